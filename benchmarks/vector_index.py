@@ -78,15 +78,15 @@ def _fill(
     for start in range(0, count, BLOCK):
         size = min(BLOCK, count - start)
         if start == 0:
-            made = _mixtures(passages, size - len(passages), random)
+            made = mixtures(passages, size - len(passages), random)
             made = np.concatenate([passages, made])
         else:
-            made = _mixtures(passages, size, random)
+            made = mixtures(passages, size, random)
         for index in indexes:
             index.add(list(range(start, start + size)), made)
 
 
-def _mixtures(passages: Vectors, count: int, random: np.random.Generator) -> Vectors:
+def mixtures(passages: Vectors, count: int, random: np.random.Generator) -> Vectors:
     first, second = (passages[random.integers(len(passages), size=count)] for _ in range(2))
     share = random.uniform(0.5, 1, size=(count, 1))
     noise = random.normal(size=first.shape) / np.sqrt(first.shape[1])

@@ -23,12 +23,15 @@ BATCH = 500
 
 
 @contextmanager
-def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
+def service(
+    data_dir: Path, model: Path | None = None, *, start_s: float = START_S
+) -> Iterator[str]:
     """Start a service and stop it at the end of the block. It gets the KVSTITCH_* variables.
 
     Args:
         data_dir: its data folder, created if needed.
         model: model folder to serve; default: the demo's.
+        start_s: seconds that starting may take.
 
     Yields:
         Its base URL.
@@ -47,7 +50,7 @@ def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait_ready(url, process, log)
+        _wait_ready(url, process, log, start_s)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
@@ -102,8 +105,8 @@ def _wait_done(http: httpx.Client, job_id: str) -> None:
         time.sleep(POLL_S)
 
 
-def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    give_up_at = time.monotonic() + START_S
+def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, start_s: float) -> None:
+    give_up_at = time.monotonic() + start_s
     while True:
         try:
             if httpx.get(f"{url}/health/ready", timeout=5.0).status_code == 200:

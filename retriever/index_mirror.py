@@ -105,5 +105,6 @@ class IndexMirror:
         self._index.reset(space.dim)
         for scope, ids, vectors in self._catalog.vectors(space):
             self._index.add(ids.tolist(), vectors, scope=scope)
+        self._index.complete()
         self._state = state
         logger.info("rebuilt the index from the catalog: %d vectors", len(self._index))

@@ -226,6 +226,12 @@ ROUTED_DOCUMENTS = _counter(
 MOVED_REQUESTS = _counter(
     "moved_requests_total", "Requests that were sent to another worker because theirs was gone."
 )
+QUOTA_CHECKS = _counter(
+    "quota_checks_total",
+    "Requests of keys with a rate, where Redis counts for all gateways, by who counted: Redis "
+    "(shared), or this gateway alone because Redis did not answer (alone).",
+    counted=("shared", "alone"),
+)
 SAMPLES_DROPPED = _counter(
     "worker_samples_dropped_total", "Samples of the worker with undeclared names or labels."
 )
@@ -258,6 +264,7 @@ GATEWAY_METRICS: dict[str, Declared] = _by_name(
         *(JOBS, WEBHOOKS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
         *(WORKERS, WORKERS_READY, ROUTED_DOCUMENTS, MOVED_REQUESTS, DIRECTORY_GAPS),
         DATABASE_SILENCE,
+        QUOTA_CHECKS,
     )
 )
 

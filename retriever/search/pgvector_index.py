@@ -6,7 +6,8 @@
 Vectors of 16 bits in the graph are half as large; the order of the hits does not depend on them,
 because candidates are scored by the vectors that the catalog has. A row goes with its chunk (by
 foreign key), so that nothing stale is ever found; a row that is missing, because its writer died,
-is added by whoever follows the catalog's log of changes.
+is added by whoever follows the catalog's log of changes. A graph is made at once of all rows that
+are there: one row after the other takes many times as long. Until then every row is compared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import EmbedderMismatch, IndexMissing, InvalidVectors
+from retriever.errors import CatalogError, EmbedderMismatch, IndexMissing, InvalidVectors
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search.index_files import Manifest
 from retriever.search.inverted_lists import Stopped
@@ -29,7 +30,11 @@ from retriever.sql.postgresql import Postgresql
 CANDIDATES = 4  # per hit that is wanted
 LEAST_CANDIDATES = 100
 MOST_CANDIDATES = 1000  # pgvector's bound of ef_search
+MIB = 1 << 20
 PREPARING = 0x6B76_0004  # number of the advisory lock
+# A graph that has room in memory while it is made is made several times as fast.
+GRAPH_BYTES = 512  # of a row, beside its vector, while the graph is made
+MOST_GRAPH_MIB = 2048
 
 _SCOPE = "(SELECT scope_id FROM scopes WHERE tenant = ? AND collection = ?)"
 
@@ -62,9 +67,9 @@ class PgvectorIndex:
                 "chunks ON DELETE CASCADE, scope_id BIGINT NOT NULL, "
                 f"embedding halfvec({dim}) NOT NULL)"
             )
-            for columns in ("USING hnsw (embedding halfvec_ip_ops)", "(scope_id)"):
-                name = f"{self._table}_{'hnsw' if 'hnsw' in columns else 'scope'}"
-                write.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {self._table} {columns}")
+            write.execute(
+                f"CREATE INDEX IF NOT EXISTS {self._table}_scope ON {self._table} (scope_id)"
+            )
             write.execute(
                 "CREATE TABLE IF NOT EXISTS saved_vectors (name TEXT NOT NULL, revision TEXT NOT "
                 "NULL, dim INTEGER NOT NULL, generation BIGINT NOT NULL, token TEXT NOT NULL)"
@@ -72,6 +77,33 @@ class PgvectorIndex:
 
     def add(self, ids: Sequence[int], vectors: Vectors, *, scope: Scope = DEFAULT_SCOPE) -> None:
         self.replace((), ids, vectors, scope=scope)
+
+    def complete(self) -> None:
+        """Make the graph, if there is none; those who add rows wait meanwhile, searches do not."""
+        try:
+            self._make_graph(())
+        except CatalogError:
+            # Processes that make it together need shared memory, of which a container may have too
+            # little; one alone does not.
+            self._make_graph(("max_parallel_maintenance_workers = 0",))
+
+    def _make_graph(self, settings: Sequence[str]) -> None:
+        name = f"{self._table}_hnsw"
+        with translated(), self._postgresql.transaction(lock=PREPARING) as write:
+            if write.execute("SELECT to_regclass(?) AS there", (name,)).fetchone()["there"]:
+                return
+            rows = write.execute(f"SELECT count(*) AS n FROM {self._table}").fetchone()["n"]
+            wanted = -(-rows * (2 * self._dim + GRAPH_BYTES) // MIB)
+            given = write.execute(
+                "SELECT CAST(setting AS bigint) / 1024 AS mib FROM pg_settings "
+                "WHERE name = 'maintenance_work_mem'"
+            ).fetchone()["mib"]
+            memory = max(given, min(wanted, MOST_GRAPH_MIB))
+            for setting in (f"maintenance_work_mem = '{memory}MB'", *settings):
+                write.execute(f"SET LOCAL {setting}")
+            write.execute(
+                f"CREATE INDEX {name} ON {self._table} USING hnsw (embedding halfvec_ip_ops)"
+            )
 
     def remove(self, ids: Collection[int], *, scope: Scope = DEFAULT_SCOPE) -> int:
         """Rows go with their chunks: there is nothing left to remove."""
@@ -92,16 +124,16 @@ class PgvectorIndex:
         with translated(), self._postgresql.transaction() as write:
             query = f"SELECT chunk_id FROM {self._table} WHERE chunk_id {write.in_numbers}"
             there = {row["chunk_id"] for row in write.execute(query, (write.listed(ids),))}
+            missing = [place for place, chunk_id in enumerate(ids) if chunk_id not in there]
             # A chunk that is deleted meanwhile gets no row; one that has its row keeps it.
-            write.executemany(
-                f"INSERT INTO {self._table} SELECT chunk_id, scope_id, CAST(? AS halfvec) "
-                "FROM chunks JOIN documents USING (document) WHERE chunk_id = ? "
-                "FOR KEY SHARE OF chunks ON CONFLICT DO NOTHING",
-                [
-                    (_text(vector), chunk_id)
-                    for chunk_id, vector in zip(ids, vectors, strict=True)
-                    if chunk_id not in there
-                ],
+            write.execute(
+                f"INSERT INTO {self._table} "
+                "SELECT chunk_id, scope_id, CAST(added.embedding AS halfvec) "
+                "FROM unnest(CAST(? AS bigint[]), CAST(? AS text[])) "
+                "AS added (chunk_id, embedding) "
+                "JOIN chunks USING (chunk_id) JOIN documents USING (document) "
+                "ORDER BY chunk_id FOR KEY SHARE OF chunks ON CONFLICT DO NOTHING",
+                ([ids[place] for place in missing], [_text(vectors[place]) for place in missing]),
             )
 
     def search(
@@ -165,6 +197,7 @@ class PgvectorIndex:
         saved = EmbeddingSpace(row["name"], row["revision"], row["dim"])
         if saved != space:
             raise EmbedderMismatch(f"the vectors are of {saved}, the embedder is {space}")
+        self.complete()
         return Manifest(
             **asdict(space), generation=row["generation"], token=row["token"], scopes=()
         )

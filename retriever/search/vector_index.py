@@ -70,6 +70,9 @@ class VectorIndex:
         """Add vectors `[len(ids), dim]`; an id that exists is replaced."""
         self.replace((), ids, vectors, scope=scope)
 
+    def complete(self) -> None:
+        """Nothing is needed: scopes that have grown large are `overdue`."""
+
     def remove(self, ids: Collection[int], *, scope: Scope = DEFAULT_SCOPE) -> int:
         """Remove vectors of a scope; unknown ids are ignored. Returns how many were removed."""
         with self._lock.write():

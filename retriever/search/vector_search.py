@@ -26,6 +26,9 @@ class VectorSearch(Protocol):
     def add(self, ids: Sequence[int], vectors: Vectors, *, scope: Scope = DEFAULT_SCOPE) -> None:
         """Add vectors `[len(ids), dim]`."""
 
+    def complete(self) -> None:
+        """All vectors have been added after `reset`: make what finds them quickly."""
+
     def remove(self, ids: Collection[int], *, scope: Scope = DEFAULT_SCOPE) -> int:
         """Remove vectors of a scope; unknown ids are ignored. Returns how many were removed."""
 

@@ -23,6 +23,7 @@ from service.gateway.answers.validating.default_methods import DefaultMethods
 from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
+from service.gateway.auth.rate_counters import LocalCounters, RateCounters
 from service.gateway.corpus.corpus import Corpus
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.databases import databases
@@ -90,13 +91,15 @@ class Gateway:
         self.default_methods = DefaultMethods(given, calibrated, self.prompts.format)
         self._tracing = tracing(settings.otlp_endpoint, "gateway")
         self._databases = databases(settings, self.disk)
+        self._counters = self._rate_counters()
         quotas = Quotas(
             Limits(
                 settings.tenant_max_documents,
                 settings.tenant_max_bytes,
                 settings.tenant_requests_per_minute,
                 settings.tenant_tokens_per_minute,
-            )
+            ),
+            self._counters,
         )
         self.access = Access(self._databases.keys, quotas, allow_anonymous=settings.allow_anonymous)
         self._workers: Workers | SharedWorkers
@@ -217,6 +220,7 @@ class Gateway:
             InvalidSetting: As `claim`.
         """
         self.claim()
+        await self._counters.start()
         await self._workers.start()
         self._databases.start(self.corpus, self.give_up)
         self._loading = asyncio.create_task(self._load())
@@ -227,6 +231,7 @@ class Gateway:
             await asyncio.gather(self._loading, return_exceptions=True)
         await self.corpus.close()
         await self._workers.close()
+        await self._counters.close()
         self._models.close()
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
@@ -257,6 +262,17 @@ class Gateway:
     def give_up(self, reason: str) -> None:
         """Stop the service for a reason that will not pass by itself; the server polls it."""
         self.failure = self.failure or reason
+
+    def _rate_counters(self) -> RateCounters:
+        if not self.settings.counters_url:
+            return LocalCounters()
+        from service.gateway.auth.redis_counters import RedisCounters
+
+        return RedisCounters(
+            self.settings.counters_url,
+            lambda: self.settings.tenant_secret or self._databases.tenants_secret(),
+            self.metrics,
+        )
 
     async def _load(self) -> None:
         try:

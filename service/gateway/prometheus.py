@@ -193,6 +193,7 @@ class GatewayMetrics:
         self.workers = self._gauge(declared.WORKERS)
         self.directory_gaps = self._counter(declared.DIRECTORY_GAPS)
         self.database_silence = self._gauge(declared.DATABASE_SILENCE)
+        self.quota_checks = self._counter(declared.QUOTA_CHECKS)
         self.worker = WorkerCollector(self._counter(declared.SAMPLES_DROPPED))
         self.registry.register(self.worker)
         self.registry.register(DiskCollector(folders or {}))

@@ -142,19 +142,22 @@ def of_collection(
     *,
     max_context: int,
 ) -> Iterator[Corpus]:
-    """A collection of the service's data folder, also while the service runs.
+    """A collection of the service's data folder or database, also while the service runs.
 
-    Its catalog is copied, because an index has one owner. The copy is gone at the end: a document
-    that is deleted later must be nowhere.
+    The catalog of a folder is copied, because an index has one owner; of a database only the
+    collection is. The copy is gone at the end: a document that is deleted later must be nowhere.
 
     Raises:
-        InvalidRequest: there is no such collection, or it is in a database that others share.
+        InvalidRequest: there is no such collection.
+        InvalidSetting: the database cannot be read.
     """
     if settings.database:
-        raise InvalidRequest(
-            "a collection in PostgreSQL cannot be tuned on: give its files with --documents",
-            field="collection",
-        )
+        from service.tuning.collection_copy import copy_collection
+
+        with _folder() as folder:
+            copy_collection(settings.database, Scope(collection=collection), folder / CATALOG)
+            yield from _collection(folder, collection, prompts, settings, max_context)
+        return
     source = settings.data_dir / CATALOG
     if not source.is_file():
         raise InvalidRequest(f"{settings.data_dir} holds no documents", field="collection")

@@ -109,6 +109,12 @@ def requests() -> Dashboard:
                     unit="reqps",
                 ),
                 lines(
+                    "Requests of keys with a rate, by who counted",
+                    {"{{counted}}": rate("quota_checks_total", by="counted")},
+                    unit="reqps",
+                    text="shared: Redis; alone: it did not answer, each gateway counts for itself",
+                ),
+                lines(
                     "Clients that left, worker restarts",
                     {
                         "left": rate("disconnects_total"),

@@ -101,7 +101,7 @@ class Access:
             )
         return self._principal(key)
 
-    def admit(self, principal: Principal, scope: str, *, counted: bool) -> None:
+    async def admit(self, principal: Principal, scope: str, *, counted: bool) -> None:
         """Let a request through.
 
         Args:
@@ -119,7 +119,7 @@ class Access:
                 f"{', '.join(sorted(principal.scopes)) or 'none'}): use another key"
             )
         if counted:
-            self._quotas.enter(principal.tenant, principal.key_id, principal.limits)
+            await self._quotas.enter(principal.tenant, principal.key_id, principal.limits)
 
     def _principal(self, key: StoredKey) -> Principal:
         def spend(tokens: int) -> None:

@@ -1,20 +1,17 @@
 """How much a key and its tenant may use: requests and tokens per minute, documents and bytes.
 
-A rate is a token bucket that holds one minute's worth, so a quiet minute allows a burst of that
-size and no more. How many tokens an answer takes is known only afterwards. A request is therefore
-admitted while there is any credit left, and may overdraw it once. Buckets live in this process and
-start full. Documents and bytes are counted by the job store.
+Rates are counted by `RateCounters`: in this process, or in Redis for all gateways together. How
+many tokens an answer takes is known only afterwards. A request is therefore admitted while there is
+any credit left, and may overdraw it once. Documents and bytes are counted by the job store.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from service.errors import QuotaExceeded
-
-MAX_BUCKETS = 4096  # full ones are dropped when there are more
+from service.gateway.auth.rate_counters import LocalCounters, Rate, RateCounters
 
 
 @dataclass(frozen=True)
@@ -27,36 +24,19 @@ class Limits:
     tokens_per_minute: int | None = None
 
 
-@dataclass
-class _Bucket:
-    """Credit that grows by `per_minute` each minute, up to `per_minute`."""
-
-    per_minute: int
-    credit: float
-    refilled_at: float
-
-    def refill(self, now: float) -> None:
-        self.credit = min(
-            self.per_minute, self.credit + (now - self.refilled_at) * self.per_minute / 60
-        )
-        self.refilled_at = now
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until there is credit for one more; 0 if there is some now."""
-        return max(0.0, (1 - self.credit) * 60 / self.per_minute)
-
-
 class Quotas:
-    """Enforces the quotas of keys and of tenants. Must be used on one thread."""
+    """Enforces the quotas of keys and of tenants. Must be used on one thread.
 
-    def __init__(self, per_tenant: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        """`per_tenant`: the quotas of every tenant."""
+    Args:
+        per_tenant: The quotas of every tenant.
+        counters: Of rates; None: this process counts.
+    """
+
+    def __init__(self, per_tenant: Limits, counters: RateCounters | None = None) -> None:
         self.per_tenant = per_tenant
-        self._clock = clock
-        self._buckets: dict[tuple[str, str, str], _Bucket] = {}
+        self.counters: RateCounters = counters or LocalCounters()
 
-    def enter(self, tenant: str, key_id: str, limits: Limits) -> None:
+    async def enter(self, tenant: str, key_id: str, limits: Limits) -> None:
         """Count one request.
 
         Raises:
@@ -65,22 +45,32 @@ class Quotas:
         if not key_id:
             return
         requests = self._rates("requests_per_minute", tenant, key_id, limits)
-        rates = requests + self._rates("tokens_per_minute", tenant, key_id, limits)
-        name, bucket, owner = max(rates, key=lambda rate: rate[1].wait_s, default=(None,) * 3)
-        if bucket is not None and bucket.wait_s:
+        tokens = self._rates("tokens_per_minute", tenant, key_id, limits)
+        if not requests and not tokens:
+            return
+        used_up = await self.counters.admit(requests, tokens)
+        if used_up is not None:
+            rate = used_up.rate
             raise QuotaExceeded(
-                f"the quota {name} of this {owner} is {bucket.per_minute} and is used up: wait for "
-                "Retry-After",
-                field=name,
-                retry_after_s=bucket.wait_s,
+                f"the quota {rate.name} of this {rate.owner} is {rate.per_minute} and is used up: "
+                "wait for Retry-After",
+                field=rate.name,
+                retry_after_s=used_up.wait_s,
             )
-        for _, spent, _ in requests:
-            spent.credit -= 1
 
     def spend(self, tenant: str, key_id: str, limits: Limits, tokens: int) -> None:
         """Count tokens of a prompt or an answer."""
-        for _, bucket, _ in self._rates("tokens_per_minute", tenant, key_id, limits):
-            bucket.credit -= tokens
+        rates = self._rates("tokens_per_minute", tenant, key_id, limits)
+        if rates and tokens:
+            self.counters.spend(rates, tokens)
+
+    def limits_stored(self, limits: Limits) -> bool:
+        """Whether what a sender with these limits stores must be counted at all."""
+        return any(
+            limit is not None
+            for owner in (limits, self.per_tenant)
+            for limit in (owner.documents, owner.bytes)
+        )
 
     def check_stored(self, limits: Limits, documents: int, size: int) -> None:
         """Raise QuotaExceeded if a tenant may not have so many documents and bytes."""
@@ -98,33 +88,17 @@ class Quotas:
                     )
 
     def _rates(
-        self, name: str, tenant: str, key_id: str, limits: Limits
-    ) -> list[tuple[str, _Bucket, str]]:
-        """(quota, its refilled bucket, "key" or "tenant") for those that have a limit."""
-        now = self._clock()
-        out = []
-        for owner, whose, limit in (
-            ("key", key_id, getattr(limits, name)),
-            ("tenant", tenant, getattr(self.per_tenant, name)),
-        ):
-            if limit is not None:
-                bucket = self._bucket((name, owner, whose), limit, now)
-                bucket.refill(now)
-                out.append((name, bucket, owner))
-        return out
-
-    def _bucket(self, name: tuple[str, str, str], limit: int, now: float) -> _Bucket:
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            if len(self._buckets) >= MAX_BUCKETS:
-                self._drop_full(now)
-            bucket = self._buckets[name] = _Bucket(limit, limit, now)
-        bucket.per_minute = limit
-        return bucket
-
-    def _drop_full(self, now: float) -> None:
-        """Forget full buckets: a new one starts full anyway."""
-        for name, bucket in list(self._buckets.items()):
-            bucket.refill(now)
-            if bucket.credit >= bucket.per_minute:
-                del self._buckets[name]
+        self,
+        name: Literal["requests_per_minute", "tokens_per_minute"],
+        tenant: str,
+        key_id: str,
+        limits: Limits,
+    ) -> list[Rate]:
+        """The key's and the tenant's, those that have a limit."""
+        of_key, of_tenant = getattr(limits, name), getattr(self.per_tenant, name)
+        rates = []
+        if of_key is not None:
+            rates.append(Rate(name, "key", tenant, key_id, of_key))
+        if of_tenant is not None:
+            rates.append(Rate(name, "tenant", tenant, "", of_tenant))
+        return rates

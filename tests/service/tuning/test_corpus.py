@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from retriever import Document
-from service.gateway.api import PromptBuilder
+from retriever import Document, Retriever, Scope
+from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
+from retriever.sql.postgresql import Postgresql
+from service.errors import InvalidRequest, InvalidSetting
+from service.gateway.api import PromptBuilder, make_embedder
 from service.settings import load
-from service.tuning.corpus import of_documents
+from service.tuning.corpus import of_collection, of_documents
 from tests.service.gateway.model_folders import FORMAT, make_folder
 
 DOCUMENTS = [
@@ -48,3 +51,47 @@ def test_other_modes_know_what_the_service_would_put_before_each_passage(tmp_pat
             assert set(texts) <= set(prompt.documents)
     assert any(prompt.behind["neighbours"])
     assert nothing.key != prompt.key
+
+
+def test_a_collection_in_postgresql_is_read_and_left_as_it_is(
+    tmp_path: Path, postgresql_url: str
+) -> None:
+    settings = load(data_dir=tmp_path / "data", database=postgresql_url, companions=1)
+    prompts = PromptBuilder(make_folder(tmp_path / "model", fmt=FORMAT), settings)
+    pool = Postgresql(postgresql_url, SCHEMA)
+    served = Retriever.in_folder(
+        tmp_path / "served",
+        make_embedder(settings),
+        prompts.chunking(),
+        database=PostgresqlDatabase(pool),
+    )
+    served.start()
+    served.ingest(DOCUMENTS, scope=Scope(collection="cities"))
+    served.ingest([Document("other", "Oslo is elsewhere.")], scope=Scope("tenant", "cities"))
+    before = served._catalog.state()
+    with of_collection("cities", prompts, settings, max_context=1024) as corpus:
+        assert corpus.documents == 3
+        prompt = corpus.prompt("What is the capital of Norway?", task="tune")
+    texts = [prompts.tokenizer.decode(ids) for ids in prompt.documents]
+    assert len(texts) == 3 and any(text.startswith("Oslo\n") for text in texts)
+    assert any(prompt.behind["neighbours"])
+    assert served._catalog.state() == before
+    (oslo,) = served.search("capital of Norway", 1, scope=Scope(collection="cities"))
+    assert served.companions.accompanied([oslo.chunk.chunk_id]) == []
+    with (
+        pytest.raises(InvalidRequest, match="no collection 'towns'"),
+        of_collection("towns", prompts, settings, max_context=1024),
+    ):
+        pass
+    served.close()
+    pool.close()
+
+
+def test_a_database_that_is_away_is_named(tmp_path: Path) -> None:
+    settings = load(data_dir=tmp_path / "data", database="postgresql://127.0.0.1:1/none")
+    prompts = PromptBuilder(make_folder(tmp_path / "model", fmt=FORMAT), settings)
+    with (
+        pytest.raises(InvalidSetting, match="KVSTITCH_DATABASE"),
+        of_collection("cities", prompts, settings, max_context=1024),
+    ):
+        pass

@@ -48,5 +48,9 @@ class JobDatabase(Protocol):
     def insert_job(self, write: Connection, job_id: str, tenant: str, now: float) -> None:
         """Add a job in the state `spooling` that comes after all others."""
 
+    def one_acceptance(self, write: Connection, tenant: str) -> None:
+        """Until the transaction ends, no other one that asked for it accepts a job of the tenant,
+        and what the others have committed is seen."""
+
     def scrub(self) -> None:
         """Remove the remains of deleted text from disk, where the database can."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,8 +92,23 @@ class JobStore:
         if not self._shared:
             self._spool.claim(file.path.name for file in files)
 
-    def accept(self, job_id: str, idempotency_key: str | None, digest: bytes) -> None:
+    def accept(
+        self,
+        job_id: str,
+        idempotency_key: str | None,
+        digest: bytes,
+        *,
+        check: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Commit the job: from here on it is worked off, whatever happens to this process.
+
+        Args:
+            job_id: Of `begin`.
+            idempotency_key: Another job of the tenant may not have it.
+            digest: Of its documents.
+            check: Called with (documents, bytes) that the tenant will have once this job is done,
+                and all before it; what it raises refuses the job. Jobs of the tenant are accepted
+                one at a time then, over all gateways.
 
         Raises:
             AlreadyAccepted: Another gateway has accepted a job with this key meanwhile.
@@ -101,6 +116,8 @@ class JobStore:
                 gateway was silent for too long.
         """
         with self._database.transaction() as write:
+            if check is not None:
+                self._check_stored(write, job_id, check)
             done = write.execute(
                 "UPDATE jobs SET idempotency_key = ?, digest = ?, state = 'queued' "
                 "WHERE job_id = ?",
@@ -257,19 +274,6 @@ class JobStore:
         with self._freeing() as write:
             self._update_documents(write, f"state = ?, {_FREE}, error = ?", values)
 
-    def stored_by(self, tenant: str, job_id: str) -> tuple[int, int]:
-        """(documents, bytes) that a tenant will have once this job is done, and all before it."""
-        with self._database.transaction() as read:
-            row = read.execute(
-                "WITH held AS (SELECT collection, doc_id, bytes FROM sizes WHERE tenant = ? "
-                "UNION ALL SELECT collection, doc_id, bytes FROM documents JOIN jobs USING "
-                "(job_id) WHERE tenant = ? AND (documents.state = 'pending' OR job_id = ?)) "
-                "SELECT count(*), coalesce(sum(most), 0) FROM "
-                "(SELECT max(bytes) AS most FROM held GROUP BY collection, doc_id) AS documents",
-                (tenant, tenant, job_id),
-            ).fetchone()
-        return row[0], row[1]
-
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""
         self._database.scrub()
@@ -291,6 +295,24 @@ class JobStore:
                 write.executemany(
                     "DELETE FROM freed_files WHERE name = ?", [(name,) for name in freed]
                 )
+
+    def _check_stored(
+        self, write: Connection, job_id: str, check: Callable[[int, int], None]
+    ) -> None:
+        row = write.execute("SELECT tenant FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+        if row is None:  # forgotten, which `accept` says
+            return
+        tenant = row["tenant"]
+        self._database.one_acceptance(write, tenant)
+        documents, size = write.execute(
+            "WITH held AS (SELECT collection, doc_id, bytes FROM sizes WHERE tenant = ? "
+            "UNION ALL SELECT collection, doc_id, bytes FROM documents JOIN jobs USING "
+            "(job_id) WHERE tenant = ? AND (documents.state = 'pending' OR job_id = ?)) "
+            "SELECT count(*), coalesce(sum(most), 0) FROM "
+            "(SELECT max(bytes) AS most FROM held GROUP BY collection, doc_id) AS documents",
+            (tenant, tenant, job_id),
+        ).fetchone()
+        check(int(documents), int(size))
 
     def _update_documents(
         self, write: Connection, assignment: str, values: Sequence[tuple[Any, ...]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,8 @@ from retriever.sql.connection import Connection
 from retriever.sql.postgresql import AlreadyThere, Postgresql
 from service.gateway import shared_schema
 from service.gateway.corpus.jobs.job_database import AlreadyAccepted
+
+ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the tenant's
 
 
 class PostgresqlJobDatabase:
@@ -48,6 +51,14 @@ class PostgresqlJobDatabase:
             "INSERT INTO jobs (job_id, tenant, state, created, updated, owner) "
             "VALUES (?, ?, 'spooling', ?, ?, ?)",
             (job_id, tenant, now, now, self.gateway_id),
+        )
+
+    def one_acceptance(self, write: Connection, tenant: str) -> None:
+        # Two tenants of the same number only wait for each other.
+        number = zlib.crc32(tenant.encode()) - (1 << 31)
+        write.execute(
+            "SELECT pg_advisory_xact_lock(CAST(? AS integer), CAST(? AS integer))",
+            (ACCEPTING, number),
         )
 
     def scrub(self) -> None:

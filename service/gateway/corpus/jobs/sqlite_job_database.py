@@ -192,6 +192,9 @@ class SqliteJobDatabase:
             (job_id, tenant, now, now),
         )
 
+    def one_acceptance(self, write: Connection, tenant: str) -> None:
+        """Transactions that write come one at a time anyway."""
+
     def scrub(self) -> None:
         """Remove the remains of deleted text from disk."""
         with self._lock, self._disk.translated():

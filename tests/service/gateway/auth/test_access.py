@@ -282,23 +282,20 @@ def test_a_search_sees_the_documents_of_its_tenant_only(keyed: Rig, create: Crea
     assert named.status_code == 404
 
 
-def test_buckets_fill_again_and_tenants_have_their_own() -> None:
-    now = 0.0
-    quotas = Quotas(Limits(requests_per_minute=3), clock=lambda: now)
+async def test_rates_of_key_and_tenant_and_of_nobody_else() -> None:
+    quotas = Quotas(Limits(requests_per_minute=3))
     own = Limits(requests_per_minute=2)
-    quotas.enter("red", "k1", own)
-    quotas.enter("red", "k1", own)
-    with pytest.raises(QuotaExceeded, match="of this key"):
-        quotas.enter("red", "k1", own)
-    quotas.enter("red", "k2", own)
+    await quotas.enter("red", "k1", own)
+    await quotas.enter("red", "k1", own)
+    with pytest.raises(QuotaExceeded, match="requests_per_minute of this key is 2") as error:
+        await quotas.enter("red", "k1", own)
+    assert error.value.retry_after_s == pytest.approx(30.0, abs=1)
+    await quotas.enter("red", "k2", own)
     with pytest.raises(QuotaExceeded, match="of this tenant"):
-        quotas.enter("red", "k2", own)
-    quotas.enter("blue", "k3", own)
-    now = 20.0  # a third of a minute: one request for the tenant
-    quotas.enter("red", "k2", own)
-    with pytest.raises(QuotaExceeded) as error:
-        quotas.enter("red", "k2", own)
-    assert error.value.retry_after_s == pytest.approx(20.0)
+        await quotas.enter("red", "k2", own)
+    await quotas.enter("blue", "k3", own)
+    for _ in range(5):
+        await quotas.enter("red", "", Limits())  # who has no key is not counted
 
 
 def test_one_key_may_have_so_many_answers_in_flight(

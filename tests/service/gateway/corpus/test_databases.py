@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from retriever.sql.postgresql import Postgresql
-from service.errors import InvalidRequest, NotFound
+from service.errors import InvalidRequest, NotFound, QuotaExceeded
 from service.gateway import shared_schema
 from service.gateway.auth.key_databases import SqliteKeyDatabase
 from service.gateway.auth.keys import KeyStore
@@ -139,7 +141,41 @@ def test_what_a_tenant_has_is_counted_once(store: JobStore) -> None:
     store.set_indexed([(item.number, "created", 1, 1) for item in items])
     job_id = store.begin("")
     store.spool(job_id, [UploadedDocument("b", "c", "text", b"x" * 100)])
-    assert store.stored_by("", job_id) == (2, 108)
+    counted = []
+    store.accept(job_id, None, b"digest", check=lambda *held: counted.append(held))
+    assert counted == [(2, 108)]
+
+
+def test_uploads_at_the_same_moment_exceed_no_quota_together(
+    store: JobStore, opened: JobDatabase, pool: Postgresql | None, tmp_path: Path
+) -> None:
+    """Of eight that would each fit, at two gateways if they share the database, three do."""
+    stores = [store]
+    if pool is not None:
+        other = PostgresqlJobDatabase(pool, "other")
+        Membership(other, "host:2", tmp_path, kv_dir=None).join()
+        stores.append(JobStore(other, SpoolFolder(tmp_path / "spool")))
+    all_spooled = threading.Barrier(8)
+
+    def check(documents: int, size: int) -> None:
+        time.sleep(0.01)  # here others would slip through
+        if documents > 3 or size > 90:
+            raise QuotaExceeded("full", field="documents", retry_after_s=1.0)
+
+    def upload(number: int) -> bool:
+        own = stores[number % len(stores)]
+        job_id = own.begin("t")
+        own.spool(job_id, [UploadedDocument(f"d{number}", "c", "text", b"x" * 30)])
+        all_spooled.wait(10)
+        try:
+            own.accept(job_id, None, b"digest", check=check)
+        except QuotaExceeded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(upload, range(8))) == 3
+    assert store.states() == {"queued": 3}
 
 
 def test_jobs_that_ended_long_ago_are_pruned(store: JobStore) -> None:

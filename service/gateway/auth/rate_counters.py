@@ -1,0 +1,122 @@
+"""What has been used of rates: one seam, and the counters of a single process.
+
+A rate is a token bucket that holds one minute's worth, kept as the one moment at which it will be
+full again (the generic cell rate algorithm, GCRA): using `n` of a rate of `per_minute` moves that
+moment by n × 60 / per_minute seconds, from now on if it has passed. There is credit for one more
+while the moment is at most 60 - 60 / per_minute seconds ahead. So a quiet minute allows a burst of
+`per_minute` and no more; in any time of t seconds at most per_minute × (1 + t / 60) are let
+through; and tokens, which are known only after the answer, may overdraw a bucket once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+MINUTE_S = 60.0
+ROUNDING_S = 1e-6  # less than this is no wait
+MAX_BUCKETS = 4096  # full ones are dropped when there are more
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A limit per minute of one key, or of one tenant.
+
+    Attributes:
+        name: The quota, e.g. `requests_per_minute`.
+        owner: Whose it is.
+        tenant: That tenant, or the key's.
+        key_id: The key; "" for a tenant's.
+        per_minute: The limit, at least 1.
+    """
+
+    name: str
+    owner: Literal["key", "tenant"]
+    tenant: str
+    key_id: str
+    per_minute: int
+
+    @property
+    def bucket(self) -> tuple[str, str, str]:
+        """The same for rates that differ in the limit alone."""
+        return (self.name, self.tenant, self.key_id)
+
+
+@dataclass(frozen=True)
+class UsedUp:
+    """Why a request is refused: this rate has credit again after so many seconds."""
+
+    rate: Rate
+    wait_s: float
+
+
+class RateCounters(Protocol):
+    """Used on the event loop's thread. Nothing here blocks it."""
+
+    async def start(self) -> None:
+        """Before the first call.
+
+        Raises:
+            InvalidSetting: They cannot be used as they are set.
+        """
+
+    async def close(self) -> None: ...
+
+    async def admit(self, requests: Sequence[Rate], tokens: Sequence[Rate]) -> UsedUp | None:
+        """Count one request, if every rate has credit for one more.
+
+        Args:
+            requests: Rates of which one is used. All rates of a call are of one tenant.
+            tokens: Rates that must have credit; what is used of them is told by `spend`.
+
+        Returns:
+            The rate that has to be waited for longest, and nothing was counted; None: admitted.
+        """
+
+    def spend(self, tokens: Sequence[Rate], amount: int) -> None:
+        """Count `amount` of each of these rates, whether they have credit or not."""
+
+
+class LocalCounters:
+    """Of this process; all buckets are full at its start. Satisfies `RateCounters`.
+
+    Args:
+        clock: Seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._full_at: dict[tuple[str, str, str], float] = {}
+
+    async def start(self) -> None:
+        """Nothing is needed."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def admit(self, requests: Sequence[Rate], tokens: Sequence[Rate]) -> UsedUp | None:
+        longest = max(
+            (UsedUp(rate, self._wait_s(rate)) for rate in (*requests, *tokens)),
+            key=lambda used_up: used_up.wait_s,
+            default=None,
+        )
+        if longest is not None and longest.wait_s >= ROUNDING_S:
+            return longest
+        self.spend(requests, 1)
+        return None
+
+    def spend(self, tokens: Sequence[Rate], amount: int) -> None:
+        now = self._clock()
+        for rate in tokens:
+            if rate.bucket not in self._full_at and len(self._full_at) >= MAX_BUCKETS:
+                self._full_at = {name: at for name, at in self._full_at.items() if at > now}
+            begun = max(now, self._full_at.get(rate.bucket, now))
+            self._full_at[rate.bucket] = begun + amount * MINUTE_S / rate.per_minute
+
+    def _wait_s(self, rate: Rate) -> float:
+        """Seconds until there is credit for one more; 0 or less: there is some now."""
+        now = self._clock()
+        ahead = self._full_at.get(rate.bucket, now) - now
+        return ahead - MINUTE_S + MINUTE_S / rate.per_minute
