@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from service import __version__
 from service.cli import completion, doctor, keys, migrate, model, serve, status, tune
 from service.cli.asking import ask
+from service.cli.bulk.arguments import add_bulk
 from service.cli.corpus import documents, ingest, jobs
 from service.cli.corpus.folder_scan import SUFFIXES
 from service.gateway.auth.key_text import SCOPES
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     _serve(commands.add_parser("serve", help="run the service"))
     _ingest(commands.add_parser("ingest", help="put documents into a running service"))
     _ask(commands.add_parser("ask", help="ask a running service"))
+    add_bulk(commands.add_parser("bulk", help="very many documents into a fleet's tiers, on Ray"))
     _jobs(commands.add_parser("jobs", help="what became of accepted documents"))
     _documents(commands.add_parser("documents", help="what is stored: look, pin, delete"))
     _keys(commands.add_parser("keys", help="make, list and revoke API keys"))
