@@ -218,17 +218,14 @@ class RangeIngest:
         async with self._corpus.purges.storing([*targets, *(target for _, target in same)]):
             await side_by_side(
                 [
-                    partial(
-                        self._call, lora, targets[start : start + CHUNKS_PER_CALL], owners, state
-                    )
+                    partial(self._call, lora, part, owners, state)
                     for lora in self._models
-                    for start in range(0, len(targets), CHUNKS_PER_CALL)
+                    for part in calls
                 ],
                 CALLS_UNDER_WAY,
             )
-        state.stored |= {
-            text for text, target in wanted.items() if not owners[target.chunk_id].error
-        }
+        failed = {chunk_id for chunk_id, document in owners.items() if document.error}
+        state.stored |= {text for text, t in wanted.items() if t.chunk_id not in failed}
         for document, target in same:
             if (target.tenant, tuple(target.ids)) in state.stored:
                 state.count(target.chunk_id, "", "present", 0)

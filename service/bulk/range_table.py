@@ -193,14 +193,15 @@ class RangeTable:
 
     def standing(self, run: Run) -> Standing:
         """How far a run is."""
-        sums = ", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _COUNTS)
+        # Of bigints the sum is a decimal number.
+        sums = ", ".join(f"CAST(coalesce(sum({name}), 0) AS BIGINT) AS {name}" for name in _COUNTS)
         with translated(), self._postgresql.transaction(snapshot=True) as read:
             states = read.execute(
                 "SELECT state, count(*) AS n FROM ranges WHERE run_id = ? GROUP BY state",
                 (run.run_id,),
             ).fetchall()
             all_of = read.execute(
-                f"SELECT coalesce(sum(documents), 0) AS documents, {sums} FROM ranges "
+                f"SELECT CAST(coalesce(sum(documents), 0) AS BIGINT) AS documents, {sums} FROM ranges "
                 "WHERE run_id = ?",
                 (run.run_id,),
             ).fetchone()
@@ -220,13 +221,13 @@ class RangeTable:
             eta = left * seconds / worked if worked and recent["workers"] else None
         return Standing(
             run=run,
-            ranges={row["state"]: int(row["n"]) for row in states},
-            documents=int(all_of["documents"]),
-            workers=int(recent["workers"]),
-            chunks_per_s=chunk_rate and float(chunk_rate),
-            tokens_per_s=token_rate and float(token_rate),
-            eta_s=None if eta is None else float(eta),
-            **{name: int(all_of[name]) for name in _COUNTS},
+            ranges={row["state"]: row["n"] for row in states},
+            documents=all_of["documents"],
+            workers=recent["workers"],
+            chunks_per_s=chunk_rate,
+            tokens_per_s=token_rate,
+            eta_s=eta,
+            **{name: all_of[name] for name in _COUNTS},
         )
 
     def errors(self, run_id: str, limit: int = 100) -> list[dict[str, str]]:
