@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import threading
+import time
 import uuid
 from collections.abc import Coroutine
 from pathlib import Path
@@ -54,7 +57,7 @@ class RangeActor:
         input_region: str = "",
     ) -> None:
         # An actor is its constructor to Ray: what takes long begins here, not at the first range.
-        self.owner = uuid.uuid4().hex
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"
         self._settings = Settings(**settings)
         self._run = run
         self._input = (input_endpoint, input_region)
@@ -77,20 +80,18 @@ class RangeActor:
 
         Returns:
             By range its number; what became of it (done, elsewhere, again or refused); the reason,
-            where it is refused or is to be done again; its chunks.
+            where it is refused or is to be done again; its chunks; processor seconds that this
+            process and its worker took for it.
         """
-        out: dict[str, list[Any]] = {"number": [], "outcome": [], "reason": [], "chunks": []}
+        names = ("number", "outcome", "reason", "chunks", "ingest_cpu_s", "worker_cpu_s")
+        rows: list[tuple[Any, ...]] = []
         for number in batch["number"]:
             counts = Counts()
+            ingest, worker = time.process_time(), self._worker_cpu_s()
             outcome, reason = self._range(int(number), counts)
-            for name, value in (
-                ("number", int(number)),
-                ("outcome", outcome),
-                ("reason", reason),
-                ("chunks", counts.chunks),
-            ):
-                out[name].append(value)
-        return out
+            took = (time.process_time() - ingest, max(0.0, self._worker_cpu_s() - worker))
+            rows.append((int(number), outcome, reason, counts.chunks, *took))
+        return {name: list(values) for name, values in zip(names, zip(*rows), strict=True)}
 
     def close(self) -> None:
         """Stop the worker; what is under way is another's after the lease."""
@@ -98,6 +99,15 @@ class RangeActor:
             self._await(self._corpus.close())
         self._table.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _worker_cpu_s(self) -> float:
+        """Processor seconds of the worker that runs now; 0 where there is none."""
+        pid = None if self._corpus is None else self._corpus.process.pid
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _range(self, number: int, counts: Counts) -> tuple[str, str]:
         if self._refused is not None:

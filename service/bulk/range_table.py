@@ -201,8 +201,8 @@ class RangeTable:
                 (run.run_id,),
             ).fetchall()
             all_of = read.execute(
-                f"SELECT CAST(coalesce(sum(documents), 0) AS BIGINT) AS documents, {sums} FROM ranges "
-                "WHERE run_id = ?",
+                f"SELECT CAST(coalesce(sum(documents), 0) AS BIGINT) AS documents, {sums} "
+                "FROM ranges WHERE run_id = ?",
                 (run.run_id,),
             ).fetchone()
             recent = read.execute(

@@ -56,12 +56,16 @@ class Outcome:
         errors: The first that failed.
         seconds: That this command took, without cutting.
         chunks: Chunks of the ranges that this command's workers did.
+        ingest_cpu_s: Processor seconds of their reading, chunking, embedding and cataloguing.
+        worker_cpu_s: Of their worker processes.
     """
 
     standing: Standing
     errors: list[dict[str, str]]
     seconds: float
     chunks: int
+    ingest_cpu_s: float
+    worker_cpu_s: float
 
     @property
     def good(self) -> bool:
@@ -102,12 +106,14 @@ def ingest(
             table.again(run.run_id)
         cut(found, table, run.run_id, order.range_documents)
         began = time.monotonic()
-        chunks = _drive(settings, run, table, pool, show)
+        rows = _drive(settings, run, table, pool, show)
         return Outcome(
             table.standing(run),
             table.errors(run.run_id),
             time.monotonic() - began,
-            chunks,
+            sum(int(row["chunks"]) for row in rows),
+            sum(float(row["ingest_cpu_s"]) for row in rows),
+            sum(float(row["worker_cpu_s"]) for row in rows),
         )
     finally:
         table.close()
@@ -119,9 +125,9 @@ def _drive(
     table: RangeTable,
     pool: Pool,
     show: Callable[[Standing], None],
-) -> int:
-    """Have the ranges done; returns the chunks of those that were done here."""
-    chunks: list[int] = []
+) -> list[dict[str, Any]]:
+    """Have the ranges done; returns what the actors say of those that were done here."""
+    rows: list[dict[str, Any]] = []
     ended = threading.Event()
 
     def watch() -> None:
@@ -133,7 +139,7 @@ def _drive(
 
     def done(row: dict[str, Any]) -> None:
         if row["outcome"] == "done":
-            chunks.append(int(row["chunks"]))
+            rows.append(row)
 
     watching = threading.Thread(target=watch, daemon=True, name="bulk-progress")
     watching.start()
@@ -142,7 +148,7 @@ def _drive(
     finally:
         ended.set()
         watching.join()
-    return sum(chunks)
+    return rows
 
 
 def standings(settings: Settings, given: str | None) -> list[tuple[Standing, list[dict[str, str]]]]:

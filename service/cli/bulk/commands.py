@@ -148,6 +148,8 @@ def _report(args: argparse.Namespace, outcome: Outcome) -> None:
         result: dict[str, Any] = {
             "event": "ended", **standing.as_json(), "errors": outcome.errors,
             "seconds": round(outcome.seconds, 3), "own_chunks": outcome.chunks,
+            "ingest_cpu_s": round(outcome.ingest_cpu_s, 3),
+            "worker_cpu_s": round(outcome.worker_cpu_s, 3),
         }  # fmt: skip
         emit_line(result)
         return
