@@ -1,4 +1,4 @@
-"""`kvstitch bulk` on a Ray cluster of three nodes: every chunk exactly once, and its cost by workers.
+"""`kvstitch bulk` on a Ray cluster of three nodes: every chunk exactly once, and what it costs.
 
     python -m benchmarks.fleet.bulk [--chunks 2000] [--workers 1 2 3] [--out FILE]
 
@@ -37,32 +37,7 @@ from service.tuning.measuring.environment import describe
 OUT = Path("benchmarks/results/fleet/bulk.json")
 CHUNK_TOKENS = 48
 WORDS_PER_DOCUMENT = 100
-SYLLABLES = [
-    "ba",
-    "be",
-    "bi",
-    "bo",
-    "da",
-    "de",
-    "di",
-    "do",
-    "ka",
-    "ke",
-    "ki",
-    "ko",
-    "la",
-    "le",
-    "li",
-    "lo",
-    "ma",
-    "me",
-    "mi",
-    "mo",
-    "na",
-    "ne",
-    "ni",
-    "no",
-]
+SYLLABLES = tuple(consonant + vowel for consonant in "bdklmn" for vowel in "aeio")
 NODES = 3
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -125,7 +100,7 @@ class Bench:
 
         with redis.Redis.from_url(self.redis.url) as client:
             commands: Any = client.info("commandstats")
-            values = int(client.dbsize())  # type: ignore[arg-type]
+            values = int(client.dbsize())
         with psycopg.connect(self.database) as connection:
             row = connection.execute("SELECT count(*) FROM kvstitch_catalog.chunks").fetchone()
             texts = connection.execute(
@@ -184,15 +159,17 @@ def exactly_once(bench: Bench, cluster: Any, nodes: list[Any], args: Any) -> dic
     }
 
 
-def scaling(bench: Bench, cluster: Any, workers: int, args: Any, servers: Any) -> dict[str, Any]:
+def scaling(
+    bench: Bench, cluster: Any, workers: int, args: Any, servers: list[int]
+) -> dict[str, Any]:
     """One run with so many workers."""
-    before = servers()
+    before = sum(map(tree_cpu_s, servers))
     ended = finish(bench.start(cluster.address, workers, args.range_documents))
     chunks = ended["own_chunks"]
     cpu = {
         "ingest": ended["ingest_cpu_s"],
         "worker": ended["worker_cpu_s"],
-        "postgresql_and_redis": servers() - before,
+        "postgresql_and_redis": sum(map(tree_cpu_s, servers)) - before,
     }
     return {
         "workers": workers,
@@ -226,13 +203,17 @@ def ray_cluster(temp: str) -> Iterator[tuple[Any, list[Any]]]:
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    options: dict[str, Any] = {
+        "num_cpus": 1,
+        "object_store_memory": 80 << 20,
+        "include_dashboard": False,
+    }
     cluster = Cluster(initialize_head=True, head_node_args={**options, "temp_dir": temp})
     try:
         nodes = [cluster.add_node(**options) for _ in range(NODES - 1)]
         yield cluster, nodes
     finally:
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def main() -> None:
@@ -275,11 +256,10 @@ def main() -> None:
         with ray_cluster(f"{folder}/s") as (cluster, _):
             for workers in args.workers:
                 with redis_server() as redis:
-                    pids = [postgresql._process.pid, redis._process.pid]  # type: ignore[union-attr]
                     bench = Bench(postgresql.database(), redis, embedder, part)
-                    rows.append(
-                        scaling(bench, cluster, workers, args, lambda: sum(map(tree_cpu_s, pids)))
-                    )
+                    servers = (postgresql._process, redis._process)
+                    pids = [server.pid for server in servers if server is not None]
+                    rows.append(scaling(bench, cluster, workers, args, pids))
                 print(json.dumps(rows[-1], indent=2), flush=True)
         for row in rows:
             one = rows[0]["cpu_s_per_chunk_together"]

@@ -91,7 +91,7 @@ class RangeActor:
             outcome, reason = self._range(int(number), counts)
             took = (time.process_time() - ingest, max(0.0, self._worker_cpu_s() - worker))
             rows.append((int(number), outcome, reason, counts.chunks, *took))
-        return {name: list(values) for name, values in zip(names, zip(*rows), strict=True)}
+        return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
     def close(self) -> None:
         """Stop the worker; what is under way is another's after the lease."""
