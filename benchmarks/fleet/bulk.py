@@ -39,6 +39,7 @@ CHUNK_TOKENS = 48
 WORDS_PER_DOCUMENT = 100
 SYLLABLES = tuple(consonant + vowel for consonant in "bdklmn" for vowel in "aeio")
 NODES = 3
+OBJECT_STORE_BYTES = 80 << 20  # of each node: only numbers and counts go through it
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
