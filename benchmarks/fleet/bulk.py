@@ -204,6 +204,7 @@ def ray_cluster(temp: str) -> Iterator[tuple[Any, list[Any]]]:
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # the machine may be busy
     options: dict[str, Any] = {
         "num_cpus": 1,
         "object_store_memory": 80 << 20,

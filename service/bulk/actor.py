@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from service.bulk.range_table import BEAT_S, LEASE_S, RangeTable
 from service.bulk.records import Counts, Run
 from service.bulk.sources import source
 from service.errors import DatabaseUnavailable, InvalidSetting, KvstitchError, ModelRefused
+from service.gateway.worker_client.supervisor import COMMAND
 from service.models.model_finder import ModelFinder
 from service.settings import Settings
 
@@ -45,6 +46,7 @@ class RangeActor:
         lease_s: As of `RangeTable`.
         input_endpoint: Of the S3 server of the input; "": AWS.
         input_region: Likewise.
+        worker_command: Starts a worker process.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class RangeActor:
         lease_s: float = LEASE_S,
         input_endpoint: str = "",
         input_region: str = "",
+        worker_command: Sequence[str] = COMMAND,
     ) -> None:
         # An actor is its constructor to Ray: what takes long begins here, not at the first range.
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"
         self._settings = Settings(**settings)
         self._run = run
         self._input = (input_endpoint, input_region)
+        self._worker_command = worker_command
         self._table = RangeTable(self._settings.database, connections=2, lease_s=lease_s)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="bulk").start()
@@ -128,7 +132,7 @@ class RangeActor:
     async def _start(self) -> None:
         self._table.start()
         folder: Path = ModelFinder.of(self._settings).prepare(self._settings.model)
-        self._corpus = CorpusAccess(self._settings, folder)
+        self._corpus = CorpusAccess(self._settings, folder, worker_command=self._worker_command)
         await self._corpus.start()
         endpoint, region = self._input
         reader = DocumentReader(

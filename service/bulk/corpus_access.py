@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from retriever import Retriever
@@ -28,6 +29,7 @@ from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.model_factory import make_embedder
 from service.gateway.retrieval.timed_embedder import TimedEmbedder
+from service.gateway.worker_client.supervisor import COMMAND
 from service.settings import Settings
 from service.worker_settings import MIB
 
@@ -85,8 +87,13 @@ class CorpusAccess:
         jobs: The gateways' other tables.
     """
 
-    def __init__(self, settings: Settings, model_folder: Path) -> None:
+    def __init__(
+        self, settings: Settings, model_folder: Path, *, worker_command: Sequence[str] = COMMAND
+    ) -> None:
         """Nothing is opened.
+
+        Args:
+            worker_command: Starts a worker process.
 
         Raises:
             InvalidSetting: As `check`.
@@ -97,6 +104,7 @@ class CorpusAccess:
         self.prompts = PromptBuilder(model_folder, settings)
         check(settings, self.prompts)
         self._model_folder = model_folder
+        self._worker_command = worker_command
         self._calibration = found
         self._catalog_pool = Postgresql(
             settings.database, catalog_database.SCHEMA, connections=CONNECTIONS
@@ -118,6 +126,7 @@ class CorpusAccess:
             self._model_folder,
             tenants_secret=secret,
             calibration=self._calibration,
+            command=self._worker_command,
         )
         self.worker = self.process.client
         await self.process.start()  # it loads the model meanwhile
