@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ CHUNK_TOKENS = 48
 WORDS_PER_DOCUMENT = 100
 SYLLABLES = tuple(consonant + vowel for consonant in "bdklmn" for vowel in "aeio")
 NODES = 3
+STARTS = 6  # of a node
 OBJECT_STORE_BYTES = 80 << 20  # of each node: only numbers and counts go through it
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -204,18 +205,29 @@ def ray_cluster(temp: str) -> Iterator[tuple[Any, list[Any]]]:
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # the machine may be busy
     options: dict[str, Any] = {
         "num_cpus": 1,
         "object_store_memory": 80 << 20,
         "include_dashboard": False,
     }
-    cluster = Cluster(initialize_head=True, head_node_args={**options, "temp_dir": temp})
+    cluster = _patiently(
+        lambda: Cluster(initialize_head=True, head_node_args={**options, "temp_dir": temp})
+    )
     try:
-        nodes = [cluster.add_node(**options) for _ in range(NODES - 1)]
+        nodes = [_patiently(lambda: cluster.add_node(**options)) for _ in range(NODES - 1)]
         yield cluster, nodes
     finally:
         cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Ray gives a node 30 s to start, which is not enough on a machine that is busy."""
+    for _ in range(STARTS - 1):
+        try:
+            return start()
+        except Exception as error:
+            print(f"again: {error}", file=sys.stderr)
+    return start()
 
 
 def main() -> None:

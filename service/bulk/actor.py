@@ -67,7 +67,8 @@ class RangeActor:
         self._worker_command = worker_command
         self._table = RangeTable(self._settings.database, connections=2, lease_s=lease_s)
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="bulk").start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="bulk")
+        self._thread.start()
         self._ingest: RangeIngest | None = None
         self._refused: str | None = None
         self._corpus: CorpusAccess | None = None
@@ -102,7 +103,10 @@ class RangeActor:
         if self._corpus is not None:
             self._await(self._corpus.close())
         self._table.close()
+        self._await(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _worker_cpu_s(self) -> float:
         """Processor seconds of the worker that runs now; 0 where there is none."""

@@ -148,6 +148,7 @@ class CorpusAccess:
         self.indexer = DocumentIndexer(self.retriever, self.purges, parser)
 
     async def close(self) -> None:
+        """Stop what was started; nothing where `start` failed half-way is left running."""
         await self.process.stop()
         await self.retriever.close()
         await asyncio.to_thread(self._pool.close)

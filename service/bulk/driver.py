@@ -51,7 +51,6 @@ def require_ray() -> Any:
     """
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # this machine may be busy
     try:
         import ray
         import ray.data  # noqa: F401

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fleet.hashing_endpoint import DIM, hashing_endpoint
-from retriever import ChunkSettings, Retriever, Scope
+from benchmarks.fleet.hashing_endpoint import hashing_endpoint
+from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
 from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.sql.postgresql import Postgresql
-from retriever.testing import HashingEmbedder, WordCounter
+from retriever.testing import WordCounter
 from service.bulk.actor import RangeActor
 from service.bulk.cutting import cut
 from service.bulk.range_table import RangeTable
@@ -28,7 +28,13 @@ Ingest = Callable[..., tuple[list[dict[str, Any]], RangeTable]]
 
 
 @pytest.fixture
-def ingest(tmp_path: Path, postgresql_url: str) -> Iterator[Ingest]:
+def endpoint() -> Iterator[str]:
+    with hashing_endpoint() as url:
+        yield url
+
+
+@pytest.fixture
+def ingest(tmp_path: Path, postgresql_url: str, endpoint: str) -> Iterator[Ingest]:
     """Ingests rows by one actor; what it says of its ranges, and the table."""
     run = Run("run", str(tmp_path / "rows.jsonl"), "", "default")
     table = RangeTable(postgresql_url)
@@ -39,12 +45,14 @@ def ingest(tmp_path: Path, postgresql_url: str) -> Iterator[Ingest]:
         rows: list[Any], *, command: tuple[str, ...] = FAKE, **settings: Any
     ) -> tuple[list[dict[str, Any]], RangeTable]:
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-        Path(run.input).write_text("\n".join(lines))
+        text, path = "\n".join(lines), Path(run.input)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
         table.begin(run)
         cut(source(run.input), table, run.run_id, 100)
         given = {"database": postgresql_url, "redis_url": "redis://127.0.0.1:1/0"}
         made = Settings(
-            model=str(folder), data_dir=tmp_path, embedder_url=url, embedder="hashing",
+            model=str(folder), data_dir=tmp_path, embedder_url=endpoint, embedder="hashing",
             embedder_revision="1", **{**given, **settings},
         )  # fmt: skip
         actor = RangeActor(made.model_dump(mode="json"), run, worker_command=command)
@@ -54,8 +62,7 @@ def ingest(tmp_path: Path, postgresql_url: str) -> Iterator[Ingest]:
             actor.close()
         return [{name: each[name][0] for name in each} for each in answers], table
 
-    with hashing_endpoint() as url:
-        yield with_rows
+    yield with_rows
     table.close()
 
 
@@ -64,7 +71,7 @@ def row(number: int, text: str = "") -> dict[str, Any]:
 
 
 def test_documents_are_in_the_catalog_and_each_text_is_stored_once(
-    ingest: Ingest, postgresql_url: str, tmp_path: Path
+    ingest: Ingest, postgresql_url: str, endpoint: str, tmp_path: Path
 ) -> None:
     same = {"text": "The very same words.", "title": "same"}
     rows = [row(0), {"doc_id": "a", **same}, "{", {"doc_id": "b", **same}, row(1), row(0, "Newer.")]
@@ -75,11 +82,9 @@ def test_documents_are_in_the_catalog_and_each_text_is_stored_once(
     assert (standing.stored, standing.present) == (4, 1)
     assert "line 3" in table.errors("run")[0]["message"]
     pool = Postgresql(postgresql_url, SCHEMA)
-    embedder = HashingEmbedder(DIM)
-    embedder.name, embedder.revision = "hashing", "1"
     with_index = Retriever.in_folder(
         tmp_path / "gateway",
-        embedder,
+        EndpointEmbedder(endpoint, "hashing", revision="1"),
         ChunkSettings(WordCounter(), 64),
         database=PostgresqlDatabase(pool),
     )
@@ -129,5 +134,5 @@ def test_settings_that_gateways_could_not_use(
 
 
 def test_a_worker_that_refuses_the_model(ingest: Ingest) -> None:
-    (said,), table = ingest([row(0)], command=(*FAKE, "--refuse", "no such family"))
+    (said,), _ = ingest([row(0)], command=(*FAKE, "--refuse", "no such family"))
     assert (said["outcome"], said["reason"]) == ("refused", "no such family")
