@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ CHUNK_TOKENS = 48
 WORDS_PER_DOCUMENT = 100
 SYLLABLES = tuple(consonant + vowel for consonant in "bdklmn" for vowel in "aeio")
 NODES = 3
-STARTS = 6  # of a node
+START_S = 300.0  # of a node
 OBJECT_STORE_BYTES = 80 << 20  # of each node: only numbers and counts go through it
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -210,24 +210,37 @@ def ray_cluster(temp: str) -> Iterator[tuple[Any, list[Any]]]:
         "object_store_memory": 80 << 20,
         "include_dashboard": False,
     }
-    cluster = _patiently(
-        lambda: Cluster(initialize_head=True, head_node_args={**options, "temp_dir": temp})
-    )
-    try:
-        nodes = [_patiently(lambda: cluster.add_node(**options)) for _ in range(NODES - 1)]
-        yield cluster, nodes
-    finally:
-        cluster.shutdown()  # type: ignore[no-untyped-call]
-
-
-def _patiently(start: Callable[[], Any]) -> Any:
-    """Ray gives a node 30 s to start, which is not enough on a machine that is busy."""
-    for _ in range(STARTS - 1):
+    with _patient_start():
+        cluster = Cluster(initialize_head=True, head_node_args={**options, "temp_dir": temp})
         try:
-            return start()
-        except Exception as error:
-            print(f"again: {error}", file=sys.stderr)
-    return start()
+            nodes = [cluster.add_node(wait=False, **options) for _ in range(NODES - 1)]
+            cluster.wait_for_nodes(START_S)
+            yield cluster, nodes
+        finally:
+            cluster.shutdown()
+
+
+@contextmanager
+def _patient_start() -> Iterator[None]:
+    """Ray gives a node 30 s to start, which is not enough on a machine that is busy."""
+    from ray._private import services
+
+    look = services.get_node
+
+    def wait(address: str, node_id: str) -> Any:
+        give_up_at = time.monotonic() + START_S
+        while True:
+            try:
+                return look(address, node_id)
+            except RuntimeError:
+                if time.monotonic() > give_up_at:
+                    raise
+
+    services.get_node = wait
+    try:
+        yield
+    finally:
+        services.get_node = look
 
 
 def main() -> None:
