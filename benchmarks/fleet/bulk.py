@@ -204,7 +204,12 @@ def ray_cluster(temp: str) -> Iterator[tuple[Any, list[Any]]]:
     """Three nodes with a processor each; the first is the head, which stays."""
     from ray.cluster_utils import Cluster
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Nodes of a machine that is busy with other things take longer to start than they may.
+        "RAY_raylet_start_wait_time_s": str(round(START_S)),
+        "RAY_agent_register_timeout_ms": str(round(1000 * START_S)),
+    }
     options: dict[str, Any] = {
         "num_cpus": 1,
         "object_store_memory": 80 << 20,
