@@ -129,7 +129,8 @@ class Retriever:
             index: one in the database, which gets what is stored here; None: those who search have
                 indexes of their own, which follow the catalog.
         """
-        made = cls(Catalog(database), index or VectorIndex(), embedder, chunking)
+        held = VectorIndex() if index is None else index
+        made = cls(Catalog(database), held, embedder, chunking)
         made._mirror = OwnChanges(index, embedder)
         return made
 

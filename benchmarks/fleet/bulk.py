@@ -21,6 +21,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -216,13 +217,29 @@ def ray_cluster(temp: str) -> Iterator[tuple[Any, list[Any]]]:
         "include_dashboard": False,
     }
     with _patient_start():
-        cluster = Cluster(initialize_head=True, head_node_args={**options, "temp_dir": temp})
+        head = {**options, **_agent_ports(), "temp_dir": temp}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
-            nodes = [cluster.add_node(wait=False, **options) for _ in range(NODES - 1)]
+            nodes = [
+                cluster.add_node(wait=False, **options, **_agent_ports()) for _ in range(NODES - 1)
+            ]
             cluster.wait_for_nodes(START_S)
             yield cluster, nodes
         finally:
             cluster.shutdown()
+
+
+def _agent_ports() -> dict[str, int]:
+    """Ports of a node's agents. A node waits only for so long for agents that choose their own."""
+    names = ("metrics_agent_port", "runtime_env_agent_port", "dashboard_agent_listen_port",
+             "metrics_export_port")  # fmt: skip
+    probes = [socket.socket() for _ in names]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return dict(zip(names, ports, strict=True))
 
 
 @contextmanager
