@@ -297,12 +297,8 @@ def main() -> None:
             "nodes": NODES,
         }
         result["packages"] = {"ray": _version("ray")}
-        with ray_cluster(f"{folder}/r") as (cluster, nodes), redis_server() as redis:
-            bench = Bench(postgresql.database(), redis, embedder, whole)
-            result["exactly_once"] = exactly_once(bench, cluster, nodes, args)
-            print(json.dumps(result["exactly_once"], indent=2), flush=True)
         rows: list[dict[str, Any]] = []
-        with ray_cluster(f"{folder}/s") as (cluster, _):
+        with ray_cluster(f"{folder}/r") as (cluster, nodes):
             for workers in args.workers:
                 with redis_server() as redis:
                     bench = Bench(postgresql.database(), redis, embedder, part)
@@ -310,6 +306,10 @@ def main() -> None:
                     pids = [server.pid for server in servers if server is not None]
                     rows.append(scaling(bench, cluster, workers, args, pids))
                 print(json.dumps(rows[-1], indent=2), flush=True)
+            with redis_server() as redis:  # last, because a node is lost in it
+                bench = Bench(postgresql.database(), redis, embedder, whole)
+                result["exactly_once"] = exactly_once(bench, cluster, nodes, args)
+                print(json.dumps(result["exactly_once"], indent=2), flush=True)
         for row in rows:
             one = rows[0]["cpu_s_per_chunk_together"]
             row["efficiency_in_cpu_time"] = one / row["cpu_s_per_chunk_together"]
