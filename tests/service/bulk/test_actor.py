@@ -136,15 +136,3 @@ def test_settings_that_gateways_could_not_use(
 def test_a_worker_that_refuses_the_model(ingest: Ingest) -> None:
     (said,), _ = ingest([row(0)], command=(*FAKE, "--refuse", "no such family"))
     assert (said["outcome"], said["reason"]) == ("refused", "no such family")
-
-
-def test_with_pgvector_the_vectors_are_searchable_at_once(
-    ingest: Ingest, postgresql_url: str
-) -> None:
-    (said,), _ = ingest([row(number) for number in range(3)], vectors="pgvector")
-    assert said["outcome"] == "done"
-    pool = Postgresql(postgresql_url, SCHEMA)
-    pool.start()
-    with pool.transaction() as read:
-        assert read.execute("SELECT count(*) AS n FROM pgvector_32").fetchone()["n"] == 3
-    pool.close()
