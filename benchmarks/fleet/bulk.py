@@ -218,7 +218,7 @@ def ray_cluster(temp: str) -> Iterator[tuple[Any, list[Any]]]:
     }
     with _patient_start():
         head = {**options, **_agent_ports(), "temp_dir": temp}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         try:
             nodes = [
                 cluster.add_node(wait=False, **options, **_agent_ports()) for _ in range(NODES - 1)
@@ -247,7 +247,7 @@ def _patient_start() -> Iterator[None]:
     """Ray gives a node 30 s to start, which is not enough on a machine that is busy."""
     from ray._private import services
 
-    look = services.get_node
+    look: Any = services.get_node
 
     def wait(address: str, node_id: str) -> Any:
         give_up_at = time.monotonic() + START_S

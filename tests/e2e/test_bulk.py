@@ -61,7 +61,7 @@ def killed_actor(url: str, process: subprocess.Popen[str]) -> int:
             return ""
 
         until(lambda: bool(owner()) or process.poll() is not None)
-        assert process.poll() is None, (process.stderr and process.stderr.read())
+        assert process.poll() is None, process.stderr and process.stderr.read()
         pid = int(owner().split(":")[1])
     os.kill(pid, signal.SIGKILL)
     return pid
