@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--scaling-chunks", type=int, help="default: as many")
     parser.add_argument("--range-documents", type=int, default=32)
-    parser.add_argument("--chunks-per-document", type=float, default=6.0, help="to begin with")
+    parser.add_argument("--chunks-per-document", type=float, default=17.3, help="to begin with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
