@@ -103,6 +103,7 @@ class Bench:
 
         with redis.Redis.from_url(self.redis.url) as client:
             commands: Any = client.info("commandstats")
+            heads = sum(1 for _ in client.scan_iter("*:h", count=1000))
             values = int(client.dbsize())
         with psycopg.connect(self.database) as connection:
             row = connection.execute("SELECT count(*) FROM kvstitch_catalog.chunks").fetchone()
@@ -113,6 +114,7 @@ class Bench:
         return {
             "catalog_chunks": int(row[0]),
             "different_texts": int(texts[0]),
+            "redis_chunks": heads,
             "redis_values": values,
             "redis_sets": int(commands["cmdstat_set"]["calls"]),
         }
@@ -153,11 +155,14 @@ def exactly_once(bench: Bench, cluster: Any, nodes: list[Any], args: Any) -> dic
     counts = bench.counts()
     report = {name: ended[name] for name in ("done", "failed", "chunks", "stored", "present")}
     whole = counts["catalog_chunks"] == counts["different_texts"] == ended["chunks"]
+    more = (
+        counts["redis_chunks"] - counts["catalog_chunks"]
+    )  # S, which all stand behind, may be one
     return {
         "kills": kills,
         **report,
         **counts,
-        "every_chunk_once": whole and counts["redis_values"] % counts["catalog_chunks"] == 0,
+        "every_chunk_once": whole and more in (0, 1),
         "no_second_put": counts["redis_sets"] == counts["redis_values"],
     }
 
