@@ -155,9 +155,7 @@ def exactly_once(bench: Bench, cluster: Any, nodes: list[Any], args: Any) -> dic
     counts = bench.counts()
     report = {name: ended[name] for name in ("done", "failed", "chunks", "stored", "present")}
     whole = counts["catalog_chunks"] == counts["different_texts"] == ended["chunks"]
-    more = (
-        counts["redis_chunks"] - counts["catalog_chunks"]
-    )  # S, which all stand behind, may be one
+    more = counts["redis_chunks"] - counts["catalog_chunks"]  # S may be one
     return {
         "kills": kills,
         **report,
