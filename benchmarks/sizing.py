@@ -15,10 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.format.checksum import BlockDigests
-from kvstore.format.chunk_header import build_header
-from kvstore.format.chunk_spec import ChunkSpec
-from kvstore.format.tensor_layout import tensor_layout
+from kvstore import ChunkSpec, chunk_file_bytes
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
 BEGIN, END = "<!-- sizes: begin -->\n", "<!-- sizes: end -->\n"
@@ -43,8 +40,7 @@ class Model:
         """Bytes of a stored chunk, with header and checksums."""
         spec = ChunkSpec("0" * 64, codec, "bfloat16", self.layers, self.kv_heads, self.head_dim,
                          tokens)  # fmt: skip
-        nothing = BlockDigests.of(memoryview(b"") for _ in range(spec.blocks))
-        return build_header(spec, {entry.name: nothing for entry in tensor_layout(spec)}).file_bytes
+        return chunk_file_bytes(spec)
 
 
 @dataclass(frozen=True)

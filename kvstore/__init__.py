@@ -23,7 +23,7 @@ from kvstore.errors import (
 )
 from kvstore.format.chunk import EncodedChunk, encode_chunk
 from kvstore.format.chunk_blocks import EncodedBlocks
-from kvstore.format.chunk_header import ChunkHeader, parse_header
+from kvstore.format.chunk_header import ChunkHeader, chunk_file_bytes, parse_header
 from kvstore.format.chunk_keys import chunk_key
 from kvstore.format.chunk_spec import BLOCK_TOKENS, ChunkSpec
 from kvstore.read_outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadOutcome
@@ -60,6 +60,7 @@ __all__ = [
     "TierTimeout",
     "TierUnavailable",
     "TieredStore",
+    "chunk_file_bytes",
     "chunk_key",
     "encode_chunk",
     "parse_header",

@@ -18,7 +18,7 @@ from kvstore import tiered_extras
 from kvstore.background_writes import BackgroundWrites
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.deletion_epoch import DeletionEpoch
-from kvstore.errors import StoreConfigError
+from kvstore.errors import StoreConfigError, TierUnavailable
 from kvstore.fault_tolerant_tier import FaultTolerantTier
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_blocks import block_selection, check_selection
@@ -43,6 +43,9 @@ class TieredStore:
         breaker: when a failing tier is left alone, and for how long. Each tier has its own breaker.
         write_to: names of the tiers that get what is put; None: all. The others only get copies of
             what is read from slower tiers.
+        write_through: for those who must know that a chunk is stored: `put` writes to shared tiers
+            at once and raises if one of `write_to` does not take it, and `contains` asks whether
+            all of these hold a chunk.
 
     Raises:
         StoreConfigError: two tiers have the same name, or `write_to` names a tier that is not here.
@@ -55,6 +58,7 @@ class TieredStore:
         write_behind: QueueLimits | None = None,
         breaker: BreakerSettings | None = None,
         write_to: Collection[str] | None = None,
+        write_through: bool = False,
     ) -> None:
         if len({tier.name for tier in tiers}) != len(tiers):
             raise StoreConfigError("tiers must have different names")
@@ -62,6 +66,7 @@ class TieredStore:
         self._write_to = names if write_to is None else frozenset(write_to)
         if unknown := self._write_to - names:
             raise StoreConfigError(f"no such tiers to write to: {', '.join(sorted(unknown))}")
+        self._write_through = write_through
         self._tiers = [FaultTolerantTier(tier, breaker or BreakerSettings()) for tier in tiers]
         self._writer = BackgroundWrites(self._tiers, write_behind or QueueLimits())
         self._reads: SingleFlight[tuple[str, ChunkSpec | None], ReadOutcome] = SingleFlight()
@@ -111,7 +116,7 @@ class TieredStore:
         """Store a chunk, with its key in its header, in every tier that does not hold it yet.
 
         Memory and disk tiers get it now, shared tiers in the background. A failing tier is counted
-        and does not raise.
+        and does not raise, unless the store writes through.
 
         Returns:
             Whether the key was new, i.e. no tier held it.
@@ -119,6 +124,7 @@ class TieredStore:
         Raises:
             ChunkSpecError: `key` is not a chunk key.
             ChunkCorrupt: the chunk's data were changed after it was encoded.
+            TierUnavailable: the store writes through, and a tier did not take the chunk.
         """
         require_chunk_key(key)
         chunk.verify()
@@ -229,8 +235,15 @@ class TieredStore:
         return found
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Those of the given keys that some tier holds."""
-        return set(self.locate(keys))
+        """Those of the given keys that some tier holds; of a store that writes through, those that
+        every tier holds that it writes to."""
+        if not self._write_through:
+            return set(self.locate(keys))
+        held = set(keys)
+        for tier in self._tiers:
+            if held and tier.name in self._write_to:
+                held &= tier.contains(held)
+        return held
 
     def keys(self) -> set[str]:
         """All keys of all tiers that answer."""
@@ -294,15 +307,18 @@ class TieredStore:
 
     def _put(self, key: str, chunk: EncodedChunk) -> bool:
         new = True
+        refused: list[str] = []
         for tier in self._tiers:
             if self._writer.holds(tier, key) or tier.contains([key]):
                 new = False
             elif tier.name not in self._write_to:
                 continue
-            elif tier.kind == "shared":
+            elif tier.kind == "shared" and not self._write_through:
                 self._writer.submit(tier, key, chunk)
-            else:
-                tier.put(key, chunk)
+            elif not tier.put(key, chunk):
+                refused.append(tier.name)
+        if refused and self._write_through:
+            raise TierUnavailable(f"{', '.join(refused)} did not take the chunk")
         return new
 
     def _read(self, key: str, expect: ChunkSpec | None) -> ReadOutcome:

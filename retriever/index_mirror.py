@@ -6,9 +6,10 @@ import logging
 from pathlib import Path
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import CatalogState
-from retriever.embedders.base import Embedder, space_of
+from retriever.catalog.catalog_records import CatalogState, UpsertResult
+from retriever.embedders.base import Embedder, Vectors, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
+from retriever.scope import Scope
 from retriever.search.vector_search import VectorSearch
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,16 @@ class IndexMirror:
             if not changes:
                 return
 
+    def apply(self, done: UpsertResult, vectors: Vectors, scope: Scope) -> None:
+        """Follow a document that was stored here, with its chunks' vectors `[chunks, dim]`."""
+        if self._catalog.shared:
+            self.catch_up()
+            return
+        if done.status != "unchanged":
+            ids = [chunk.chunk_id for chunk in done.chunks]
+            self._index.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
+        self.record(done.state)
+
     def record(self, state: CatalogState) -> None:
         """Record that the index mirrors `state`; rebuild it if a change was missed."""
         if self._state is None or state.generation > self._state.generation + 1:
@@ -108,3 +119,40 @@ class IndexMirror:
         self._index.complete()
         self._state = state
         logger.info("rebuilt the index from the catalog: %d vectors", len(self._index))
+
+
+class OwnChanges:
+    """In place of a mirror where documents are only stored: others search, and follow the catalog.
+
+    Args:
+        index: of vectors in the database, which gets those that are stored here; None: there is
+            none.
+        embedder: made the vectors; started before `start`.
+    """
+
+    current = True
+
+    def __init__(self, index: VectorSearch | None, embedder: Embedder) -> None:
+        self._index = index
+        self._embedder = embedder
+
+    def start(self) -> str | None:
+        """Nothing is loaded or rebuilt."""
+        if self._index is not None:
+            self._index.reset(space_of(self._embedder).dim)
+        return None
+
+    def catch_up(self) -> None:
+        """What others store is theirs."""
+
+    def apply(self, done: UpsertResult, vectors: Vectors, scope: Scope) -> None:
+        """As of `IndexMirror`."""
+        if self._index is not None and done.status != "unchanged":
+            ids = [chunk.chunk_id for chunk in done.chunks]
+            self._index.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
+
+    def record(self, state: CatalogState) -> None:
+        """Nothing mirrors the catalog."""
+
+    def save(self) -> None:
+        """Nothing is held."""

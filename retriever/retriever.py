@@ -34,7 +34,7 @@ from retriever.documents import (
 )
 from retriever.embedders.base import Embedder, space_of
 from retriever.errors import CatalogUnreachable, EmbedderMismatch, InvalidQuery, RetrieverError
-from retriever.index_mirror import IndexMirror
+from retriever.index_mirror import IndexMirror, OwnChanges
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
 from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
@@ -85,7 +85,7 @@ class Retriever:
         self._index = index
         self._embedder = embedder
         self._chunking = chunking
-        self._mirror = IndexMirror(catalog, index, embedder, index_dir)
+        self._mirror: IndexMirror | OwnChanges = IndexMirror(catalog, index, embedder, index_dir)
         self.companions = Companions(catalog.companions, index)
         # Held during a commit and its index change, so that a search sees both or neither.
         self._consistency = ReadWriteLock()
@@ -111,6 +111,28 @@ class Retriever:
         if index is None:
             index = VectorIndex(exact_up_to=exact_up_to)
         return cls(catalog, index, embedder, chunking, index_dir=folder / "index")
+
+    @classmethod
+    def for_storing(
+        cls,
+        database: Database,
+        embedder: Embedder,
+        chunking: ChunkSettings,
+        *,
+        index: VectorSearch | None = None,
+    ) -> Retriever:
+        """A retriever that stores documents in a catalog that others search, by the thousands.
+
+        It holds no vectors and does not follow what others store, so it must not be searched.
+
+        Args:
+            index: one in the database, which gets what is stored here; None: those who search have
+                indexes of their own, which follow the catalog.
+        """
+        held = VectorIndex() if index is None else index
+        made = cls(Catalog(database), held, embedder, chunking)
+        made._mirror = OwnChanges(index, embedder)
+        return made
 
     def start(self) -> StartReport:
         """Load the saved index if it mirrors the catalog, else rebuild it from the catalog.
@@ -357,13 +379,7 @@ class Retriever:
                     space_of(self._embedder),
                     scope=scope,
                 )
-                if self._catalog.shared:
-                    self._mirror.catch_up()
-                else:
-                    if done.status != "unchanged":
-                        ids = [chunk.chunk_id for chunk in done.chunks]
-                        self._index.replace(done.removed_chunk_ids, ids, item.vectors, scope=scope)
-                    self._mirror.record(done.state)
+                self._mirror.apply(done, item.vectors, scope)
             return IngestResult(doc_id, done.status, done.chunks, done.removed_chunk_ids)
         except CatalogUnreachable:
             raise  # that is no fault of the document

@@ -33,6 +33,7 @@ class WorkerSettings:
     s3_endpoint: str = ""  # empty: AWS
     s3_region: str = ""  # empty: from the environment
     write_tiers: str = ""  # names of the tiers that get computed chunks; empty: all
+    write_through: bool = False  # whether a chunk is stored only when all of these have taken it
     pool_tokens: int = 0  # 0: derived from the model's context and free memory
     max_running: int = 32
     max_waiting: int = 256

@@ -127,6 +127,12 @@ def build_header(
     return ChunkHeader(build_sealed(metadata, entries), key, spec, ordered, entries[-1].end)
 
 
+def chunk_file_bytes(spec: ChunkSpec) -> int:
+    """Bytes of a chunk of this shape as it is stored, with header and checksums."""
+    nothing = BlockDigests.of(memoryview(b"") for _ in range(spec.blocks))
+    return build_header(spec, {entry.name: nothing for entry in tensor_layout(spec)}).file_bytes
+
+
 def parse_header(buffer: Buffer) -> ChunkHeader:
     """Parse and verify a header; `buffer` may continue into the data.
 

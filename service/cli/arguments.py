@@ -26,6 +26,7 @@ from service.cli import (
     worker,
 )
 from service.cli.asking import ask
+from service.cli.bulk.arguments import add_bulk
 from service.cli.corpus import documents, ingest, jobs
 from service.cli.corpus.folder_scan import SUFFIXES
 from service.gateway.auth.key_text import SCOPES
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     _worker(commands.add_parser("worker", help="run a worker that gateways share"))
     _ingest(commands.add_parser("ingest", help="put documents into a running service"))
     _ask(commands.add_parser("ask", help="ask a running service"))
+    add_bulk(commands.add_parser("bulk", help="very many documents into a fleet's tiers, on Ray"))
     _jobs(commands.add_parser("jobs", help="what became of accepted documents"))
     _documents(commands.add_parser("documents", help="what is stored: look, pin, delete"))
     _keys(commands.add_parser("keys", help="make, list and revoke API keys"))

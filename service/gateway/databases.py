@@ -149,13 +149,7 @@ class SharedDatabases:
 
     def tenants_secret(self) -> str:
         """The first gateway's, so that all find the same chunks."""
-        with self.jobs.transaction() as write:
-            write.execute(
-                "INSERT INTO secrets VALUES ('tenants', ?) ON CONFLICT DO NOTHING",
-                (own_secret(self._settings.data_dir),),
-            )
-            row = write.execute("SELECT value FROM secrets WHERE name = 'tenants'").fetchone()
-        return str(row["value"])
+        return shared_secret(self.jobs, own_secret(self._settings.data_dir))
 
     def start(self, corpus: Corpus, give_up: Callable[[str], None]) -> None:
         from service.gateway.corpus.fleet.heartbeat import Heartbeat
@@ -170,6 +164,14 @@ class SharedDatabases:
             await self._heartbeat.close()
         await asyncio.to_thread(self._pool.close)
         await asyncio.to_thread(self._catalog_pool.close)
+
+
+def shared_secret(database: JobDatabase, own: str) -> str:
+    """What keys the chunks of named tenants for all who share a database: `own` if it has none."""
+    with database.transaction() as write:
+        write.execute("INSERT INTO secrets VALUES ('tenants', ?) ON CONFLICT DO NOTHING", (own,))
+        row = write.execute("SELECT value FROM secrets WHERE name = 'tenants'").fetchone()
+    return str(row["value"])
 
 
 @contextmanager

@@ -174,7 +174,13 @@ def _serve(
     leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None) if settings.shared else None
     with ExitStack() as opened:
         chosen = tiers(settings, pin=on_gpu, on_change=held.changed)
-        store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))
+        store = opened.enter_context(
+            TieredStore(
+                chosen,
+                write_to=_written(settings, chosen),
+                write_through=settings.write_through,
+            )
+        )
         prompts = None
         # Stored prompts have all heads, and the pool here may have some.
         stores = settings.prefix_cache and settings.tensor_parallel == 1

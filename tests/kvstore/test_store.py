@@ -330,3 +330,26 @@ def test_a_slow_tier_holds_up_no_other_tiers_writes(near, far):
         assert store.stats().pending_writes == 5
         far.release()
         assert store.flush(10) and len(list(far.keys())) == 5
+
+
+def test_a_store_that_writes_through_has_a_chunk_when_every_tier_took_it(disk, shared):
+    other = FakeTier("other", kind="shared")
+    tiers, written = [disk, shared, other], ["shared", "other"]
+    with TieredStore(tiers, write_to=written, write_through=True) as store:
+        assert store.put(KEY, make_chunk())
+        assert shared.contains([KEY]) and other.contains([KEY]) and not disk.contains([KEY])
+        assert store.contains([KEY]) == {KEY}
+        shared.delete([KEY])
+        assert store.contains([KEY]) == set()
+        assert not store.put(KEY, make_chunk())  # of one tier that lacked it
+        assert store.contains([KEY]) == {KEY}
+        assert (shared.calls["put"], other.calls["put"]) == (2, 1)
+
+
+def test_a_store_that_writes_through_says_which_tier_did_not_take_a_chunk(shared):
+    other = FakeTier("other", kind="shared")
+    other.fail("put", TierUnavailable("away"))
+    with TieredStore([shared, other], write_through=True) as store:
+        with pytest.raises(TierUnavailable, match="other did not take"):
+            store.put(KEY, make_chunk())
+        assert store.contains([KEY]) == set()

@@ -25,8 +25,9 @@ from service.gateway.corpus.jobs.spool_folder import (
     Upload,
 )
 from service.gateway.corpus.parsing.file_kinds import file_kind, kind_of_start
+from service.gateway.corpus.parsing.sent_documents import file_document
 from service.gateway.http.json_body import in_thread_if_long
-from service.gateway.http.upload_validation import UploadValidator, file_document
+from service.gateway.http.upload_validation import UploadValidator
 
 MAX_HEADER_BYTES = 16_384
 MAX_FIELD_BYTES = 65_536

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import Any
 
-from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
-from service.gateway.body_errors import NOT_UTF8
-from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
-from service.gateway.corpus.parsing.file_kinds import BINARY_KINDS, UTF8_KINDS
-from service.gateway.http.json_body import validated
-from service.gateway.schemas import DocumentIn
+from service.errors import BodyTooLarge, InvalidRequest
+from service.gateway.corpus.jobs.job_records import UploadedDocument
+from service.gateway.corpus.parsing.file_kinds import BINARY_KINDS
 
 
 @dataclass(frozen=True)
@@ -88,43 +83,3 @@ class UploadValidator:
                 f"{place} is larger than {limit} bytes, the limit of one document: split it",
                 field=place,
             )
-
-
-def check_utf8(content: bytes | SpooledFile) -> None:
-    """Raise UnicodeDecodeError if it is not UTF-8. Blocks for content in a file."""
-    if isinstance(content, bytes):
-        content.decode()
-    else:
-        content.check_utf8()
-
-
-def file_document(
-    name: str,
-    collection: str,
-    kind: str,
-    content: bytes | SpooledFile,
-    *,
-    title: str,
-    metadata: dict[str, Any],
-) -> UploadedDocument:
-    """A file as a document called `name`.
-
-    A text file without a title gets its file name without the suffix.
-
-    Raises:
-        MalformedBody: The text is not UTF-8.
-        InvalidRequest: Name, title or metadata break the rules for documents sent as JSON.
-    """
-    if kind in UTF8_KINDS:
-        try:
-            check_utf8(content)
-        except UnicodeDecodeError as error:
-            raise MalformedBody(f"{name} {NOT_UTF8} (byte {error.start})", field=name) from error
-    if kind == "text" and not title:
-        title = PurePath(name).stem
-    # Validated as if it came in JSON, so that the same rules hold for names and metadata.
-    fields = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
-    checked = validated({**fields, "collection": collection}, DocumentIn)
-    return UploadedDocument(
-        checked.doc_id, collection, kind, content, checked.title, checked.metadata
-    )

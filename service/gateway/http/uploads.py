@@ -8,37 +8,30 @@ multipart/form-data         one document per file: the file's name is its doc_id
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 
 from fastapi import Request
-from pydantic import ValidationError
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
-from service.gateway.body_errors import NOT_UTF8, from_validation
+from service.gateway.body_errors import NOT_UTF8
 from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
 from service.gateway.corpus.jobs.spool_folder import Upload
 from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
-from service.gateway.http.json_body import (
-    has_more_values,
-    in_thread_if_long,
-    parse_json,
-    validated,
-)
-from service.gateway.http.multipart import read_form
-from service.gateway.http.upload_validation import (
-    UploadLimits,
-    UploadValidator,
+from service.gateway.corpus.parsing.sent_documents import (
     check_utf8,
     file_document,
+    json_document,
+    line_limit,
+    parse_line,
 )
-from service.gateway.schemas import DocumentIn, PrecomputeRequest
+from service.gateway.http.json_body import in_thread_if_long
+from service.gateway.http.multipart import read_form
+from service.gateway.http.upload_validation import UploadLimits, UploadValidator
+from service.gateway.json_content import parse_json, validated
+from service.gateway.schemas import PrecomputeRequest
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 DEFAULT_COLLECTION = "default"
-# In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
-JSON_BYTES_PER_BYTE = 6
-JSON_LINE_EXTRA_BYTES = 65_536
 
 
 async def read_documents(
@@ -75,9 +68,9 @@ async def _read(
             yield document
     elif media_type in JSON_LINES:
         async for number, line in _lines(request, limits.document_bytes):
-            parsed = await in_thread_if_long(line, _parse_line, number, limits.body_values)
+            parsed = await in_thread_if_long(line, parse_line, number, limits.body_values)
             own = parsed.collection or collection
-            yield validator.accept(_json_document(parsed, own), f"line {number}")
+            yield validator.accept(json_document(parsed, own), f"line {number}")
     elif media_type.startswith("text/") or media_type in KIND_OF_MEDIA_TYPE:
         yield validator.accept(await _file_body(request, media_type, collection, upload), "body")
     elif media_type == "multipart/form-data":
@@ -126,17 +119,6 @@ def _file_of_body(
     return file_document(doc_id, collection, kind, content, title=title, metadata={})
 
 
-def _json_document(document: DocumentIn, collection: str) -> UploadedDocument:
-    return UploadedDocument(
-        document.doc_id,
-        collection,
-        "text",
-        document.text.encode(),
-        document.title,
-        document.metadata,
-    )
-
-
 def _parse_documents(
     body: bytes, collection: str, validator: UploadValidator, limits: UploadLimits
 ) -> list[UploadedDocument]:
@@ -147,7 +129,7 @@ def _parse_documents(
     sent = validated(content, PrecomputeRequest)
     return [
         validator.accept(
-            _json_document(document, document.collection or sent.collection or collection),
+            json_document(document, document.collection or sent.collection or collection),
             f"documents[{index}]",
         )
         for index, document in enumerate(sent.documents)
@@ -167,7 +149,7 @@ async def _lines(request: Request, document_bytes: int) -> AsyncIterator[tuple[i
                 if line.strip():
                     yield number, line
             rest = bytearray(others[-1])
-        if len(rest) > JSON_BYTES_PER_BYTE * document_bytes + JSON_LINE_EXTRA_BYTES:
+        if len(rest) > line_limit(document_bytes):
             raise BodyTooLarge(
                 f"line {number + 1} is longer than any document may be: split the document",
                 field=f"line {number + 1}",
@@ -177,22 +159,3 @@ async def _lines(request: Request, document_bytes: int) -> AsyncIterator[tuple[i
         yield number, bytes(rest)
     if not number:
         raise MalformedBody("the body holds no documents: send one per line", field="body")
-
-
-def _parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
-    place = f"line {number}"
-    if has_more_values(line, max_values):
-        raise BodyTooLarge(
-            f"{place} holds more than {max_values} values: split the document", field=place
-        )
-    try:
-        content = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise MalformedBody(f"{place} {NOT_UTF8}", field=place) from error
-    except (ValueError, RecursionError) as error:
-        raise MalformedBody(f"{place} is not valid JSON: {error}", field=place) from error
-    try:
-        return DocumentIn.model_validate(content)
-    except ValidationError as error:
-        cause = from_validation(error.errors(include_url=False), DocumentIn)
-        raise InvalidRequest(f"{place}: {cause.message}", field=cause.field or place) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.gateway.http.json_body import has_more_values
+from service.gateway.json_content import has_more_values
 from service.gateway.schemas import MAX_UNKNOWN_FIELDS
 from tests.service.gateway.rig import Rig
 

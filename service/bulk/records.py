@@ -1,0 +1,137 @@
+"""What bulk keeps in PostgreSQL, and what goes through Ray: runs, ranges and counts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MAX_ERRORS = 20  # that a range remembers
+MAX_ERROR_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Run:
+    """One input for one model and one set of tiers; the same command makes the same run.
+
+    Attributes:
+        run_id: 16 hex characters.
+        input: As it was given; a folder or file by its absolute path.
+        tenant: Whose the documents are.
+        collection: Of documents that name none.
+        metadata: Of all documents that are files.
+        created: Unix seconds.
+    """
+
+    run_id: str
+    input: str
+    tenant: str
+    collection: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+    created: float = 0.0
+
+
+@dataclass(frozen=True)
+class NewRange:
+    """A piece of the input: bytes of a file of lines, or some whole files.
+
+    Attributes:
+        path: The file of lines; "": whole files.
+        start: Its first byte.
+        length: Bytes.
+        first_line: Number of its first line, from 1.
+        files: Names of whole files.
+        documents: How many there are; lines are counted, not parsed.
+    """
+
+    path: str
+    start: int
+    length: int
+    first_line: int
+    files: list[str]
+    documents: int
+
+
+@dataclass(frozen=True)
+class Range(NewRange):
+    """A range that was claimed.
+
+    Attributes:
+        number: Of its row.
+        attempts: How often it was claimed, this time included.
+    """
+
+    number: int
+    attempts: int
+
+
+@dataclass
+class Counts:
+    """What became of the documents of a range.
+
+    Attributes:
+        done: Documents whose KV is stored.
+        failed: Documents that failed.
+        chunks: Chunks of documents that are in the catalog.
+        tokens: Of these chunks.
+        stored: Chunks that were computed and that the tiers have taken.
+        present: Chunks that the tiers held already, or that have the same text as another.
+        bytes: Of the stored chunks, encoded.
+        errors: (doc_id, what is wrong) of the first documents that failed.
+    """
+
+    done: int = 0
+    failed: int = 0
+    chunks: int = 0
+    tokens: int = 0
+    stored: int = 0
+    present: int = 0
+    bytes: int = 0
+    errors: list[tuple[str, str]] = field(default_factory=list)
+
+    def fail(self, doc_id: str, message: str) -> None:
+        """A document failed."""
+        self.failed += 1
+        if len(self.errors) < MAX_ERRORS:
+            self.errors.append((doc_id, message[:MAX_ERROR_CHARS]))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run is.
+
+    Attributes:
+        run: Which.
+        ranges: Number of ranges by state: open, claimed, done, failed.
+        documents: Of the whole input.
+        done, failed, chunks, tokens, stored, present, bytes: As in `Counts`; of ranges under way
+            as of their last sign of life.
+        workers: That hold ranges now.
+        chunks_per_s: Chunks of the last minutes per second; None while nothing is done.
+        tokens_per_s: Likewise.
+        eta_s: Seconds until all documents are done at this rate; None if it is not known.
+    """
+
+    run: Run
+    ranges: dict[str, int]
+    documents: int
+    done: int
+    failed: int
+    chunks: int
+    tokens: int
+    stored: int
+    present: int
+    bytes: int
+    workers: int
+    chunks_per_s: float | None
+    tokens_per_s: float | None
+    eta_s: float | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether no range is left to do."""
+        return not self.ranges.get("open") and not self.ranges.get("claimed")
+
+    def as_json(self) -> dict[str, Any]:
+        """For people and scripts: the run's fields and these."""
+        fields = asdict(self)
+        return {**fields.pop("run"), **fields, "ended": self.ended}

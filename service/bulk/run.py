@@ -1,0 +1,168 @@
+"""One `kvstitch bulk`: cut the input, drive Ray, and tell how far it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.bulk.corpus_access import calibrated, check
+from service.bulk.cutting import cut
+from service.bulk.driver import Pool, drive, require_ray
+from service.bulk.identity import run_of
+from service.bulk.range_table import RangeTable
+from service.bulk.records import Run, Standing
+from service.bulk.sources import normal, source
+from service.errors import DatabaseUnavailable, InvalidSetting
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.models.model_finder import ModelFinder
+from service.settings import Settings
+
+RANGE_DOCUMENTS = 256
+SHOWN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be ingested, and how.
+
+    Attributes:
+        input: A folder, a file of lines, or s3://bucket/prefix.
+        tenant: Whose the documents are.
+        collection: Of documents that name none.
+        metadata: Added to all.
+        range_documents: Documents of a range, the unit that is tried again.
+        again: Whether all is done again.
+        pool: The actors.
+    """
+
+    input: str
+    tenant: str = ""
+    collection: str = "default"
+    metadata: dict[str, Any] = field(default_factory=dict)
+    range_documents: int = RANGE_DOCUMENTS
+    again: bool = False
+    pool: Pool = field(default_factory=Pool)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command has come to.
+
+    Attributes:
+        standing: Of the whole run, whoever worked on it.
+        errors: The first that failed.
+        seconds: That this command took, without cutting.
+        chunks: Chunks of the ranges that this command's workers did.
+        ingest_cpu_s: Processor seconds of their reading, chunking, embedding and cataloguing.
+        worker_cpu_s: Of their worker processes.
+    """
+
+    standing: Standing
+    errors: list[dict[str, str]]
+    seconds: float
+    chunks: int
+    ingest_cpu_s: float
+    worker_cpu_s: float
+
+    @property
+    def good(self) -> bool:
+        """Whether every document is stored."""
+        return not self.standing.failed and not self.standing.ranges.get("failed")
+
+
+def ingest(
+    settings: Settings, order: Order, *, show: Callable[[Standing], None] = lambda standing: None
+) -> Outcome:
+    """Have the whole input stored; what was done before, or is done elsewhere, is not done again.
+
+    Args:
+        show: Called every few seconds.
+
+    Raises:
+        KvstitchError: Settings or input cannot be used, or the database is away.
+    """
+    require_ray()
+    pool = order.pool
+    found = source(order.input, endpoint=pool.input_endpoint, region=pool.input_region)
+    folder = ModelFinder.of(settings).prepare(settings.model)
+    served, _ = calibrated(settings, folder)
+    check(served, PromptBuilder(folder, served))
+    run = run_of(
+        settings,
+        folder,
+        given=order.input,
+        tenant=order.tenant,
+        collection=order.collection,
+        metadata=order.metadata,
+    )
+    table = RangeTable(settings.database, lease_s=pool.lease_s)
+    table.start()
+    try:
+        table.begin(run)
+        if order.again:
+            table.again(run.run_id)
+        cut(found, table, run.run_id, order.range_documents)
+        began = time.monotonic()
+        rows = _drive(settings, run, table, pool, show)
+        return Outcome(
+            table.standing(run),
+            table.errors(run.run_id),
+            time.monotonic() - began,
+            sum(int(row["chunks"]) for row in rows),
+            sum(float(row["ingest_cpu_s"]) for row in rows),
+            sum(float(row["worker_cpu_s"]) for row in rows),
+        )
+    finally:
+        table.close()
+
+
+def _drive(
+    settings: Settings,
+    run: Run,
+    table: RangeTable,
+    pool: Pool,
+    show: Callable[[Standing], None],
+) -> list[dict[str, Any]]:
+    """Have the ranges done; returns what the actors say of those that were done here."""
+    rows: list[dict[str, Any]] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(SHOWN_EVERY_S):
+            try:
+                show(table.standing(run))
+            except DatabaseUnavailable:  # the workers wait for it, too
+                continue
+
+    def done(row: dict[str, Any]) -> None:
+        if row["outcome"] == "done":
+            rows.append(row)
+
+    watching = threading.Thread(target=watch, daemon=True, name="bulk-progress")
+    watching.start()
+    try:
+        drive(settings, run, table, pool, on_range=done)
+    finally:
+        ended.set()
+        watching.join()
+    return rows
+
+
+def standings(settings: Settings, given: str | None) -> list[tuple[Standing, list[dict[str, str]]]]:
+    """All runs of the database, newest first, or those of one input, each with its errors.
+
+    Raises:
+        InvalidSetting: No database is set, or it cannot be used.
+    """
+    if not settings.database:
+        raise InvalidSetting("runs are in PostgreSQL: give --database, or set KVSTITCH_DATABASE")
+    table = RangeTable(settings.database, connections=1)
+    table.start()
+    try:
+        runs = [run for run in table.runs() if given is None or run.input == normal(given)]
+        return [(table.standing(run), table.errors(run.run_id)) for run in runs]
+    finally:
+        table.close()

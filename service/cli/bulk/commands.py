@@ -1,0 +1,171 @@
+"""`kvstitch bulk`: very many documents into a fleet's catalog and KV tiers, by workers on Ray."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from service import openmp
+from service.cli.name_value import parse_pairs
+from service.cli.output import console, emit, emit_line, plain, size, table, time_left
+from service.cli.service_client import WrongArgument
+from service.models.model_finder import ModelFinder
+from service.settings import Settings, load
+
+if TYPE_CHECKING:
+    from service.bulk.records import Standing
+    from service.bulk.run import Outcome
+
+SHOWN_ERRORS = 20
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ingest the whole input; 1 if a document or a range failed."""
+    openmp.prepare()
+    if args.input is None:
+        raise WrongArgument("say what to ingest: --input s3://bucket/prefix, DIR or FILE.jsonl")
+    settings = _settings(args)
+    if args.dry_run:
+        return _dry_run(args, settings)
+    # Not by other commands: it takes seconds.
+    from service.bulk.driver import Pool
+    from service.bulk.run import Order, ingest
+
+    order = Order(
+        input=args.input,
+        tenant=args.tenant,
+        collection=args.collection,
+        metadata=parse_pairs(args.metadata, "--metadata"),
+        range_documents=args.range_documents,
+        again=args.again,
+        pool=Pool(
+            workers=args.workers,
+            gpus=args.gpus_per_worker,
+            cpus=args.cpus_per_worker,
+            address=args.ray_address,
+            input_endpoint=_endpoint(args, settings),
+            input_region=settings.s3_region,
+        ),
+    )
+    try:
+        outcome = ingest(settings, order, show=_show_json if args.json else _show)
+    except KeyboardInterrupt:
+        print("kvstitch: stopped; the same command goes on from here", file=sys.stderr)
+        raise
+    _report(args, outcome)
+    return 0 if outcome.good else 1
+
+
+def status(args: argparse.Namespace) -> int:
+    """How far runs are; 1 if anything of them failed."""
+    from service.bulk.run import standings
+
+    found = standings(_settings(args), args.input)
+    if args.json:
+        emit([{**each.as_json(), "errors": errors} for each, errors in found])
+    elif not found:
+        print("no bulk was started with this database")
+    else:
+        shown = table(
+            "run", "input", "collection", "ranges", "documents", "failed", "chunks", "stored",
+            "chunks/s", "left", numbers=("documents", "failed", "chunks", "stored", "chunks/s"),
+        )  # fmt: skip
+        for each, _ in found:
+            ranges = ", ".join(f"{n} {state}" for state, n in sorted(each.ranges.items()))
+            rate = "-" if each.chunks_per_s is None or each.ended else f"{each.chunks_per_s:.1f}"
+            shown.add_row(
+                each.run.run_id, plain(each.run.input), plain(each.run.collection), ranges,
+                f"{each.done}/{each.documents}", str(each.failed), str(each.chunks),
+                str(each.stored), rate, "" if each.ended else time_left(each.eta_s) or "-",
+            )  # fmt: skip
+        console().print(shown)
+        for _, errors in found:
+            _print_errors(errors)
+    return 1 if any(each.failed or each.ranges.get("failed") for each, _ in found) else 0
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    # `workers` are Ray's actors; each has one process, which is all that its settings know of.
+    names = set(Settings.model_fields) - {"workers"}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    settings = load(**given)
+    cpus = getattr(args, "cpus_per_worker", 1.0)
+    threads = settings.threads or max(1, int(cpus))
+    return settings.model_copy(update={"workers": 1, "threads": threads})
+
+
+def _endpoint(args: argparse.Namespace, settings: Settings) -> str:
+    given: str | None = args.input_endpoint
+    return settings.s3_endpoint if given is None else given
+
+
+def _dry_run(args: argparse.Namespace, settings: Settings) -> int:
+    from service.bulk.dry_run import needs
+    from service.bulk.sources import source
+
+    found = needs(
+        source(args.input, endpoint=_endpoint(args, settings), region=settings.s3_region),
+        settings,
+        ModelFinder.of(settings).prepare(settings.model),
+        collection=args.collection,
+        range_documents=args.range_documents,
+    )
+    errors = [{"doc_id": doc_id, "message": message} for doc_id, message in found.errors]
+    if args.json:
+        emit({**asdict(found), "errors": errors})
+    else:
+        print(
+            f"{found.documents} documents in {found.chunks} chunks of {found.tokens} tokens; "
+            f"{size(found.tier_bytes)} in each tier; {found.failed} cannot be read"
+        )
+        _print_errors(errors)
+    return 1 if found.failed else 0
+
+
+def _show(standing: Standing) -> None:
+    print(f"kvstitch: {_line(standing)}", file=sys.stderr, flush=True)
+
+
+def _show_json(standing: Standing) -> None:
+    emit_line({"event": "progress", **standing.as_json()})
+
+
+def _line(standing: Standing) -> str:
+    parts = [f"{standing.done} of {standing.documents} documents, {standing.chunks} chunks"]
+    if standing.chunks_per_s is not None and standing.tokens_per_s is not None:
+        parts.append(f"{standing.chunks_per_s:.1f} chunks/s, {standing.tokens_per_s:.0f} tokens/s")
+    parts.append(f"{standing.failed} failed")
+    parts += [left] if (left := time_left(standing.eta_s)) else []
+    return "; ".join(parts)
+
+
+def _report(args: argparse.Namespace, outcome: Outcome) -> None:
+    standing = outcome.standing
+    rate = outcome.chunks / outcome.seconds if outcome.seconds else 0.0
+    if args.json:
+        result: dict[str, Any] = {
+            "event": "ended", **standing.as_json(), "errors": outcome.errors,
+            "seconds": round(outcome.seconds, 3), "own_chunks": outcome.chunks,
+            "ingest_cpu_s": round(outcome.ingest_cpu_s, 3),
+            "worker_cpu_s": round(outcome.worker_cpu_s, 3),
+        }  # fmt: skip
+        emit_line(result)
+        return
+    print(
+        f"{standing.done} documents in {standing.chunks} chunks, {standing.failed} failed: "
+        f"{standing.stored} chunks stored ({size(standing.bytes)}), {standing.present} present"
+    )
+    print(f"{outcome.chunks} chunks by this command in {outcome.seconds:.1f} s, {rate:.1f}/s")
+    if given_up := standing.ranges.get("failed"):
+        print(f"{given_up} ranges were given up; the same command tries them again")
+    _print_errors(outcome.errors)
+
+
+def _print_errors(errors: list[dict[str, str]]) -> None:
+    for error in errors[:SHOWN_ERRORS]:
+        name = error["doc_id"] or "a range"
+        print(f"  {plain(name)}: {plain(error['message'])}", file=sys.stderr)
+    if len(errors) > SHOWN_ERRORS:
+        print(f"  and {len(errors) - SHOWN_ERRORS} more: --json has them", file=sys.stderr)

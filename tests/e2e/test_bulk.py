@@ -1,0 +1,124 @@
+"""`kvstitch bulk` on a local Ray: an actor is killed, and a gateway that runs sees the result."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fleet.hashing_endpoint import hashing_endpoint
+from tests.e2e.conftest import Documents
+from tests.e2e.service import Service, tiers
+from tests.redis_server import RedisServer, redis_server
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs the extra `ray`"
+)
+
+END_S = 300.0
+# The command with a shorter lease, so that nobody waits a quarter of a minute for the dead.
+COMMAND = """
+import dataclasses, json, sys
+from service.bulk.driver import Pool
+from service.bulk.run import Order, ingest
+from service.settings import load
+order = Order(sys.argv[1], range_documents=8, pool=Pool(workers=2, lease_s=5.0))
+outcome = ingest(load(threads=1), order)
+print(json.dumps({**outcome.standing.as_json(), "errors": outcome.errors}))
+"""
+
+
+def commands(redis: RedisServer) -> tuple[int, int]:
+    """Values that Redis holds, and SETs that it was sent."""
+    from redis import Redis
+
+    with Redis.from_url(redis.url) as client:
+        stats: Any = client.info("commandstats")
+        return int(client.dbsize()), int(stats["cmdstat_set"]["calls"])  # type: ignore[arg-type]
+
+
+def killed_actor(url: str, process: subprocess.Popen[str]) -> int:
+    """Kill the process of an actor that has a range and has not done it; its pid."""
+    import psycopg
+
+    query = "SELECT owner FROM kvstitch_bulk.ranges WHERE state = 'claimed' LIMIT 1"
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def owner() -> str:
+            with contextlib.suppress(psycopg.Error):
+                row = connection.execute(query).fetchone()
+                return "" if row is None else str(row[0])
+            return ""
+
+        until(lambda: bool(owner()) or process.poll() is not None)
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        pid = int(owner().split(":")[1])
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def until(true: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + END_S
+    while not true():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.1)
+
+
+def test_an_actor_dies_and_everything_is_stored_once_and_seen_by_a_gateway(
+    tmp_path: Path, model: Path, corpus: Documents, postgresql_url: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    lines = [json.dumps(document) for document in corpus[:60]]
+    rows.write_text("\n".join([*lines[:30], "{", *lines[30:]]))
+    with redis_server() as redis, hashing_endpoint() as embedder:
+        place = {
+            "database": postgresql_url,
+            "redis_url": redis.url,
+            "embedder_url": embedder,
+            "embedder": "hashing",
+            "ssd_tier_gib": 0,
+        }
+        with Service(model, tmp_path / "gateway", **place) as gateway:
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
+            environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in place.items()}
+            environment["KVSTITCH_MODEL"] = str(model)
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+            command = [sys.executable, "-c", COMMAND, str(rows)]
+            with subprocess.Popen(
+                command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as process:
+                killed_actor(postgresql_url, process)
+                output, errors = process.communicate(timeout=END_S)
+            assert process.returncode == 0, errors[-4000:]
+            ended = json.loads(output.splitlines()[-1])
+            assert (ended["done"], ended["failed"], ended["ended"]) == (60, 1, True)
+            assert ended["stored"] + ended["present"] == ended["chunks"]
+            assert [error["doc_id"] for error in ended["errors"]] == ["rows.jsonl, line 31"]
+            values, sets = commands(redis)
+            assert sets == values, "a key was put twice"
+            assert gateway.http.get("/admin/collections").json()["collections"] == [
+                {
+                    "collection": "default",
+                    "documents": 60,
+                    "chunks": ended["chunks"],
+                    "tokens": ended["tokens"],
+                }
+            ]
+            answer = gateway.ask(
+                "Which colour is named?",
+                documents=[one["doc_id"] for one in corpus[:3]],
+                top_k=3,
+                max_tokens=4,
+                fusion={"method": "pie"},
+            )
+            assert set(tiers(answer)) == {"redis"}

@@ -1,0 +1,138 @@
+"""An actor with a worker process that only pretends to compute, on a real PostgreSQL; no Ray."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fleet.hashing_endpoint import hashing_endpoint
+from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
+from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
+from retriever.sql.postgresql import Postgresql
+from retriever.testing import WordCounter
+from service.bulk.actor import RangeActor
+from service.bulk.cutting import cut
+from service.bulk.range_table import RangeTable
+from service.bulk.records import Run
+from service.bulk.sources import source
+from service.settings import Settings
+from tests.service.gateway.model_folders import byte_tokenizer, make_folder
+
+FAKE = (sys.executable, "-m", "service.gateway.worker_client.testing.fake_worker")
+Ingest = Callable[..., tuple[list[dict[str, Any]], RangeTable]]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with hashing_endpoint() as url:
+        yield url
+
+
+@pytest.fixture
+def ingest(tmp_path: Path, postgresql_url: str, endpoint: str) -> Iterator[Ingest]:
+    """Ingests rows by one actor; what it says of its ranges, and the table."""
+    run = Run("run", str(tmp_path / "rows.jsonl"), "", "default")
+    table = RangeTable(postgresql_url)
+    table.start()
+    folder = make_folder(tmp_path / "model")
+
+    def with_rows(
+        rows: list[Any], *, command: tuple[str, ...] = FAKE, **settings: Any
+    ) -> tuple[list[dict[str, Any]], RangeTable]:
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        text, path = "\n".join(lines), Path(run.input)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        table.begin(run)
+        cut(source(run.input), table, run.run_id, 100)
+        given = {"database": postgresql_url, "redis_url": "redis://127.0.0.1:1/0"}
+        made = Settings(
+            model=str(folder), data_dir=tmp_path, embedder_url=endpoint, embedder="hashing",
+            embedder_revision="1", **{**given, **settings},
+        )  # fmt: skip
+        actor = RangeActor(made.model_dump(mode="json"), run, worker_command=command)
+        try:
+            answers = [actor({"number": [n]}) for n in table.free(run.run_id)]
+        finally:
+            actor.close()
+        return [{name: each[name][0] for name in each} for each in answers], table
+
+    yield with_rows
+    table.close()
+
+
+def row(number: int, text: str = "") -> dict[str, Any]:
+    return {"doc_id": f"d{number}", "title": f"T{number}", "text": text or f"Text number {number}."}
+
+
+def test_documents_are_in_the_catalog_and_each_text_is_stored_once(
+    ingest: Ingest, postgresql_url: str, endpoint: str, tmp_path: Path
+) -> None:
+    same = {"text": "The very same words.", "title": "same"}
+    rows = [row(0), {"doc_id": "a", **same}, "{", {"doc_id": "b", **same}, row(1), row(0, "Newer.")]
+    (said,), table = ingest(rows)
+    assert (said["outcome"], said["reason"], said["chunks"]) == ("done", "", 6 - 1)
+    standing = table.standing(Run("run", "", "", ""))
+    assert (standing.done, standing.failed, standing.chunks) == (5, 1, 5)
+    assert (standing.stored, standing.present) == (4, 1)
+    assert "line 3" in table.errors("run")[0]["message"]
+    pool = Postgresql(postgresql_url, SCHEMA)
+    with_index = Retriever.in_folder(
+        tmp_path / "gateway",
+        EndpointEmbedder(endpoint, "hashing", revision="1"),
+        ChunkSettings(WordCounter(), 64),
+        database=PostgresqlDatabase(pool),
+    )
+    with_index.start()
+    (found,) = with_index.search("Newer.", 1, scope=Scope("", "default"))
+    assert found.chunk.doc_id == "d0"
+    assert with_index.counts().documents == 4
+    with_index.close()
+    pool.close()
+
+
+def test_again_nothing_is_stored(ingest: Ingest) -> None:
+    rows = [row(number) for number in range(3)]
+    ingest(rows)
+    answers, table = ingest(rows)
+    assert answers == [] and table.standing(Run("run", "", "", "")).ended
+    table.again("run")
+    (said,), _ = ingest(rows)
+    assert said["outcome"] == "done"
+
+
+def test_a_document_that_kills_the_worker_fails_alone(ingest: Ingest) -> None:
+    """The byte of `@` kills the worker, whenever it is computed."""
+    token = byte_tokenizer().token_to_id("@")
+    command = (*FAKE, "--crash-token", str(token))
+    (said,), table = ingest([row(0), row(1, "what @ kills"), row(2)], command=command)
+    assert said["outcome"] == "done"
+    standing = table.standing(Run("run", "", "", ""))
+    assert (standing.done, standing.failed) == (2, 1)
+    (error,) = table.errors("run")
+    assert error["doc_id"] == "d1" and "died 3 times" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"redis_url": ""}, "--redis or --s3"),
+        ({"prefix_mode": "primer"}, "companions"),
+    ],
+)
+def test_settings_that_gateways_could_not_use(
+    ingest: Ingest, settings: dict[str, Any], message: str
+) -> None:
+    (said,), table = ingest([row(0)], **settings)
+    assert said["outcome"] == "refused" and message in said["reason"]
+    assert table.standing(Run("run", "", "", "")).ranges == {"open": 1}
+
+
+def test_a_worker_that_refuses_the_model(ingest: Ingest) -> None:
+    (said,), _ = ingest([row(0)], command=(*FAKE, "--refuse", "no such family"))
+    assert (said["outcome"], said["reason"]) == ("refused", "no such family")

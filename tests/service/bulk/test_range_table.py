@@ -1,0 +1,132 @@
+"""Ranges are claimed by one worker at a time, on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from service.bulk.range_table import MAX_ATTEMPTS, RangeTable
+from service.bulk.records import MAX_ERRORS, Counts, NewRange, Run
+
+RUN = Run("0123456789abcdef", "/input", "", "default")
+
+
+def ranges(count: int, path: str = "rows.jsonl") -> list[NewRange]:
+    return [NewRange(path, 100 * n, 100, 10 * n + 1, [], 10) for n in range(count)]
+
+
+@pytest.fixture
+def table(postgresql_url: str) -> Iterator[RangeTable]:
+    made = RangeTable(postgresql_url, connections=8)
+    made.start()
+    made.begin(RUN)
+    yield made
+    made.close()
+
+
+def expired(table: RangeTable) -> RangeTable:
+    """The same table for somebody who takes no range for held."""
+    return RangeTable(table._postgresql._url, lease_s=-1.0)
+
+
+def test_every_range_is_claimed_once_by_whoever_comes(table: RangeTable) -> None:
+    table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(40))
+    numbers = table.free(RUN.run_id)
+    assert len(numbers) == 40
+    start = threading.Barrier(6)
+
+    def take(owner: str) -> list[int]:
+        start.wait()
+        return [number for number in numbers if table.claim(number, owner) is not None]
+
+    with ThreadPoolExecutor(6) as threads:
+        taken = list(threads.map(take, "abcdef"))
+    assert sorted(number for each in taken for number in each) == numbers
+    assert table.free(RUN.run_id) == []
+
+
+def test_a_claim_tells_where_the_documents_are(table: RangeTable) -> None:
+    table.add(RUN.run_id, {"a.md": "1", "b.md": "1"}, [NewRange("", 0, 9, 1, ["a.md", "b.md"], 2)])
+    (number,) = table.free(RUN.run_id)
+    part = table.claim(number, "me")
+    assert part is not None
+    assert (part.files, part.documents, part.attempts) == (["a.md", "b.md"], 2, 1)
+
+
+def test_a_silent_worker_loses_its_range_and_cannot_finish_it(table: RangeTable) -> None:
+    table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(1))
+    (number,) = table.free(RUN.run_id)
+    assert table.claim(number, "silent") is not None
+    assert table.claim(number, "other") is None
+    other = expired(table)
+    other.start()
+    assert other.free(RUN.run_id) == [number]
+    again = other.claim(number, "other")
+    assert again is not None and again.attempts == 2
+    counts = Counts(done=10, chunks=20, tokens=200, stored=20, bytes=2000)
+    assert not table.beat(number, "silent", counts)
+    assert not table.finish(number, "silent", counts)
+    assert table.standing(RUN).done == 0
+    assert table.finish(number, "other", counts)
+    standing = table.standing(RUN)
+    assert (standing.done, standing.chunks, standing.ranges) == (10, 20, {"done": 1})
+    assert standing.ended
+    other.close()
+
+
+def test_a_range_that_workers_die_of_is_given_up_until_the_command_is_given_again(
+    table: RangeTable,
+) -> None:
+    table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(1))
+    (number,) = table.free(RUN.run_id)
+    other = expired(table)
+    other.start()
+    for attempt in range(MAX_ATTEMPTS):
+        assert other.claim(number, f"dies-{attempt}") is not None
+    assert other.claim(number, "next") is None
+    assert table.standing(RUN).ranges == {"failed": 1}
+    assert "given up" in table.errors(RUN.run_id)[0]["message"]
+    table.begin(RUN)
+    assert table.free(RUN.run_id) == [number]
+    other.close()
+
+
+def test_what_cannot_be_done_now_is_given_back_with_its_reason(table: RangeTable) -> None:
+    table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(1))
+    (number,) = table.free(RUN.run_id)
+    assert table.claim(number, "me") is not None
+    table.give_back(number, "me", "Redis is away")
+    assert table.free(RUN.run_id) == [number]
+    assert table.errors(RUN.run_id) == [{"doc_id": "", "message": "Redis is away"}]
+
+
+def test_failed_documents_are_told_and_tried_again(table: RangeTable) -> None:
+    table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(2))
+    good, bad = table.free(RUN.run_id)
+    for number in (good, bad):
+        assert table.claim(number, "me") is not None
+    counts = Counts(done=10)
+    assert table.finish(good, "me", counts)
+    for document in range(2 * MAX_ERRORS):
+        counts.fail(f"d{document}", "bad")
+    assert table.finish(bad, "me", counts)
+    standing = table.standing(RUN)
+    assert (standing.failed, standing.ranges) == (2 * MAX_ERRORS, {"done": 2})
+    assert len(table.errors(RUN.run_id)) == MAX_ERRORS
+    table.begin(RUN)
+    assert table.free(RUN.run_id) == [bad]
+    table.again(RUN.run_id)
+    assert table.free(RUN.run_id) == [good, bad]
+
+
+def test_a_changed_file_is_cut_anew(table: RangeTable) -> None:
+    table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(3))
+    table.add(RUN.run_id, {"other.jsonl": "1"}, ranges(1, "other.jsonl"))
+    (kept,) = table.free(RUN.run_id)[3:]
+    table.add(RUN.run_id, {"rows.jsonl": "2"}, ranges(2))
+    assert len(table.free(RUN.run_id)) == 3
+    assert kept in table.free(RUN.run_id)
+    assert table.versions(RUN.run_id) == {"rows.jsonl": "2", "other.jsonl": "1"}
