@@ -44,7 +44,7 @@ programs:
 	scripts/install-clients.sh
 
 test: tools
-	$(VENV)/python -m pytest -n 3 --dist loadfile
+	$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Longest first, so that two cores end at the same time.
 check: types imports generated lint
