@@ -10,8 +10,12 @@ PYTHON ?= python3
 VENV := .venv/bin
 # Without this, waiting threads keep shared cores busy 10 to 500 times longer.
 export OMP_WAIT_POLICY := PASSIVE
+# Where the environment forbids Python to keep what it compiled, every process compiles all of it
+# again: a third of what the start of a service costs.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo serve tools test check dashboards bench loadtest chaos clean
+.PHONY: setup demo serve tools programs test check lint types imports generated dashboards bench \
+	loadtest chaos clean
 
 setup: .venv/.ready
 
@@ -26,10 +30,13 @@ serve: setup
 	$(VENV)/kvstitch serve
 
 # What tests need besides Python packages; quick where it is there.
-tools: setup
+tools: setup programs
 	$(VENV)/python -m service.worker.kernels.cpu.build --if-changed
-	scripts/install-redis.sh
 	scripts/install-postgresql.sh
+
+# The part that can be installed beside `make setup`.
+programs:
+	scripts/install-redis.sh
 	scripts/install-chromium.sh
 	scripts/install-axe.sh
 	scripts/install-prometheus.sh
@@ -37,13 +44,22 @@ tools: setup
 	scripts/install-clients.sh
 
 test: tools
-	$(VENV)/python -m pytest -n 3 --dist loadfile
+	$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-check: setup
+# Longest first, so that two cores end at the same time.
+check: types imports generated lint
+
+lint: setup
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
+
+types: setup
 	$(VENV)/mypy
+
+imports: setup
 	$(VENV)/lint-imports
+
+generated: setup
 	$(VENV)/python -m service.metrics_docs --check
 	$(VENV)/python -m service.gateway.http.openai.field_docs --check
 	$(VENV)/python -m service.worker.model.families_docs --check

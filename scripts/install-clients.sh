@@ -20,7 +20,7 @@ if [ "$(cat $python/.installed 2>/dev/null || true)" != "$mark" ]; then
   if command -v uv >/dev/null 2>&1; then
     VIRTUAL_ENV=$PWD/$python uv pip install -q -r $wanted/requirements.txt -c $wanted/constraints.txt
   else
-    $python/bin/python -m pip --disable-pip-version-check -q install \
+    $python/bin/python -m pip --disable-pip-version-check -q install --no-compile \
       -r $wanted/requirements.txt -c $wanted/constraints.txt
   fi
   echo "$mark" >$python/.installed

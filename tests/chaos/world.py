@@ -17,6 +17,7 @@ from tests.chaos.journal import Journal, load_json, save_json
 from tests.chaos.life import ROLES, Faults, Life
 from tests.chaos.twin import FIXED, Twin, make_key
 from tests.chaos.volume import Volume
+from tests.e2e.embedding_server import embedding_settings
 from tests.redis_server import RedisServer
 
 DEADLINE_S = 60.0  # every request ends sooner
@@ -79,6 +80,7 @@ class World:
         settings: dict[str, object] = {
             **FIXED,
             **LIMITS,
+            **embedding_settings(),
             "threads": 1,
             "model": self.model,
             "data_dir": self.data_dir,

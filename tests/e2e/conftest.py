@@ -13,6 +13,7 @@ from playwright.sync_api import Browser
 
 from demo.corpus_files import read_documents
 from tests.e2e.console.browser import Console, chromium
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import demo_or_tiny, tiny
 from tests.e2e.service import Service
 
@@ -50,7 +51,8 @@ def service(
     tmp_path_factory: pytest.TempPathFactory, model: Path, twelve: Documents
 ) -> Iterator[Service]:
     """A running service that knows `twelve`. Tests leave it running and its documents alone."""
-    with Service(model, tmp_path_factory.mktemp("shared") / "data", sketches=True) as running:
+    data = tmp_path_factory.mktemp("shared") / "data"
+    with Service(model, data, sketches=True, **IN_PROCESS) as running:
         running.ingest(twelve)
         yield running
 

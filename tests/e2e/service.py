@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import httpx
 
+from tests.e2e.embedding_server import embedding_settings
 from tests.e2e.metrics import Metrics
 
 START_S = 180.0  # two processes load torch on what may be one busy core
@@ -37,12 +38,18 @@ class Service:
     """One service on one data folder; it can be killed and started again."""
 
     def __init__(self, model: Path, data_dir: Path, **settings: object) -> None:
-        """`settings` are those of service.settings, e.g. memory_tier_mib=0."""
+        """`settings` are those of service.settings, e.g. memory_tier_mib=0.
+
+        It embeds by tests.e2e.embedding_server, unless it is given an `embedder_url`;
+        `**IN_PROCESS` means that it embeds by itself.
+        """
         self.data_dir = data_dir
         self.port = _free_port()
         # Without the planner: on a busy machine a tier is late, and a hit would be computed.
         # Without the prefix cache: many tests ask twice to see where chunks come from.
         defaults: dict[str, object] = {"threads": 1, "planner": False, "prefix_cache": False}
+        if "embedder_url" not in settings:
+            defaults |= embedding_settings()
         self._settings = {**defaults, **settings, "model": model, "data_dir": data_dir}
         self._log = data_dir.with_name(data_dir.name + ".log")
         self._process: subprocess.Popen[bytes] | None = None

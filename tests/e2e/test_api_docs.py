@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
 from tests.service.gateway.corpus.pdfs import make_pdf
@@ -39,7 +40,7 @@ def shown() -> list[Shown]:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The real demo model, as `kvstitch serve` serves it, without documents."""
-    with Service(DEMO, tmp_path_factory.mktemp("docs") / "data") as service:
+    with Service(DEMO, tmp_path_factory.mktemp("docs") / "data", **IN_PROCESS) as service:
         yield service
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Documents, Serve
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.service import HANG_S, Service
 
 QUESTION = "How long is the warranty?"
@@ -30,7 +31,8 @@ def own(
         (place / "docs" / f"{number:02}.md").write_text(
             f"# {document['title']}\n{document['text']}", encoding="utf-8"
         )
-    with Service(model, place / "data") as running:
+    # By itself, as the doctor here expects of its index.
+    with Service(model, place / "data", **IN_PROCESS) as running:
         found = run(running, "ingest", str(place / "docs"), "--metadata", "kind=manual")
         assert found.returncode == 0, found.stderr
         assert found.stdout.startswith("12 documents in ") and "0 failed" in found.stdout

@@ -107,21 +107,21 @@ def explain(service: Service, fusion: dict[str, object]) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("method", ["last_reader", "every_block"])
-def test_they_are_drawn(browser: Browser, serve: Serve, twelve: Documents, method: str) -> None:
+def test_they_are_drawn(browser: Browser, serve: Serve, twelve: Documents) -> None:
     """The console offers them and marks every token of their prompts."""
     with serve(methods_dir=FOLDER) as service:
         service.ingest(twelve)
-        console = Console(browser, service)
-        try:
-            page = console.ready()
-            console.ask(QUESTION, method=method)
-            (done,) = console.done()
-            assert done["fusion"]["method"] == method
-            check_counts(page.locator(".result"), done)
-            assert console.wrong == []
-        finally:
-            console.close()
+        for method in ("last_reader", "every_block"):
+            console = Console(browser, service)
+            try:
+                page = console.ready()
+                console.ask(QUESTION, method=method)
+                (done,) = console.done()
+                assert done["fusion"]["method"] == method
+                check_counts(page.locator(".result"), done)
+                assert console.wrong == []
+            finally:
+                console.close()
 
 
 def test_the_contract_of_methods_runs_over_them() -> None:

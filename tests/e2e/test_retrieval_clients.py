@@ -23,6 +23,7 @@ from kvstitch import Client, langchain, llama_index
 from kvstitch.client import errors
 from retriever import LocalEmbedder
 from tests.e2e.conftest import Documents
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import demo_or_tiny
 from tests.e2e.service import Service
 
@@ -36,7 +37,7 @@ def asked(
     """A service of its own: LangChain's tests have a fixture `model`, which the shared one uses."""
     folder = tmp_path_factory.mktemp("frameworks")
     with Service(
-        demo_or_tiny(folder / "demo", [d["text"] for d in corpus]), folder / "data"
+        demo_or_tiny(folder / "demo", [d["text"] for d in corpus]), folder / "data", **IN_PROCESS
     ) as one:
         one.ingest(twelve)
         yield one

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
@@ -128,24 +127,28 @@ def test_no_route_tells_a_tenant_of_anothers_documents(
         service.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("limit", ["documents", "bytes"])
-def test_what_a_tenant_may_store(tmp_path: Path, model: Path, limit: str) -> None:
+def test_what_a_tenant_may_store(tmp_path: Path, model: Path) -> None:
     """The quota is of the tenant, replaced documents count once, and deleting makes room."""
     data = tmp_path / "data"
-    red = make_key(data, "red")
-    room = {"documents": 2, "bytes": 60}[limit]
-    service = Service(model, data, **{f"tenant_max_{limit}": room})
+    keys = {limit: make_key(data, limit) for limit in ("documents", "bytes")}
+    service = Service(model, data, tenant_max_documents=4, tenant_max_bytes=130)
+    text = "About thirty bytes of a text."
+    assert 4 * len(text) < 130 < 5 * len(text)
     try:
-        acting(service, red)
+        acting(service, keys["documents"])
         service.start()
-        text = "About thirty bytes of a text."
-        service.ingest([{"doc_id": d, "text": text} for d in ("a", "b")])
-        service.ingest([{"doc_id": "a", "text": text.replace("a", "o")}])
-        body = {"documents": [{"doc_id": "c", "text": text}]}
-        refused = service.http.post("/admin/precompute", json=body)
-        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-        assert refused.json()["field"] == limit and str(room) in refused.json()["detail"]
-        assert service.http.delete("/admin/documents/a").status_code == 200
-        service.ingest(body["documents"])
+        for limit, room, first, refused_text in (
+            ("documents", 4, ("a", "b", "d", "e"), "x"),
+            ("bytes", 130, ("a", "b", "d"), 2 * text),
+        ):
+            acting(service, keys[limit])
+            service.ingest([{"doc_id": d, "text": text} for d in first])
+            service.ingest([{"doc_id": "a", "text": text.replace("a", "o")}])
+            body = {"documents": [{"doc_id": "c", "text": refused_text}]}
+            refused = service.http.post("/admin/precompute", json=body)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["field"] == limit and str(room) in refused.json()["detail"]
+            assert service.http.delete("/admin/documents/a").status_code == 200
+            service.ingest(body["documents"])
     finally:
         service.__exit__(None, None, None)

@@ -9,6 +9,7 @@ import pytest
 from loadtest.command_line import DEMO
 from loadtest.traffic.corpus_reader import CorpusQuestion, read_documents, read_questions
 from loadtest.traffic.routes import CorpusDocument
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import demo_or_tiny
 from tests.e2e.service import Service
 
@@ -31,6 +32,6 @@ def service(
     """Knows `documents`; its answers have as many tokens as were asked for."""
     folder = tmp_path_factory.mktemp("load")
     model = demo_or_tiny(folder / "demo", [document.text for document in documents])
-    with Service(model, folder / "data") as running:
+    with Service(model, folder / "data", **IN_PROCESS) as running:
         running.ingest([document.body() for document in documents])
         yield running

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from tests.references.fusion import cached_documents, top
 from tests.references.prefill import Prompt, Reference, Trace, index_mask
 from tests.references.shift import shifted_pass
+
+_Mass = list[list[float]]
+_known: WeakKeyDictionary[Reference, dict[tuple[object, ...], _Mass]] = WeakKeyDictionary()
 
 
 def document_share(prompt: Prompt, ratio: float) -> int:
@@ -23,12 +27,23 @@ def document_share(prompt: Prompt, ratio: float) -> int:
 
 def question_mass(
     reference: Reference, prompt: Prompt, *, probe: str = "stitched", keys: str = "all"
-) -> list[list[float]]:
+) -> _Mass:
     """Attention that each token receives from the question, per layer, all heads and rows added.
 
     probe "query_only": what the question's rows are made from is the question alone. keys
-    "documents": only documents' keys share the attention.
+    "documents": only documents' keys share the attention. Remembered, because methods and ratios
+    ask for the same few.
     """
+    # The last layer's stored KV depends on everything before it.
+    stored = [s and (s.offset, s.k_pre[-1].numpy().tobytes()) for s in prompt.stored]
+    asked = (*prompt.ids, *prompt.starts, *stored, probe, keys)
+    known = _known.setdefault(reference, {})
+    if asked not in known:
+        known[asked] = _question_mass(reference, prompt, probe, keys)
+    return known[asked]
+
+
+def _question_mass(reference: Reference, prompt: Prompt, probe: str, keys: str) -> _Mass:
     question, documents = prompt.question_indices, cached_documents(prompt)
 
     def alone(rows: list[int], n: int) -> Tensor:

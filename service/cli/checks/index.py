@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from retriever import EndpointEmbedder
 from retriever.catalog.schema import SCHEMA_VERSION
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import RetrieverError
@@ -59,7 +60,12 @@ def _embedder(settings: Settings) -> tuple[str, str]:
         EmbedderUnsupported: Its folder is missing or cannot be used.
     """
     if settings.embedder_url:
-        return settings.embedder or "default", settings.embedder_revision
+        endpoint = EndpointEmbedder(
+            settings.embedder_url,
+            settings.embedder or "default",
+            revision=settings.embedder_revision,
+        )
+        return endpoint.name, endpoint.revision
     folder = SentenceModelFolder.read(Path(settings.embedder) if settings.embedder else None)
     return folder.name, folder.revision()
 

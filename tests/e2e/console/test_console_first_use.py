@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, expect
 from service.settings import demo_model
 from tests.e2e.console.browser import Console
 from tests.e2e.console.looks import BOTH
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.service import Service
 
 ANSWERS = {
@@ -25,7 +26,7 @@ def test_from_nothing_to_an_answer(
     browser: Browser, tmp_path: Path, look: dict[str, object]
 ) -> None:
     """By keyboard alone, and with the model that a new service serves: its answers are right."""
-    with Service(demo_model(), tmp_path / "data") as service:
+    with Service(demo_model(), tmp_path / "data", **IN_PROCESS) as service:
         console = Console(browser, service, **look)  # type: ignore[arg-type]
         page = console.ready("chat")
         page.get_by_text("There are no documents yet").first.wait_for()

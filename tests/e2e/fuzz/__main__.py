@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.fuzz.calls import Call, Caller
 from tests.e2e.fuzz.sending import fault, send
 from tests.e2e.models import DEMO
@@ -84,7 +85,7 @@ def main() -> None:
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="fuzz-") as folder,
-        Service(DEMO, Path(folder) / "data") as service,
+        Service(DEMO, Path(folder) / "data", **IN_PROCESS) as service,
     ):
         service.ingest(DOCUMENTS)
         fuzz = Fuzz(service, given.seed)

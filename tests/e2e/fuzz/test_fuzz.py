@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.fuzz.__main__ import DOCUMENTS, Fuzz
 from tests.e2e.fuzz.calls import Call
 from tests.e2e.fuzz.sending import Reply, fault
@@ -16,7 +17,7 @@ CALLS = 600
 
 
 def test_no_call_is_a_server_error(tmp_path: Path) -> None:
-    with Service(DEMO, tmp_path / "data") as service:
+    with Service(DEMO, tmp_path / "data", **IN_PROCESS) as service:
         service.ingest(DOCUMENTS)
         fuzz = Fuzz(service, seed=3)
         fuzz.run(CALLS)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.corpus_files import read_documents
+from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
 from tests.e2e.soak.resources import Held
@@ -107,7 +108,7 @@ def main() -> None:
     corpus = [{"doc_id": d.doc_id, "title": d.title, "text": d.text} for d in documents]
     with (
         tempfile.TemporaryDirectory(prefix="soak-") as folder,
-        Service(DEMO, Path(folder) / "data") as service,
+        Service(DEMO, Path(folder) / "data", **IN_PROCESS) as service,
     ):
         service.ingest(corpus)
         started = time.monotonic()
