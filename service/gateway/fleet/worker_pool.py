@@ -18,8 +18,9 @@ from service.gateway.fleet.cost import Work
 from service.gateway.fleet.directory import Directory
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.prefixes import PrefixMap
-from service.gateway.fleet.router import Candidate, Choice, Policy, RoutedPrompt, Router
+from service.gateway.fleet.router import Choice, Policy, RoutedPrompt, Router
 from service.gateway.fleet.spread_precompute import spread_precompute
+from service.gateway.fleet.worker_table import WorkerTable
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.connection import RETRY_AFTER_S
 from service.gateway.worker_client.protocol import Event
@@ -66,10 +67,14 @@ class WorkerPool:
     ) -> None:
         """The arguments are those of `Router`, and where is counted what went where."""
         self.members = list(members)
+        table = WorkerTable()
+        for member in self.members:
+            member.join(table)
         self.directory = Directory()
         self._prefixes = PrefixMap()
         self._router = Router(
             policy,
+            table,
             self.directory,
             self._prefixes,
             slower_tiers=slower_tiers,
@@ -218,7 +223,6 @@ class WorkerPool:
         member = self._route(request, tried)
         tried.add(member.number)
         self._at[request.id] = member
-        member.requests.add(request.id)
         try:
             async with aclosing(member.client.submit(request)) as stream:
                 if (reason := self._aborts.get(request.id)) is not None:
@@ -232,7 +236,7 @@ class WorkerPool:
                 raise
             yield Failed(request.id, error.code, error.message)
         finally:
-            member.requests.discard(request.id)
+            member.ended(request.id)
             del self._at[request.id]
 
     def _route(self, request: Generate, tried: set[int]) -> Member:
@@ -240,7 +244,7 @@ class WorkerPool:
         choice = self._router.choose(prompt, self._candidates(tried))
         member = self.members[choice.number]
         self._count(prompt, choice)
-        member.backlog.sent(choice.cost.prefill_s)
+        member.began(request.id, choice.cost.prefill_s)
         self._router.sent(prompt, choice.number)
         return member
 
@@ -256,11 +260,11 @@ class WorkerPool:
         ratio = request.fusion.parameters.get("ratio", schema.get("default", 0.0))
         return ratio if isinstance(ratio, float | int) else float(schema.get("default", 0.0))
 
-    def _candidates(self, tried: Iterable[int] = ()) -> list[Candidate]:
+    def _candidates(self, tried: Iterable[int] = ()) -> list[int]:
         members = self._ready_members(tried)
         if not members:
             raise WorkerUnavailable(self.reason, retry_after_s=RETRY_AFTER_S)
-        return [member.candidate for member in members]
+        return [member.number for member in members]
 
     def _ready_members(self, tried: Iterable[int] = ()) -> list[Member]:
         left_out = set(tried)
