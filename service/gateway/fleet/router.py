@@ -117,7 +117,7 @@ class Router:
         best = int(numbers[np.lexsort(keys[::-1])[0]])
         return Choice(best, self._cost(prompt, best, longest.get(best, 0)))
 
-    def _prices(self, prompt: RoutedPrompt, numbers: Counts, longest: Mapping[int, int]) -> Floats:
+    def prices(self, prompt: RoutedPrompt, candidates: Sequence[int]) -> Floats:
         """Seconds that a prompt takes at each worker `[workers]`, if it goes to a candidate."""
         held = np.zeros((len(prompt.names), len(self._table)), np.bool_)
         for document, name in enumerate(prompt.names):
@@ -177,7 +177,7 @@ class Router:
             hashed = numbers[homes(unheld, numbers, self._table.backlog_s[numbers])]
             away[cold] = True
             away[cold, hashed] = False
-        for document in cold:
+        for document in cold.tolist():
             expected = self._directory.expected_at(names[document])
             if expected is not None and expected in numbers:
                 away[document] = True
