@@ -19,16 +19,20 @@ from loadtest.traffic.routes import CorpusDocument
 
 START_S, STOP_S, INGEST_S = 180.0, 60.0, 600.0
 POLL_S = 0.2
+PROGRAM = ("service.cli", "serve")
 BATCH = 500
 
 
 @contextmanager
-def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
+def service(
+    data_dir: Path, model: Path | None = None, *, program: Sequence[str] = PROGRAM
+) -> Iterator[str]:
     """Start a service and stop it at the end of the block. It gets the KVSTITCH_* variables.
 
     Args:
         data_dir: its data folder, created if needed.
         model: model folder to serve; default: the demo's.
+        program: module and words that serve; it takes the options of `kvstitch serve`.
 
     Yields:
         Its base URL.
@@ -37,7 +41,7 @@ def service(data_dir: Path, model: Path | None = None) -> Iterator[str]:
         ServiceFailed: it did not start; the message has the end of its log.
     """
     port = _free_port()
-    command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", *program, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--data-dir", str(data_dir)]
     if model is not None:
         command += ["--model", str(model)]

@@ -67,20 +67,25 @@ class Simulation:
             backlogs[number] += self._fleet.tokens(document) * self._fleet.load.token_s
             self._tell(number, self._workers[number].keep([document]))
 
-    def fill_as_if_long_served(self, *, spread: bool, stored: int) -> None:
+    def fill_as_if_long_served(self, *, spread: bool, stored: int, topic: int = 1) -> None:
         """Fills the tiers with the most popular chunks, which have the lowest numbers.
 
         Args:
-            spread: each chunk in the memory tier of one worker; else all have the same ones.
+            spread: each topic in the memory tier of one worker; else all have the same ones.
             stored: chunks in the slower tier.
+            topic: chunks of a topic, which have numbers in a row.
         """
         self._stored_up_to = stored
         self._directory.note_stored(map(name, reversed(range(min(stored, 1_000_000)))))
-        size, workers = self._fleet.memory // self._fleet.chunk, self._fleet.workers
+        size = self._fleet.memory // self._fleet.chunk // topic
+        step = self._fleet.workers if spread else 1
         for number, worker in enumerate(self._workers):
-            step, first = (workers, number) if spread else (1, 0)
+            first = number if spread else 0
             popular = range(first, first + size * step, step)
-            self._tell(number, worker.keep(reversed(popular)))
+            self._tell(
+                number,
+                worker.keep(one * topic + n for one in reversed(popular) for n in range(topic)),
+            )
 
     def run(self, requests: Iterable[Request]) -> Outcome:
         """Sends all requests and waits for the last answer."""
