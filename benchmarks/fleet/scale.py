@@ -4,8 +4,8 @@
 
 Costs of a worker are assumptions about one GPU with an 8B model (`GPU`), not measurements; a file
 that holds a measured `service.records.WorkerLoad` replaces them. What is compared is how the
-policies of `service.gateway.fleet.router` divide the same requests. `--sensitivity` repeats one
-size with each assumed cost halved and doubled.
+policies of `service.gateway.fleet.router` divide the same requests, with a slower tier that all
+read, and without one. `--sensitivity` repeats one size with each assumed cost halved and doubled.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ CHUNK, QUESTION, ANSWER, TOP_K = 256, 64, 128, 8
 TOPIC = 32  # documents that are found together
 REPAIR = 0.15
 MEMORY_GIB = 128
+MEMORY_ONLY_RATE = 0.5  # requests where all else is computed, to those with a slower tier
 STORED = 0.1  # of all chunks, in the slower tier
 SLO_S = 0.5
 DOLLARS_PER_GPU_HOUR = 2.5
 SHARD_BYTES_S = 1.8e9
+SENSITIVITY_POLICIES: tuple[Policy, ...] = ("cost", "least_load")
 SEED = 0
 
 
@@ -84,13 +86,18 @@ def measured(fleet: Fleet, outcome: Outcome, rate: float) -> dict[str, Any]:
     }
 
 
-def simulated(args: argparse.Namespace, load: WorkerLoad, workers: int, policy: Policy) -> (
-    dict[str, Any]
-):  # fmt: skip
+def simulated(
+    args: argparse.Namespace,
+    load: WorkerLoad,
+    workers: int,
+    policy: Policy,
+    *,
+    slower_tier: bool = True,
+) -> dict[str, Any]:
     """One fleet under one policy."""
     memory = int(MEMORY_GIB * GIB / load.token_bytes) // args.scale
     fleet = Fleet(
-        workers, load, CHUNK, QUESTION, REPAIR, memory, slower_tiers=True, policy=policy
+        workers, load, CHUNK, QUESTION, REPAIR, memory, slower_tiers=slower_tier, policy=policy
     )
     count = min(args.requests, args.per_worker * workers)
     began = time.perf_counter()
@@ -98,9 +105,10 @@ def simulated(args: argparse.Namespace, load: WorkerLoad, workers: int, policy: 
     simulation.fill_as_if_long_served(
         spread=policy == "cost", stored=int(STORED * args.chunks / args.scale), topic=TOPIC
     )
-    rate = args.rate * workers
+    rate = args.rate * workers * (1 if slower_tier else MEMORY_ONLY_RATE)
     outcome = simulation.run(requests(count, rate, args.chunks // args.scale, args.alpha, SEED))
-    row: dict[str, Any] = {"workers": workers, "policy": policy, "requests": count}
+    row: dict[str, Any] = {"workers": workers, "slower_tier": slower_tier, "policy": policy}
+    row |= {"requests": count, "rate_per_worker": rate / workers}
     row |= measured(fleet, outcome, rate)
     row["simulated_in_s"] = round(time.perf_counter() - began, 1)
     print(json.dumps(row), flush=True)
@@ -121,7 +129,7 @@ def sensitivity(args: argparse.Namespace, load: WorkerLoad) -> list[dict[str, An
     for cost in ("token_s", "step_s", "token_bytes", "slow_tier"):
         for factor in (0.5, 2.0):
             other = changed(load, cost, factor)
-            for policy in args.policies:
+            for policy in SENSITIVITY_POLICIES:
                 row = simulated(args, other, args.sensitivity, policy)
                 rows.append({"cost": cost, "factor": factor, **row})
     return rows
@@ -140,6 +148,7 @@ def main() -> None:
     add("--scale", type=int, default=16, help="divides chunks and memory tiers alike")
     add("--alpha", type=float, default=0.9)
     add("--rate", type=float, default=12.0, help="requests per second and worker")
+    add("--tiers", choices=["both", "slower", "memory"], default="both")
     add("--per-worker", type=int, default=150, help="requests")
     add("--requests", type=int, default=12_000, help="at most")
     add("--policies", nargs="+", choices=get_args(Policy), default=list(get_args(Policy)))
@@ -148,7 +157,12 @@ def main() -> None:
     add("--out", type=Path, default=OUT)
     args = parser.parse_args()
     load = GPU if args.costs is None else WorkerLoad(**json.loads(args.costs.read_text("utf-8")))
-    rows = [simulated(args, load, n, policy) for n in args.workers for policy in args.policies]
+    rows = [
+        simulated(args, load, workers, policy, slower_tier=slower_tier)
+        for workers in args.workers
+        for slower_tier in ((True, False) if args.tiers == "both" else (args.tiers == "slower",))
+        for policy in args.policies
+    ]
     result = {
         "environment": {**describe(), "seed": SEED},
         "assumed": {
@@ -165,6 +179,7 @@ def main() -> None:
             "scale": args.scale,
             "alpha": args.alpha,
             "rate_per_worker": args.rate,
+            "rate_per_worker_memory_only": args.rate * MEMORY_ONLY_RATE,
             "slo_ttft_s": SLO_S,
             "dollars_per_gpu_hour": DOLLARS_PER_GPU_HOUR,
             "redis_shard_gb_s": SHARD_BYTES_S / 1e9,
