@@ -20,9 +20,7 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     args = parser.parse_args()
-    settings = load(
-        host=args.host, port=args.port, data_dir=args.data_dir, model=str(args.model)
-    )
+    settings = load(host=args.host, port=args.port, data_dir=args.data_dir, model=str(args.model))
     gateway = Gateway(settings, args.model, worker_command=COMMAND)
     bound = listen(settings.host, settings.port)
     gateway.claim()

@@ -154,7 +154,9 @@ def routed(url: str) -> dict[str, float]:
     return found
 
 
-def run_real(args: argparse.Namespace, workers: int) -> tuple[Costs, list[Answer], dict[str, float]]:
+def run_real(
+    args: argparse.Namespace, workers: int
+) -> tuple[Costs, list[Answer], dict[str, float]]:
     """Costs, answers of the trace, and where the gateway believed documents to be."""
     documents = [CorpusDocument(d.doc_id, d.title, d.text) for d in read_documents()]
     os.environ |= {

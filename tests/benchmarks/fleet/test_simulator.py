@@ -130,5 +130,5 @@ def test_scales_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "argv", ["scale", *given])
     scale.main()
     rows = json.loads(out.read_text())["rows"]
-    assert [row["policy"] for row in rows] == list(get_args(Policy))
+    assert [row["policy"] for row in rows] == 2 * list(get_args(Policy))
     assert all(0 <= row["local_hit_rate"] <= 1 and row["busy"] <= 1 for row in rows)
