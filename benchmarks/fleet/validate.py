@@ -52,16 +52,27 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Answer:
-    """A request that was answered, and when it was sent, in seconds of the run."""
+    """A request that was answered.
+
+    Attributes:
+        at: when it was sent, in seconds of the run.
+        titles: of its documents, in the order in which it named them.
+    """
 
     at: float
     done_at: float
+    titles: list[str]
     reply: dict[str, Any]
 
     @property
     def documents(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.reply["cache"]["documents"]
         return found
+
+    @property
+    def names(self) -> list[str]:
+        """Titles of its documents in the order of the prompt."""
+        return [self.titles[int(d["doc_id"].removeprefix("inline-")) - 1] for d in self.documents]
 
     @property
     def ttft_s(self) -> float:
@@ -92,7 +103,8 @@ async def send(url: str, bodies: Sequence[Any], rate: float, seed: int) -> list[
             reply = await http.post("/v1/rag/generate", json=content)
             if reply.status_code != 200:
                 raise RuntimeError(f"{reply.status_code} {reply.text[:300]}")
-            return Answer(at, time.monotonic() - began, reply.json())
+            titles = [document["title"] for document in content["inline_documents"]]
+            return Answer(at, time.monotonic() - began, titles, reply.json())
 
         if not rate:
             return [await one(content) for content in bodies]
@@ -190,11 +202,21 @@ def run_real(
     return costs(alone, answers), answers, {name: after[name] - before[name] for name in after}
 
 
-def simulate(args: argparse.Namespace, workers: int, measured: Costs, answers: Sequence[Answer]) -> (
-    list[Outcome]
-):  # fmt: skip
+def replay(args: argparse.Namespace, workers: int) -> tuple[Costs, list[Answer], dict[str, float]]:
+    """What `run_real` returned when its answers were kept."""
+    text = (args.replay / f"{workers}.json").read_text(encoding="utf-8")
+    alone, answers, before, after = json.loads(text)
+    parts = [[Answer(**answer) for answer in kept] for kept in (alone, answers)]
+    return costs(*parts), parts[1], {name: after[name] - before[name] for name in after}
+
+
+def simulate(
+    args: argparse.Namespace, workers: int, measured: Costs, answers: Sequence[Answer]
+) -> list[Outcome]:
     """The same requests, once for each naming of the documents."""
-    sizes = {d["chunk_id"]: d["tokens"] for a in answers for d in a.documents}
+    sizes = {
+        name: d["tokens"] for a in answers for name, d in zip(a.names, a.documents, strict=True)
+    }
     numbers = {chunk: number for number, chunk in enumerate(sizes)}
     outcomes = []
     for naming in range(NAMINGS):
@@ -216,7 +238,7 @@ def simulate(args: argparse.Namespace, workers: int, measured: Costs, answers: S
         requests = [
             Request(
                 answer.at,
-                [numbers[d["chunk_id"]] + shift for d in answer.documents],
+                [numbers[name] + shift for name in answer.names],
                 answer.reply["usage"]["completion_tokens"],
             )
             for answer in sorted(answers, key=lambda answer: answer.at)
@@ -241,7 +263,7 @@ def figures(
 
 def compared(args: argparse.Namespace, workers: int) -> dict[str, Any]:
     """One real run and its simulations."""
-    measured, answers, where = run_real(args, workers)
+    measured, answers, where = (run_real if args.replay is None else replay)(args, workers)
     tokens = sum(d["tokens"] for a in answers for d in a.documents)
     reused = sum(d["tokens"] for a in answers for d in a.documents if d["tier"] == "memory")
     written = sum(answer.reply["usage"]["completion_tokens"] for answer in answers)
@@ -302,13 +324,15 @@ def main() -> None:
     add("--memory-mib", type=int, default=24, help="of all memory tiers together")
     add("--seed", type=int, default=0)
     add("--raw", type=Path, help="folder for all answers")
+    add("--replay", type=Path, help="such a folder: its run is simulated again")
     add("--out", type=Path, default=OUT)
     args = parser.parse_args()
     rows = []
     for workers in args.workers:
         rows.append(compared(args, workers))
         print(json.dumps(rows[-1], indent=1), flush=True)
-    shape = {name: getattr(args, name) for name in vars(args) if name not in ("out", "workers")}
+    left_out = ("out", "workers", "raw", "replay")
+    shape = {name: getattr(args, name) for name in vars(args) if name not in left_out}
     result = {"environment": describe(), **shape, "rows": rows}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
