@@ -31,8 +31,8 @@ def scale_table(result: dict[str, Any]) -> str:
         )
         + f", {assumed['memory_gib']} GiB of memory tier, "
         f"${assumed['dollars_per_gpu_hour']} an hour. Requests: {assumed['top_k']} documents of "
-        f"{assumed['chunk_tokens']} tokens, of one topic of {assumed['topic_documents']}; topics by "
-        f"Zipf's law ({assumed['alpha']}); {assumed['answer_tokens']} tokens of answer. "
+        f"{assumed['chunk_tokens']} tokens, of one topic of {assumed['topic_documents']}; topics "
+        f"by Zipf's law ({assumed['alpha']}); {assumed['answer_tokens']} tokens of answer. "
         f"{assumed['chunks']:,} chunks, {100 * assumed['stored_share']:.0f} % of them stored; "
         f"chunks and memory are simulated at 1 : {assumed['scale']}. "
         f"Good: TTFT of at most {assumed['slo_ttft_s']} s."

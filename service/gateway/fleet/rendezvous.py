@@ -52,7 +52,8 @@ def homes(
     """
     weights = _weights(names, numbers)
     weights[:, backlogs > BOUND * backlogs.mean() + SLACK_S] = 0
-    return weights.argmax(axis=1)
+    places: npt.NDArray[np.intp] = weights.argmax(axis=1)
+    return places
 
 
 def _weights(names: Sequence[bytes], numbers: npt.NDArray[np.int64]) -> Weights:

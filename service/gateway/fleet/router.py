@@ -173,7 +173,7 @@ class Router:
         away = np.zeros_like(held)
         cold = np.flatnonzero(~held[:, numbers].any(axis=1))
         if len(cold):
-            unheld = [names[document] for document in cold]
+            unheld = [names[document] for document in cold.tolist()]
             hashed = numbers[homes(unheld, numbers, self._table.backlog_s[numbers])]
             away[cold] = True
             away[cold, hashed] = False

@@ -49,12 +49,11 @@ class WorkerTable:
         """There is a worker of this number, of which nothing is known yet."""
         if (more := number + 1 - len(self)) > 0:
             self.loads += [WorkerLoad()] * more
-            self.in_flight, self.chosen, self._costs, self._tiers, self._backlogs = (
-                np.pad(column, [(0, 0)] * (column.ndim - 1) + [(0, more)])
-                for column in (
-                    self.in_flight, self.chosen, self._costs, self._tiers, self._backlogs,
-                )
-            )  # fmt: skip
+            self.in_flight = np.pad(self.in_flight, (0, more))
+            self.chosen = np.pad(self.chosen, (0, more))
+            self._costs = np.pad(self._costs, ((0, 0), (0, more)))
+            self._tiers = np.pad(self._tiers, ((0, 0), (0, 0), (0, more)))
+            self._backlogs = np.pad(self._backlogs, ((0, 0), (0, more)))
         self.set_load(number, WorkerLoad())
 
     def set_load(self, number: int, load: WorkerLoad) -> None:
@@ -87,11 +86,15 @@ class WorkerTable:
 
     @property
     def token_s(self) -> Floats:
-        return self._costs[0]
+        """Seconds to compute a prompt token, at each `[workers]`."""
+        found: Floats = self._costs[0]
+        return found
 
     @property
     def overhead_s(self) -> Floats:
-        return self._costs[1]
+        """Seconds of any prefill besides its tokens, at each `[workers]`."""
+        found: Floats = self._costs[1]
+        return found
 
     def step_s(self, sequences: Counts) -> Floats:
         """Seconds of a decode step of so many sequences `[workers]`, at each `[workers]`."""
