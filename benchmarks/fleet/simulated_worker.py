@@ -112,6 +112,7 @@ class _Sequence:
     request: Request
     expected_s: float
     first_token_at: float = 0.0
+    computed: list[int] = field(default_factory=list)
 
 
 class SimulatedWorker:
@@ -179,19 +180,22 @@ class SimulatedWorker:
         """What ends now ends.
 
         Returns:
-            Chunks that its memory tier holds anew; None if no prefill ended.
+            Chunks that its memory tier holds anew: those that were read when a prefill ends,
+            those that were computed when its answer does. None if nothing ended.
         """
         gained: list[int] | None = None
         if self._prefill is not None and self._left_s <= 1e-9:
             done = self._prefill
             done.first_token_at = self._now
             outcome.ttft_s.append(self._now - done.request.at)
-            gained = self.keep(done.request.documents)
+            read = [d for d in done.request.documents if d not in done.computed]
+            gained = self.keep(read)
             self._prefill = None
             end = self._decoded + max(0, done.request.answer - 1)
             heapq.heappush(self._decoding, (end, id(done), done))
         while self._decoding and self._decoding[0][0] <= self._decoded + 1e-9:
             _, _, done = heapq.heappop(self._decoding)
+            gained = [*(gained or ()), *self.keep(done.computed)]  # as the engine writes back
             tokens = max(1, done.request.answer - 1)
             outcome.tpot_s.append((self._now - done.first_token_at) / tokens)
         return gained
@@ -211,6 +215,8 @@ class SimulatedWorker:
                 place = "nowhere"  # its planner computes what takes longer to read
             outcome.places[place] = outcome.places.get(place, 0) + 1
             outcome.document_tokens += tokens
+            if place == "nowhere":
+                self._prefill.computed.append(document)
             if place == "memory":
                 outcome.reused_tokens += tokens
             if place == "slow":  # it was read while the request waited

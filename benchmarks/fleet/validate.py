@@ -331,7 +331,7 @@ def main() -> None:
     for workers in args.workers:
         rows.append(compared(args, workers))
         print(json.dumps(rows[-1], indent=1), flush=True)
-    left_out = ("out", "workers", "raw", "replay")
+    left_out = ("out", "workers", "requests", "raw", "replay")
     shape = {name: getattr(args, name) for name in vars(args) if name not in left_out}
     result = {"environment": describe(), **shape, "rows": rows}
     args.out.parent.mkdir(parents=True, exist_ok=True)
