@@ -86,7 +86,7 @@ def validation_table(result: dict[str, Any]) -> str:
     }
     rows = [
         [
-            str(row["workers"]),
+            f"{row['workers']} ({1000 * row['pace_token_s']:g} ms)",
             said,
             f"{row['real'][name]:.3g}",
             f"{row['simulated'][name]:.3g} ± {row['simulated_spread'][name]:.2g}",
@@ -95,7 +95,7 @@ def validation_table(result: dict[str, Any]) -> str:
         for row in result["rows"]
         for name, said in names.items()
     ]
-    return table(["workers", "", "real", "simulated", "ratio"], rows)
+    return table(["workers (pace of a token)", "", "real", "simulated", "ratio"], rows)
 
 
 def main() -> None:

@@ -284,6 +284,7 @@ def compared(args: argparse.Namespace, workers: int) -> dict[str, Any]:
         "workers": workers,
         "requests": len(answers),
         "rate": args.rate * workers,
+        "pace_token_s": 0.0 if args.unpaced else args.token_s,
         "costs": {
             "token_s": measured.load.token_s,
             "step_s": measured.load.step_s,
