@@ -59,6 +59,11 @@ class BackgroundWrites:
         for queue in self._queues.values():
             queue.discard(keys)
 
+    def discard_all(self) -> None:
+        """Drop all waiting writes, and wait for those that are under way."""
+        for queue in self._queues.values():
+            queue.discard_all()
+
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all queues are empty; False when `timeout` (seconds) ran out first."""
         give_up_at = None if timeout is None else time.monotonic() + timeout

@@ -209,6 +209,12 @@ class FaultTolerantTier:
                 self._pending_deletes.update(keys)
         return result.value
 
+    def delete_all(self) -> bool:
+        """Delete every key; False when some could not be listed or deleted: call it again."""
+        result = self._caller.call("keys", lambda: set(self._tier.keys()))
+        self._caller.count("keys", result.problem or "ok")
+        return result.value is not None and self.delete(result.value) is not None
+
     def retry_deletes(self) -> None:
         """Try the failed deletes again."""
         with self._lock:

@@ -256,6 +256,24 @@ class TieredStore:
         counts = {tier.name: tier.delete(wanted) for tier in self._tiers}
         return {name: count for name, count in counts.items() if count is not None}
 
+    def delete_own(self) -> bool:
+        """Delete what only this process or this machine holds, and all background writes.
+
+        What shared tiers hold stays there.
+
+        Returns:
+            Whether all of it is gone; if not, call it again.
+        """
+        self._deletions.advance()  # a read under way will not store what it found
+        self._writer.discard_all()
+        own = [tier for tier in self._tiers if tier.kind != "shared"]
+        return all([tier.delete_all() for tier in own])
+
+    @property
+    def keeps_on_disk(self) -> bool:
+        """Whether a tier keeps chunks on this machine's disk."""
+        return any(tier.kind == "disk" for tier in self._tiers)
+
     @property
     def tier_names(self) -> list[str]:
         """Names of the tiers, fastest first."""

@@ -133,6 +133,14 @@ class WriteBehindQueue:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._current is None or self._current.key not in keys)
 
+    def discard_all(self) -> None:
+        """Drop all waiting writes, and wait for one that is under way."""
+        with self._changed:
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._current is None)
+
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until the queue is empty; False when `timeout` (seconds) ran out first."""
         with self._changed:

@@ -32,6 +32,8 @@ from service.records import (
 )
 
 __all__ = [
+    "KNOWN_PROTOCOLS",
+    "PROTOCOL",
     "Abort",
     "AskGate",
     "AskHoldings",
@@ -53,6 +55,7 @@ __all__ = [
     "Method",
     "MethodInfo",
     "ModelInfo",
+    "Ping",
     "Precompute",
     "Precomputed",
     "Prefetch",
@@ -76,6 +79,12 @@ __all__ = [
 ]
 
 
+# Fields are only added, with defaults, and unknown ones are ignored: that is no new protocol. A
+# change that the other side must know of is one; a gateway talks to workers of KNOWN_PROTOCOLS.
+PROTOCOL = 1
+KNOWN_PROTOCOLS = (1,)
+
+
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base: the struct's name is its tag on the wire."""
 
@@ -84,7 +93,25 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of a gateway; answered by `Ready` as soon as the model is loaded."""
+    """First message of a gateway; answered by `Ready` as soon as the model is loaded.
+
+    A shared worker keeps what it stores for as long as it hears from everyone who may delete
+    documents. `domain` names the place where this gateway's deletions are noted; all gateways of
+    one database have the same. After `lease_s` without a `Ping` of that domain the worker drops
+    what only it holds. 0: this gateway is the only one, and knows when the worker has ended.
+    """
+
+    domain: str = ""
+    lease_s: float = 0.0
+
+
+class Ping(Message, frozen=True):
+    """A gateway that said `Hello` with a lease is there. `clock`: of the worker's latest `Stats`,
+    from which the lease counts; so a message that was late renews nothing. No reply."""
+
+    domain: str
+    lease_s: float
+    clock: float
 
 
 class Generate(Message, frozen=True):
@@ -179,6 +206,7 @@ class Ready(Message, frozen=True):
     eviction: list[MethodInfo]
     pool_tokens: int  # KV pool capacity in tokens
     adapters: list[LoraInfo] = []
+    protocol: int = 1  # what it speaks; versions before this field spoke 1
 
 
 class Tokens(Message, frozen=True):
@@ -246,6 +274,9 @@ class Stats(Message, frozen=True):
     running: int
     waiting: int
     pool_free: float  # share of the KV pool that is free
+    draining: bool = False  # it takes nothing new, and ends when what runs has ended
+    gone: bool = False  # its last message: it ends, and what only it held is no more
+    clock: float = 0.0  # seconds of the worker's own clock, for `Ping`
 
 
 class Holdings(Message, frozen=True):
@@ -266,6 +297,7 @@ class Holdings(Message, frozen=True):
 
 ToWorker = (
     Hello
+    | Ping
     | Generate
     | Explain
     | Abort

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service import fleet_secret
 from service.errors import InvalidSetting
 from service.prompt import PREFIX_MODES
 from service.records import ColdMode
@@ -22,6 +23,7 @@ from service.worker_settings import MIB, WorkerSettings
 PREFIX = "KVSTITCH_"
 MIN_SECRET_CHARS = 16
 _LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+WORKER_SCHEMES = ("tcp", "dns", "ray", "ipc")
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
@@ -115,6 +117,24 @@ class Settings(BaseSettings):
         le=64,
         description="worker processes, each with the model; they share memory_tier_mib, the SSD "
         "tier and the cores",
+    )
+    worker_addresses: str = Field(
+        "",
+        description="workers that run by themselves, instead of own processes: "
+        "tcp://host:port by commas, dns://name:port for all addresses of a name, or ray://",
+    )
+    fleet_secret: str = Field(
+        "",
+        validate_default=True,
+        repr=False,
+        description="what gateways and workers prove to each other over TCP; 32 characters or "
+        "more, the same for all",
+    )
+    worker_lease_s: float = Field(
+        600.0,
+        ge=5,
+        description="a worker that runs by itself and hears nothing of us for so long drops what "
+        "only it holds, because it may have missed deletions",
     )
     routing: Literal["cost", "round_robin", "least_load", "longest_prefix"] = Field(
         "cost",
@@ -333,6 +353,38 @@ class Settings(BaseSettings):
             raise ValueError(f"must be one of {', '.join(PREFIX_MODES)}")
         return value
 
+    @field_validator("worker_addresses")
+    @classmethod
+    def _reachable(cls, value: str, info: ValidationInfo) -> str:
+        parts = _parts(value)
+        for part in parts:
+            scheme, _, rest = part.partition("://")
+            port = rest.rpartition(":")[2]
+            if scheme not in WORKER_SCHEMES:
+                raise ValueError(
+                    f"{part!r} must be {', '.join(f'{name}://' for name in WORKER_SCHEMES)}"
+                )
+            if scheme in ("tcp", "dns") and not (port.isdigit() and 0 < int(port) < 65536):
+                raise ValueError(f"{part!r} has no port: write {scheme}://host:5700")
+            if scheme in ("dns", "ray") and len(parts) > 1:
+                raise ValueError(f"{part!r} must stand alone: it names all workers")
+        if value and info.data.get("workers", 1) > 1:
+            raise ValueError("workers (KVSTITCH_WORKERS) would start others: set one of both")
+        return ",".join(parts)
+
+    @field_validator("fleet_secret")
+    @classmethod
+    def _secret_enough(cls, value: str, info: ValidationInfo) -> str:
+        addresses = _parts(info.data.get("worker_addresses", ""))
+        try:
+            if value:
+                fleet_secret.check(value)
+            for address in addresses:  # of ray://, when the workers' addresses are known
+                fleet_secret.require_secret(address.replace("dns://", "tcp://"), value)
+        except InvalidSetting as error:
+            raise ValueError(error.message) from None
+        return value
+
     @field_validator("cors_origins")
     @classmethod
     def _exact_origins(cls, value: str) -> str:
@@ -446,6 +498,7 @@ class Settings(BaseSettings):
         number: int = 0,
         tenants_secret: str = "",
         calibration: Path | None = None,
+        shared: bool = False,
     ) -> WorkerSettings:
         """The worker's part of the settings.
 
@@ -453,11 +506,18 @@ class Settings(BaseSettings):
             model_folder: The model that it is to load.
             address: Where it is to listen.
             number: Which of the workers it is, from 0.
-            tenants_secret: Keys the chunks of named tenants, unless tenant_secret is set.
+            tenants_secret: Keys the chunks of named tenants, unless tenant_secret or fleet_secret
+                is set.
             calibration: The file that `kvstitch tune` wrote for the model; None: there is none.
+            shared: It runs by itself, for several gateways.
         """
+        alone = self.workers == 1 and not shared
+        if self.fleet_secret:
+            tenants_secret = fleet_secret.tenants_secret(self.fleet_secret)
         return WorkerSettings(
             model=str(model_folder),
+            fleet_secret=self.fleet_secret,
+            shared=shared,
             calibration=str(calibration.resolve()) if calibration else "",
             model_name=self.model_name,
             loras={name: str(folder.resolve()) for name, folder in self.loras.items()},
@@ -485,7 +545,7 @@ class Settings(BaseSettings):
             prefix_cache=self.prefix_cache,
             prompts_dir=str(self.prompts_dir),
             # Which worker stored a prompt would decide what a deletion must wait for.
-            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB) if self.workers == 1 else 0,
+            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB) if alone else 0,
             draft_tokens=self.draft_tokens,
             gate_sample=self.gate_sample,
             gate_window=self.gate_window,
@@ -540,4 +600,5 @@ def _explain(fault: Any) -> str:
     name = ".".join(str(part) for part in fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    return f"{name} ({PREFIX}{name.upper()}) = {fault['input']!r}: {message}"
+    given = "…" if name == "fleet_secret" and fault["input"] else repr(fault["input"])
+    return f"{name} ({PREFIX}{name.upper()}) = {given}: {message}"

@@ -50,6 +50,7 @@ class WorkerSettings:
     gate_recovery: int = 32
     workers: int = 1  # workers of the service; with more than one, kv_dir is theirs together
     number: int = 0  # of this one among them
+    shared: bool = False  # it runs by itself: several gateways use it, none of them ends it
     threads: int = 0  # 0: torch's default
     loader_threads: int = 4
     methods_dir: str = ""  # fusion/ and eviction/ files of the operator's own; empty: none

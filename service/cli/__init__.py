@@ -1,8 +1,8 @@
 """The command line: `kvstitch serve | ingest | ask | jobs | documents | keys | model | …`.
 
 `serve` runs the service, `keys` and `doctor` work on its data folder, `model` on the model cache,
-and the other commands speak HTTP to a running service. Arguments are in arguments.py, each command
-is in the file of its name.
+`cluster` on a Ray cluster, and the other commands speak HTTP to a running service. Arguments are in
+arguments.py, each command is in the file of its name.
 """
 
 from __future__ import annotations

@@ -13,7 +13,18 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from service import __version__
-from service.cli import completion, doctor, keys, migrate, model, serve, status, tune
+from service.cli import (
+    cluster_arguments,
+    completion,
+    doctor,
+    keys,
+    migrate,
+    model,
+    serve,
+    status,
+    tune,
+    worker,
+)
 from service.cli.asking import ask
 from service.cli.corpus import documents, ingest, jobs
 from service.cli.corpus.folder_scan import SUFFIXES
@@ -21,6 +32,7 @@ from service.gateway.auth.key_text import SCOPES
 from service.models.conversion_process import BYTES_OF
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+WORKER_ADDRESS = "tcp://127.0.0.1:5700"
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -38,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made.set_defaults(url=url, api_key=None, json=False)
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     _serve(commands.add_parser("serve", help="run the service"))
+    _worker(commands.add_parser("worker", help="run a worker that gateways share"))
     _ingest(commands.add_parser("ingest", help="put documents into a running service"))
     _ask(commands.add_parser("ask", help="ask a running service"))
     _jobs(commands.add_parser("jobs", help="what became of accepted documents"))
@@ -46,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     _migrate(commands.add_parser("migrate", help="copy a data folder to PostgreSQL"))
     _status(commands.add_parser("status", help="show how a running service is"))
     _model(commands.add_parser("model", help="models with names: list, fetch, path"))
+    cluster_arguments.configure(
+        commands.add_parser("cluster", help="workers on several machines, with Ray")
+    )
     _tune(commands.add_parser("tune", help="measure which settings suit a model and documents"))
     _doctor(commands.add_parser("doctor", help="look for what is wrong, and say what to do"))
     _completion(commands.add_parser("completion", help="complete commands in a shell"), made)
@@ -57,6 +73,18 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Every setting is also an environment variable, e.g. KVSTITCH_DATA_DIR."
     _settings(parser)
     parser.set_defaults(command=serve.run)
+
+
+def _worker(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a worker by itself, for gateways that name it in KVSTITCH_WORKER_ADDRESSES. It takes "
+        "the settings of `serve`; SIGTERM lets it finish what runs."
+    )
+    parser.epilog = "Beyond loopback KVSTITCH_FLEET_SECRET must be set, the same for all."
+    parser.add_argument("--listen", metavar="ADDRESS", default=WORKER_ADDRESS, help="tcp://HOST:"
+                        f"PORT; port 0: any (default: {WORKER_ADDRESS})")  # fmt: skip
+    _settings(parser)
+    parser.set_defaults(command=worker.run)
 
 
 def _settings(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +114,8 @@ def _settings(parser: argparse.ArgumentParser) -> None:
     add("--memory-tier-mib", type=int, help="KV in memory; 0: none")
     add("--ssd-tier-gib", type=float, help="KV on disk; 0: none")
     add("--workers", type=int, help="worker processes, each with the model; default: 1")
+    add("--worker-addresses", metavar="ADDRESSES", help="workers that run by themselves, instead "
+        "of own ones: tcp://host:5700 by commas, dns://name:5700, or ray://")  # fmt: skip
     add("--threads", type=int, help="CPU threads of a worker")
     add("--tensor-parallel", type=int, help="processes that share the model, split by heads")
     add("--embedder", help="sentence-embedding model folder (default: all-MiniLM-L6-v2)")

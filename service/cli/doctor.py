@@ -41,6 +41,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         packages,
         running,
         tiers,
+        workers,
     )
 
     yield from packages.check()
@@ -50,7 +51,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     except KvstitchError as error:
         yield fail("settings", error.message, "mend the option or the environment variable")
         return
-    for subject in (model, loras, defaults, data, index, tiers, network):
+    for subject in (model, loras, defaults, data, index, tiers, workers, network):
         yield from subject.check(settings)
     if args.deep:
         from service.cli.checks import deep

@@ -39,6 +39,13 @@ def _show(status: dict[str, Any]) -> None:
     free = "?" if worker["pool_free"] is None else f"{100 * worker['pool_free']:.0f} %"
     shown.add_row("requests", f"{status['in_flight']} in flight; KV pool {free} free")
     out.print(shown)
+    if any(each.get("address") for each in status.get("workers", ())):
+        workers = table("worker", "state", "running", "waiting", numbers=("running", "waiting"))
+        for each in status["workers"]:
+            state = "is about to end" if each["draining"] else each["reason"] or "ready"
+            counts = ("" if each[n] is None else str(each[n]) for n in ("running", "waiting"))
+            workers.add_row(plain(each["address"] or ""), plain(state), *counts)
+        out.print(workers)
     if status["tiers"]:
         tiers = table("tier", "chunks", "used", "state", numbers=("chunks", "used"))
         for name, tier in sorted(status["tiers"].items()):

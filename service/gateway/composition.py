@@ -27,6 +27,8 @@ from service.gateway.corpus.corpus import Corpus
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
+from service.gateway.fleet.shared_workers import SharedWorkers
+from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -38,7 +40,7 @@ from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.supervisor import COMMAND
-from service.gateway.workers import ProcessOptions, Workers, WorkerState
+from service.gateway.workers import ProcessOptions, Workers
 from service.settings import Settings
 from service.tracing import tracing
 
@@ -96,19 +98,31 @@ class Gateway:
             )
         )
         self.access = Access(self._databases.keys, quotas, allow_anonymous=settings.allow_anonymous)
-        self._workers = Workers(
-            settings,
-            ProcessOptions(worker_command, worker_address, heartbeat_timeout_s, restart_backoff_s),
-            self.metrics,
-            worker_settings=lambda number, address: settings.worker(
-                model_folder,
-                address,
-                number=number,
-                tenants_secret=self._databases.tenants_secret(),
-                calibration=None if calibrated is None else calibrated.path,
-            ),
-            on_refused=self.give_up,
-        )
+        self._workers: Workers | SharedWorkers
+        if settings.worker_addresses:
+            self._workers = SharedWorkers(
+                settings,
+                self.metrics,
+                deletions=self._databases.tenants_secret,
+                heartbeat_timeout_s=heartbeat_timeout_s,
+                on_count=lambda ready: self.limiter.resize(settings.max_running * ready),
+            )
+        else:
+            self._workers = Workers(
+                settings,
+                ProcessOptions(
+                    worker_command, worker_address, heartbeat_timeout_s, restart_backoff_s
+                ),
+                self.metrics,
+                worker_settings=lambda number, address: settings.worker(
+                    model_folder,
+                    address,
+                    number=number,
+                    tenants_secret=self._databases.tenants_secret(),
+                    calibration=None if calibrated is None else calibrated.path,
+                ),
+                on_refused=self.give_up,
+            )
         self.worker = self._workers.worker
         timed = TimedEmbedder(embedder or make_embedder(settings))
         reranker = make_reranker(settings)

@@ -135,7 +135,10 @@ class SharedDatabases:
             self.jobs,
             f"{socket.gethostname()}:{os.getpid()}",
             settings.data_dir,
-            kv_dir=settings.kv_dir if settings.ssd_tier_gib else None,
+            # Shared workers keep KV themselves, and are asked by every gateway.
+            kv_dir=settings.kv_dir
+            if settings.ssd_tier_gib and not settings.worker_addresses
+            else None,
         )
         self._heartbeat: Heartbeat | None = None
 

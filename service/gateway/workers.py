@@ -9,6 +9,7 @@ from functools import partial
 
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.worker_pool import WorkerPool
+from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.protocol import Worker
@@ -16,25 +17,6 @@ from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.messages import Holdings, Stats
 from service.settings import Settings
 from service.worker_settings import WorkerSettings
-
-
-@dataclass(frozen=True)
-class WorkerState:
-    """One worker process. Fields are None while they are not known.
-
-    Attributes:
-        pid: of the process.
-        reason: why it is not ready; None if it is.
-        pool_free: share of its KV pool that is free.
-        running: sequences that it computes.
-        waiting: sequences that wait for their start.
-    """
-
-    pid: int | None
-    reason: str | None
-    pool_free: float | None
-    running: int | None
-    waiting: int | None
 
 
 @dataclass(frozen=True)
@@ -120,19 +102,8 @@ class Workers:
 
     def states(self) -> list[WorkerState]:
         """What is known of every worker."""
-        states: list[WorkerState] = []
-        for client, supervisor in zip(self._clients, self._supervisors, strict=True):
-            stats = client.stats if client.ready is not None else None
-            states.append(
-                WorkerState(
-                    pid=supervisor.pid,
-                    reason=None if client.ready is not None else client.reason,
-                    pool_free=None if stats is None else stats.pool_free,
-                    running=None if stats is None else stats.running,
-                    waiting=None if stats is None else stats.waiting,
-                )
-            )
-        return states
+        pairs = zip(self._clients, self._supervisors, strict=True)
+        return [WorkerState.of(client, pid=supervisor.pid) for client, supervisor in pairs]
 
     async def start(self) -> None:
         """Begin; does not wait until a worker is ready."""

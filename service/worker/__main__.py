@@ -51,13 +51,15 @@ from service.worker.methods.registry import (
     eviction_methods,
     fusion_methods,
 )
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.model.load import default_pool_tokens, load
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
+from service.worker.server import folder_seat
 from service.worker.server.held_chunks import HeldChunks
 from service.worker.server.inbox import Inbox
+from service.worker.server.leases import Leases
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer
 from service.worker_settings import WorkerSettings
@@ -169,6 +171,7 @@ def _serve(
     on_gpu = adapter.device.type == "cuda"
     inbox = Inbox()
     held = HeldChunks()
+    leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None) if settings.shared else None
     with ExitStack() as opened:
         chosen = tiers(settings, pin=on_gpu, on_change=held.changed)
         store = opened.enter_context(TieredStore(chosen, write_to=_written(settings, chosen)))
@@ -214,19 +217,28 @@ def _serve(
                 m.LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
                 for each in adapter.loras.values()
             ],
+            protocol=m.PROTOCOL,
         )
-        link = Link(settings.address, inbox.receive)
+        link = Link(settings.address, inbox.receive, settings.fleet_secret)
         traces = tracing(settings.otlp_endpoint, "worker")
         server = WorkerServer(
-            engine, store, loader, held=held, ready=ready, link=link, inbox=inbox, tracing=traces
+            engine,
+            store,
+            loader,
+            held=held,
+            ready=ready,
+            link=link,
+            inbox=inbox,
+            tracing=traces,
+            leases=leases,
         )
         traces.start()
         loader.start()
         link.start()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_number, lambda *_: server.stop())
+            signal.signal(signal_number, lambda *_: server.drain())
         threading.Thread(target=_stop_with_stdin, args=(server,), daemon=True).start()
-        log.info("serving %s at %s", settings.model, settings.address)
+        log.info("serving %s at %s", settings.model, link.address)
         try:
             server.run()
         finally:
@@ -288,6 +300,8 @@ def tiers(
         chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))
     if settings.kv_dir:
         member = settings.number if settings.workers > 1 else None
+        if settings.shared:
+            member = folder_seat.take(Path(settings.kv_dir))
         chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))

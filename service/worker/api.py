@@ -62,12 +62,12 @@ from service.worker.methods.registry import (
     make_fusion,
 )
 from service.worker.methods.sparse.selection import OUTLIER_SIGMAS
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
 from service.worker.model.addressing import Address, Addressing
 from service.worker.model.attention import (
     attend_rows,
     weighted_values,
 )
+from service.worker.model.decoder.base import DecoderAdapter, adapter_for
 from service.worker.model.load import default_pool_tokens
 from service.worker.model.load import load as load_model
 

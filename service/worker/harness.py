@@ -33,8 +33,8 @@ from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 
 

@@ -173,6 +173,24 @@ def test_delete_counts_copies(store):
     assert store.keys() == {make_key(2)}
 
 
+def test_what_only_this_machine_holds_is_deleted_and_nothing_comes_after(store, disk, shared):
+    store.put(make_key(0), make_chunk())
+    assert store.flush(10)
+    shared.block("put")
+    for n in (1, 2):
+        store.put(make_key(n), make_chunk(seed=n))
+    wait_for(shared, "put")  # one is being written, the other waits
+    threading.Timer(0.3, shared.release).start()
+    assert store.keeps_on_disk and store.delete_own()
+    assert store.flush(10) and store.keys() == set(shared.keys()) == {make_key(0), make_key(1)}
+    assert set(disk.keys()) == set()
+    disk.fail("keys", TierUnavailable("away"))
+    store.put(make_key(3), make_chunk(seed=3))
+    assert not store.delete_own()  # it is not known what there is
+    disk.heal()
+    assert store.flush(10)
+
+
 def test_many_readers_share_one_read(store, disk):
     disk.plant(KEY, make_chunk())
     disk.block("read")

@@ -21,17 +21,15 @@ replaced or removed, the scan reports it, and a chunk whose place it takes is no
 """
 
 import errno
-import itertools
-import logging
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
-from kvstore.errors import ChunkCorrupt, TierError, TierFull, TierUnavailable
+from kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
 from kvstore.format.buffers import allocate, view_bytes
 from kvstore.format.byte_ranges import ByteRange
 from kvstore.format.chunk import EncodedChunk
@@ -39,35 +37,18 @@ from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_keys import require_chunk_key, require_extra_name
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 from kvstore.tiers.ssd.chunk_file_reader import ChunkFileReader
-from kvstore.tiers.ssd.directory_scan import (
-    LOCK,
-    TEMPORARY,
-    DirectoryScan,
-    ScanReport,
-    StoredFile,
-    chunk_path,
-    extra_path,
-)
+from kvstore.tiers.ssd.directory_scan import ScanReport, StoredFile, chunk_path, extra_path
 from kvstore.tiers.ssd.disk_index import DiskIndex
 from kvstore.tiers.ssd.file_io import (
-    DIRECTORY_MODE,
-    lock_file,
-    lock_shared,
-    make_directory,
     open_regular,
     read_fully,
     remove_regular,
     require_free_name,
-    share,
     write_atomically,
     write_file,
 )
 from kvstore.tiers.ssd.shared_index import SharedDiskIndex
-
-_log = logging.getLogger(__name__)
-
-# How long a process waits for another to finish its start in a directory that they share.
-START_PATIENCE_S = 60.0
+from kvstore.tiers.ssd.tier_directory import TierDirectory
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # Something that is not ours has the name of a file or of a directory above it.
@@ -87,9 +68,6 @@ class SsdTier:
         name: label in outcomes and metrics.
         member: number of this process among those that share the directory, from 0; None if it
             has the directory for itself.
-
-    Attributes:
-        scan: what the scan at start found.
     """
 
     kind: TierKind = "disk"
@@ -106,22 +84,23 @@ class SsdTier:
         member: int | None = None,
     ) -> None:
         self.name = name
-        self.scan = ScanReport(0, 0, 0, 0)
         self._root = Path(root)
+        self._directory = TierDirectory(self._root, member)
         self._capacity = capacity_bytes
         self._files = ChunkFileReader(pin=pin, streams=streams)
         self._fsync = fsync
         self._lock = threading.Lock()
-        self._member = member
         self._index: DiskIndex | SharedDiskIndex = (
             DiskIndex(capacity_bytes)
             if member is None
             else SharedDiskIndex(self._root, capacity_bytes, member)
         )
         self._evictions = 0
-        self._temporary = itertools.count()
-        self._temporary_root = self._root / TEMPORARY
-        self._lock_fd: int | None = None
+
+    @property
+    def scan(self) -> ScanReport:
+        """What the scan at start found."""
+        return self._directory.scan
 
     def start(self) -> None:
         """Lock the directory, remove what a crash left, rebuild the index.
@@ -130,35 +109,19 @@ class SsdTier:
             TierError: the root is something else than a directory.
             TierUnavailable: another process owns the directory.
         """
-        if self._root.exists() and not self._root.is_dir():
-            raise TierError(f"{self._root} is not a directory: give another, or remove it")
-        make_directory(self._root)
-        with suppress(OSError):  # of another user, who let us in
-            self._root.chmod(DIRECTORY_MODE)
-        alone = True
-        try:
-            if self._member is None:
-                self._lock_fd = lock_file(self._root / LOCK)
-            else:
-                self._lock_fd, alone = lock_shared(self._root / LOCK, START_PATIENCE_S)
-        except OSError as error:
-            raise TierUnavailable(
-                f"{self._root} is in use: give each process its own directory"
-            ) from error
+        alone = self._directory.lock()
         try:
             with self._lock:
-                self._make_temporary_directory()
+                self._directory.make_temporary_directory()
                 self._index.open()
                 if alone:
-                    self.scan, found = DirectoryScan(self._root).run()
-                    self._index.adopt(found)
+                    self._index.adopt(self._directory.scan_all())
                     self._make_room(0)
-                else:  # what the others are writing must stay
-                    self.scan = DirectoryScan(self._root).sweep_only(self._temporary_root)
+                else:
+                    self._directory.sweep_own()
             self._files.start()
-            self._log_scan()
-            if self._member is not None:
-                share(self._lock_fd)
+            self._directory.log_scan()
+            self._directory.share()
         except BaseException:
             self.close()
             raise
@@ -166,9 +129,7 @@ class SsdTier:
     def close(self) -> None:
         with self._lock:
             self._index.clear()
-            if self._lock_fd is not None:
-                os.close(self._lock_fd)
-                self._lock_fd = None
+            self._directory.unlock()
         self._files.close()
 
     def put(self, key: str, chunk: EncodedChunk) -> None:
@@ -181,7 +142,7 @@ class SsdTier:
         buffers = [memoryview(chunk.header_bytes), view_bytes(chunk.data)]
         with self._reserved(chunk.nbytes):
             write_atomically(
-                self._temporary_path(key), target, self._root, buffers, sync=self._fsync
+                self._directory.temporary_path(key), target, self._root, buffers, sync=self._fsync
             )
         with self._lock:
             # Another thread may have written the same chunk in the meantime.
@@ -213,7 +174,7 @@ class SsdTier:
             if self._index.use(key) is None:
                 return False
             self._reserve(nbytes)
-        temporary = self._temporary_path(key)
+        temporary = self._directory.temporary_path(key)
         try:
             with self._reserved(nbytes):
                 write_file(temporary, [view_bytes(raw)], sync=False)
@@ -281,49 +242,8 @@ class SsdTier:
         }
 
     def _require_started(self) -> None:
-        if self._lock_fd is None:
+        if not self._directory.locked:
             raise TierUnavailable(f"tier {self.name} is not started")
-
-    def _temporary_path(self, key: str) -> Path:
-        """A name that nothing has."""
-        while True:
-            path = self._temporary_root / f"{key}.{next(self._temporary)}"
-            if not os.path.lexists(path):
-                return path
-
-    def _make_temporary_directory(self) -> None:
-        """Make the directory for files being written, under another name if this one is taken."""
-        names = (TEMPORARY, *(f"{TEMPORARY}-{n}" for n in range(1, 10)))
-        for name in names if self._member is None else (f"{TEMPORARY}-w{self._member}",):
-            self._temporary_root = self._root / name
-            if self._temporary_root.is_symlink():
-                continue
-            with suppress(FileExistsError):
-                self._temporary_root.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-                return
-        raise TierUnavailable(f"{self._root} has no room for a directory {TEMPORARY}: clear it up")
-
-    def _log_scan(self) -> None:
-        found = self.scan
-        if found.removed_unreadable:
-            _log.warning(
-                "%s: %d files removed that were no whole chunks",
-                self._root,
-                found.removed_unreadable,
-            )
-        if found.removed_refused:
-            _log.warning(
-                "%s: %d chunks removed that another version of the format or codec wrote",
-                self._root,
-                found.removed_refused,
-            )
-        if found.foreign:
-            _log.warning(
-                "%s: %d things skipped that are not the store's files, the first is %s",
-                self._root,
-                len(found.foreign),
-                found.foreign[0],
-            )
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, StoredFile] | None]:

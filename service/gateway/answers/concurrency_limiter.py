@@ -59,18 +59,24 @@ class ConcurrencyLimiter:
             metrics: Where requests are counted.
             max_per_key: Requests of one API key; 0: half of all that may be in flight.
         """
-        self._max_per_key = max_per_key or max(1, (max_running + max_waiting) // 2)
+        self._per_key = max_per_key
         self._of_key: Counter[str] = Counter()
-        self._max_running = max_running
-        self._max_in_flight = max_running + max_waiting
+        self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._metrics = metrics
         self._mean_answer_s = 1.0
         self.in_flight = 0
         self.waiting_tokens = 0
         self.draining = False
-        metrics.in_flight_limit.set(self._max_in_flight)
+        self.resize(max_running)
         metrics.waiting_tokens_limit.set(max_waiting_tokens)
+
+    def resize(self, max_running: int) -> None:
+        """Workers have come or gone: so many sequences are decoded together, at least one."""
+        self._max_running = max(1, max_running)
+        self._max_in_flight = self._max_running + self._max_waiting
+        self._max_per_key = self._per_key or max(1, self._max_in_flight // 2)
+        self._metrics.in_flight_limit.set(self._max_in_flight)
 
     @property
     def retry_after_s(self) -> float:

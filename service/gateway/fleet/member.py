@@ -16,7 +16,7 @@ class Member:
     """What the pool knows of a worker; it must `join` the pool's table first.
 
     Attributes:
-        number: from 0, as in metrics.
+        number: from 0; one that comes back has another.
         client: its connection.
         load: what it reported last.
         backlog: seconds of work that it has.
@@ -26,7 +26,10 @@ class Member:
 
     _table: WorkerTable
 
-    def __init__(self, number: int, client: WorkerClient, supervisor: Supervisor) -> None:
+    def __init__(
+        self, number: int, client: WorkerClient, supervisor: Supervisor | None = None
+    ) -> None:
+        """Without a supervisor it runs by itself: nobody here knows whether its process ended."""
         self.number = number
         self.client = client
         self.load = WorkerLoad()
@@ -37,8 +40,20 @@ class Member:
         self._served_by: int | None = None  # the process that was ready last
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether it is ready, and not about to end."""
+        return self.client.ready is not None and not self.draining
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes nothing new, because it is about to end."""
+        return self.client.draining
+
+    @property
     def holds_nothing(self) -> bool:
         """Whether its process has ended, or is new: it has nothing that could be deleted."""
+        if self._supervisor is None:
+            return self.client.ready is None and self.client.gone
         process = self._supervisor.pid
         return self.client.ready is None and (process is None or process != self._served_by)
 
@@ -65,7 +80,7 @@ class Member:
 
     def became_ready(self) -> None:
         """It has connected; what was known of its predecessor does not count."""
-        self._served_by = self._supervisor.pid
+        self._served_by = None if self._supervisor is None else self._supervisor.pid
         self.backlog.reset()
         self._table.set_backlog(self.number, self.backlog)
         self.client.ask_holdings()

@@ -1,14 +1,15 @@
 """Several workers behind the gateway's `Worker` protocol.
 
 A request goes to the worker that the router chooses. If that worker dies before it has sent a
-token, the request moves to another, once; later it ends in an error. Purges and the gate's calls go
-to all workers.
+token, the request moves to another, once; later it ends in an error. One that is about to end gets
+no new requests, and what it gives back moves, however often. Purges and the gate's calls go to all
+workers. Workers may join and leave at any time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
 from service.chunk_ids import ChunkIds
@@ -64,17 +65,27 @@ class WorkerPool:
         *,
         slower_tiers: bool,
         kept_prompts: bool,
+        nobody: str = "no worker is known",
+        absent: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """The arguments are those of `Router`, and where is counted what went where."""
-        self.members = list(members)
-        table = WorkerTable()
-        for member in self.members:
-            member.join(table)
+        """The arguments are those of `Router`, and where is counted what went where.
+
+        Args:
+            nobody: why there is no worker, where there is none.
+            absent: asked why somebody who is no member may hold what was deleted; None: nobody.
+        """
+        self._by_number = {member.number: member for member in members}
+        self._nobody = nobody
+        self._absent = absent
+        self._some_ready = asyncio.Event()
+        self._table = WorkerTable()
+        for member in members:
+            member.join(self._table)
         self.directory = Directory()
         self._prefixes = PrefixMap()
         self._router = Router(
             policy,
-            table,
+            self._table,
             self.directory,
             self._prefixes,
             slower_tiers=slower_tiers,
@@ -86,18 +97,34 @@ class WorkerPool:
         self._at: dict[str, Member] = {}  # where each of them is, unless it is being moved
         self._aborts: dict[str, str] = {}  # reasons that came while it moved
 
+    @property
+    def members(self) -> list[Member]:
+        """All workers, ready or not."""
+        return list(self._by_number.values())
+
+    def join(self, member: Member) -> None:
+        """A worker belongs to the pool from now on; its number must be new."""
+        member.join(self._table)
+        self._by_number[member.number] = member
+
+    def leave(self, number: int) -> None:
+        """A worker does not belong to the pool any more; its connection is closed afterwards."""
+        self._forget(number)
+        self._by_number.pop(number, None)
+
     # -- what the connections report --------------------------------------------------------------
 
     def changed(self, number: int, up: bool) -> None:
         """A worker has become ready, or is gone."""
-        self.directory.forget(number)
-        self._prefixes.forget(number)
-        if up:
-            self.members[number].became_ready()
+        self._forget(number)
+        if up and (member := self._by_number.get(number)) is not None:
+            member.became_ready()
+            self._some_ready.set()
 
     def told(self, number: int, holdings: Holdings) -> None:
         """A worker tells what it holds, and how busy it is."""
-        member = self.members[number]
+        if (member := self._by_number.get(number)) is None:
+            return
         member.reported(holdings)
         if not self.directory.apply(number, holdings):
             member.client.ask_holdings()
@@ -116,7 +143,7 @@ class WorkerPool:
 
     @property
     def reason(self) -> str:
-        return self.members[0].client.reason
+        return self.members[0].client.reason if self._by_number else self._nobody
 
     def require(self) -> Ready:
         if (ready := self.ready) is None:
@@ -124,23 +151,26 @@ class WorkerPool:
         return ready
 
     async def wait_ready(self) -> Ready:
-        waiting = [asyncio.create_task(m.client.wait_ready()) for m in self.members]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
+        while self.ready is None:
+            self._some_ready.clear()
+            await self._some_ready.wait()
         return self.require()
 
     async def submit(self, request: Generate) -> AsyncGenerator[Event, None]:
         tried: set[int] = set()
+        moves = 0  # from workers that were not about to end
         self._open.add(request.id)
         try:
             while True:
                 begun = False
-                async with aclosing(self._attempt(request, tried)) as events:
+                member = self._route(request, tried)
+                async with aclosing(self._attempt(request, member, tried)) as events:
                     async for event in events:
-                        if not begun and self._may_move(event, tried):
+                        if not begun and self._may_move(event, member, moves, tried):
+                            if member.draining:  # its successor may be the next to take it
+                                tried.discard(member.number)
+                            else:
+                                moves += 1
                             break
                         begun = True
                         yield event
@@ -153,7 +183,7 @@ class WorkerPool:
 
     async def explain(self, request: Generate) -> Forecast:
         choice = self._router.choose(self._routed(request), self._candidates())
-        return await self.members[choice.number].client.explain(request)
+        return await self._by_number[choice.number].client.explain(request)
 
     def abort(self, request_id: str, reason: str) -> None:
         if request_id in self._open:
@@ -162,7 +192,7 @@ class WorkerPool:
             member.client.abort(request_id, reason)
 
     def prefetch(self, message: Prefetch) -> None:
-        if not self._ready_members():
+        if not self._takers():
             return
         names = ChunkIds(message.system, message.prefix_mode, message.tenant, message.lora)
         prompt = RoutedPrompt(
@@ -171,7 +201,7 @@ class WorkerPool:
         )
         choice = self._router.choose(prompt, self._candidates())
         self.directory.expect(choice.number, prompt.names)
-        self.members[choice.number].client.prefetch(message)
+        self._by_number[choice.number].client.prefetch(message)
 
     async def precompute(
         self,
@@ -183,7 +213,9 @@ class WorkerPool:
     ) -> AsyncGenerator[Precomputed, None]:
         self.require()
         message = Precompute("", system, list(chunks), prefix_mode, tenant, lora)
-        spread = spread_precompute(message, self._ready_members(), self._router, self.directory)
+        if not (takers := self._takers()):
+            raise WorkerUnavailable("all workers are about to end", retry_after_s=RETRY_AFTER_S)
+        spread = spread_precompute(message, takers, self._router, self.directory)
         async with aclosing(spread) as replies:
             async for reply in replies:
                 yield reply
@@ -203,6 +235,8 @@ class WorkerPool:
             *(member.client.purge(system, chunks, prefix_mode, tenant) for member in holding)
         )
         self.directory.deleted(names.of(chunk) for names in named for chunk in chunks)
+        if (reason := self._absent()) is not None:
+            raise WorkerUnavailable(reason, retry_after_s=RETRY_AFTER_S)
         return merged.purged(done)
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
@@ -213,14 +247,15 @@ class WorkerPool:
 
     # -- routing ----------------------------------------------------------------------------------
 
-    async def _attempt(self, request: Generate, tried: set[int]) -> AsyncGenerator[Event, None]:
-        """Events of a worker that is not among `tried`, to which it is added.
+    async def _attempt(
+        self, request: Generate, member: Member, tried: set[int]
+    ) -> AsyncGenerator[Event, None]:
+        """Events of a worker, which is added to `tried`.
 
         Raises:
-            WorkerUnavailable: There is no other, or it was the last and takes nothing.
+            WorkerUnavailable: It takes nothing, and there is no other.
             Overloaded: The same.
         """
-        member = self._route(request, tried)
         tried.add(member.number)
         self._at[request.id] = member
         try:
@@ -232,7 +267,7 @@ class WorkerPool:
                         self._learn(event)
                     yield event
         except (WorkerUnavailable, Overloaded) as error:
-            if not self._ready_members(tried):
+            if not self._takers(tried):
                 raise
             yield Failed(request.id, error.code, error.message)
         finally:
@@ -242,7 +277,7 @@ class WorkerPool:
     def _route(self, request: Generate, tried: set[int]) -> Member:
         prompt = self._routed(request)
         choice = self._router.choose(prompt, self._candidates(tried))
-        member = self.members[choice.number]
+        member = self._by_number[choice.number]
         self._count(prompt, choice)
         member.began(request.id, choice.cost.prefill_s)
         self._router.sent(prompt, choice.number)
@@ -261,19 +296,27 @@ class WorkerPool:
         return ratio if isinstance(ratio, float | int) else float(schema.get("default", 0.0))
 
     def _candidates(self, tried: Iterable[int] = ()) -> list[int]:
-        members = self._ready_members(tried)
+        members = self._takers(tried)
         if not members:
-            raise WorkerUnavailable(self.reason, retry_after_s=RETRY_AFTER_S)
+            why = "all workers are about to end" if self.ready is not None else self.reason
+            raise WorkerUnavailable(why, retry_after_s=RETRY_AFTER_S)
         return [member.number for member in members]
 
-    def _ready_members(self, tried: Iterable[int] = ()) -> list[Member]:
-        left_out = set(tried)
-        return [m for m in self.members if m.client.ready is not None and m.number not in left_out]
+    def _ready_members(self) -> list[Member]:
+        return [m for m in self.members if m.client.ready is not None]
 
-    def _may_move(self, event: Event, tried: set[int]) -> bool:
-        """Whether a request that ends so at the last worker that was tried can go to another."""
+    def _takers(self, tried: Iterable[int] = ()) -> list[Member]:
+        left_out = set(tried)
+        return [m for m in self.members if m.takes_requests and m.number not in left_out]
+
+    def _may_move(self, event: Event, member: Member, moves: int, tried: set[int]) -> bool:
+        """Whether a request that ends so at a worker can go to another."""
         failed = isinstance(event, Failed) and event.code in MOVED
-        return failed and len(tried) <= MOST_MOVES and bool(self._ready_members(tried))
+        return failed and (member.draining or moves < MOST_MOVES) and bool(self._takers(tried))
+
+    def _forget(self, number: int) -> None:
+        self.directory.forget(number)
+        self._prefixes.forget(number)
 
     def _count(self, prompt: RoutedPrompt, choice: Choice) -> None:
         for name in prompt.names:

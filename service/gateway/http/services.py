@@ -14,6 +14,7 @@ from service.gateway.answers.validating.default_methods import DefaultMethods
 from service.gateway.auth.access import Access
 from service.gateway.corpus.corpus import Corpus
 from service.gateway.disk_guard import DiskGuard
+from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
@@ -21,7 +22,6 @@ from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.protocol import Worker
-from service.gateway.workers import WorkerState
 from service.settings import Settings
 
 

@@ -5,6 +5,7 @@
           └──────────── a new socket each time ──────────┘
 
 Every connection has a new socket, so that nothing meant for a dead worker reaches its successor.
+Over TCP a connection that breaks is down at once: ZeroMQ would mend it, but not say what was lost.
 All methods must be called on one event loop.
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -23,13 +23,16 @@ import zmq.asyncio
 
 from service import wire
 from service.errors import Overloaded, WorkerUnavailable
+from service.gateway.worker_client.sockets import dealer, when_broken
 from service.messages import (
+    KNOWN_PROTOCOLS,
     Done,
     Failed,
     FromWorker,
     Hello,
     Holdings,
     Message,
+    Ping,
     Ready,
     Shutdown,
     Stats,
@@ -41,6 +44,13 @@ logger = logging.getLogger(__name__)
 
 RESTARTED = "the worker was restarted; send the request again"
 RETRY_AFTER_S = 5.0
+# Silence of a worker that never answered, after which the secret may be the reason; and the pause
+# between two Hello messages to one that this gateway cannot use.
+UNHEARD_S = 5.0
+REFUSED_HELLO_S = 5.0
+
+
+HELLO = Hello()
 
 
 class WorkerConnection:
@@ -50,6 +60,9 @@ class WorkerConnection:
         ready: What the worker said when it was ready; None while it is not.
         stats: Its latest heartbeat.
         reason: Why it is not ready.
+        heard: When it was heard last, by the event loop's clock; 0: never.
+        gone: Whether the worker that was here last said that it ends, and that nothing is left of
+            what only it held.
         silent: Set when the heartbeat of a ready worker stops.
     """
 
@@ -62,6 +75,9 @@ class WorkerConnection:
         on_change: Callable[[bool], None] = lambda up: None,
         on_left: Callable[[int], None] = lambda tokens: None,
         on_holdings: Callable[[Holdings], None] = lambda holdings: None,
+        hello: Hello = HELLO,
+        secret: str = "",
+        refuse: Callable[[Ready], str | None] = lambda ready: None,
     ) -> None:
         """Not connected yet.
 
@@ -73,6 +89,9 @@ class WorkerConnection:
             on_left: Called for every request that was aborted early, with the number of tokens
                 that the worker still generated for it, by the worker's own count.
             on_holdings: Called when the worker tells what its memory tier holds.
+            hello: What is said first; with a lease, it is renewed ten times in each.
+            secret: Of the fleet; empty: there is none.
+            refuse: Asked why a worker that would be ready cannot be used; None: it can.
         """
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._hello_every_s = hello_every_s
@@ -80,13 +99,20 @@ class WorkerConnection:
         self._on_change = on_change
         self._on_left = on_left
         self._on_holdings = on_holdings
+        self._hello = hello
+        self._secret = secret
+        self._refuse = refuse
+        self._refused: str | None = None
+        self._draining = False
+        self.gone = False
+        self._clock: float | None = None  # of the worker at the other end, as it told it last
         self._left: dict[str, int] = {}  # id of an aborted request → tokens received until then
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: dict[str, asyncio.Queue[FromWorker | TokenItem]] = {}
         self._changed = asyncio.Condition()
-        self._heard = 0.0
+        self.heard = 0.0
         self.ready: Ready | None = None
         self.stats: Stats | None = None
         self.reason = "the worker is being started"
@@ -99,18 +125,17 @@ class WorkerConnection:
         self.disconnect(RESTARTED)
         if self._context is None:
             self._context = zmq.asyncio.Context()
-        self._socket = socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, f"gateway-{uuid.uuid4().hex}".encode())
-        socket.setsockopt(zmq.LINGER, 200)  # lets Shutdown be sent, but does not delay closing
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket = socket = dealer(self._context, address, self._secret)
         socket.connect(address)
         self.reason = "the worker is loading the model"
+        self._refused = None
         self.silent.clear()
         self._tasks = [
             asyncio.create_task(self._receive(socket)),
             asyncio.create_task(self._watch(address)),
         ]
+        if address.startswith("tcp://"):
+            self._tasks.append(asyncio.create_task(self._break(socket, address)))
 
     def disconnect(self, reason: str) -> None:
         """Drop the connection; every open call ends in Failed(worker_unavailable, `reason`)."""
@@ -122,6 +147,7 @@ class WorkerConnection:
             self._socket.close()
             self._socket = None
         self._left.clear()
+        self._clock, self._draining = None, False
         was_ready, self.ready, self.reason = self.ready is not None, None, reason
         for call_id, queue in self._calls.items():
             queue.put_nowait(Failed(call_id, WorkerUnavailable.code, reason))
@@ -148,6 +174,11 @@ class WorkerConnection:
         async with self._changed:
             await self._changed.wait_for(lambda: self.ready is not None)
         return self.require()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the worker is about to end, and takes nothing new."""
+        return self.ready is not None and self._draining
 
     def require(self) -> Ready:
         if self.ready is None:
@@ -191,7 +222,7 @@ class WorkerConnection:
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             data = await socket.recv()
-            self._heard = asyncio.get_running_loop().time()
+            self.heard = asyncio.get_running_loop().time()
             try:
                 message = wire.decode_from_worker(data)
             except msgspec.DecodeError:
@@ -205,18 +236,35 @@ class WorkerConnection:
                 for item in items:
                     self._deliver(item.id, item)
             case Stats():
-                self.stats = message
+                self.stats, self._clock = message, message.clock
+                self._draining, self.gone = message.draining, message.gone
                 self._on_stats(message)
             case Holdings():
                 self._on_holdings(message)
             case Ready():
-                if self.ready is None:
-                    self.ready = message
-                    self._on_change(True)
-                    async with self._changed:
-                        self._changed.notify_all()
+                await self._become_ready(message)
             case _:
                 self._deliver(message.id, message)
+
+    async def _become_ready(self, message: Ready) -> None:
+        if self.ready is not None:
+            return
+        if message.protocol not in KNOWN_PROTOCOLS:
+            known = ", ".join(map(str, KNOWN_PROTOCOLS))
+            self._refused = (
+                f"it speaks protocol {message.protocol}, this gateway {known}: update the older one"
+            )
+        else:
+            self._refused = self._refuse(message)
+        if self._refused is not None:
+            if self.reason != self._refused:
+                logger.error("a worker cannot be used: %s", self._refused)
+            self.reason = self._refused
+            return
+        self.ready, self.gone = message, False
+        self._on_change(True)
+        async with self._changed:
+            self._changed.notify_all()
 
     def _deliver(self, call_id: str, message: FromWorker | TokenItem) -> None:
         # Requests aborted early have no queue any more; only their last message still counts.
@@ -230,12 +278,37 @@ class WorkerConnection:
     async def _watch(self, address: str) -> None:
         """Say Hello until Ready, then watch the heartbeat; connect anew when it stops."""
         loop = asyncio.get_running_loop()
+        began = loop.time()
         while self.ready is None:
             with contextlib.suppress(Overloaded):
-                self.send(Hello())
-            await asyncio.sleep(self._hello_every_s)
-        while loop.time() - self._heard < self._heartbeat_timeout_s:
-            await asyncio.sleep(self._heartbeat_timeout_s / 10)
+                self.send(self._hello)
+            if self.heard < began < loop.time() - UNHEARD_S and address.startswith("tcp://"):
+                self.reason = (
+                    f"{address} does not answer: is a worker there, and does it have the same "
+                    "KVSTITCH_FLEET_SECRET?"
+                )
+            waits = self._hello_every_s if self._refused is None else REFUSED_HELLO_S
+            await asyncio.sleep(waits)
+        while loop.time() - self.heard < self._heartbeat_timeout_s:
+            self._renew()
+            await asyncio.sleep(self._pause_s)
         logger.error("the worker has been silent for %.0f s", self._heartbeat_timeout_s)
         self.connect(address)
         self.silent.set()
+
+    async def _break(self, socket: zmq.asyncio.Socket, address: str) -> None:
+        """Connect anew when a ready worker's connection breaks."""
+        await when_broken(socket, lambda: self.ready is not None)
+        logger.error("the connection to the worker at %s broke", address)
+        self.connect(address)
+
+    @property
+    def _pause_s(self) -> float:
+        """Between two looks at a ready worker."""
+        lease_s = self._hello.lease_s or self._heartbeat_timeout_s
+        return min(self._heartbeat_timeout_s, lease_s) / 10
+
+    def _renew(self) -> None:
+        if self._hello.lease_s and self._clock is not None:
+            with contextlib.suppress(Overloaded, WorkerUnavailable):
+                self.send(Ping(self._hello.domain, self._hello.lease_s, self._clock))

@@ -33,8 +33,8 @@ from service.worker.gate.policy import Bounds
 from service.worker.kv.pool import KVPool
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import Sequence
 
@@ -138,11 +138,12 @@ class Gate:
         unknown = first and trust.drift.level < trust.drift.top
         return unknown or self._random.random() < self._checks.share
 
-    def forget(self, keys: Collection[str]) -> None:
-        """Drops checks of prompts with these chunks, because the chunks are being purged."""
+    def forget(self, keys: Collection[str] | None) -> None:
+        """Drops checks of prompts with these chunks, because the chunks are being purged; None:
+        all checks."""
 
         def holds(answered: Answered) -> bool:
-            return any(a is not None and a.key in keys for a in answered.addresses)
+            return keys is None or any(a and a.key in keys for a in answered.addresses)
 
         for answered in [a for a in self._pending if holds(a)]:
             self._pending.remove(answered)

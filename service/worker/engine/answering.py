@@ -9,7 +9,7 @@ from torch import Tensor
 from service.worker.core.request import Event, TokenEvent
 from service.worker.forward.decode_loras import LoraDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.sequences.draft import Drafter
 from service.worker.sequences.kept_prompt import prompt_tokens
 from service.worker.sequences.sampling.logprobs import token_logprobs

@@ -31,8 +31,8 @@ from service.worker.loading.estimates import Line
 from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Addressing
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
@@ -226,6 +226,19 @@ class Engine:
             tokens = prompt_tokens(sequence.request)
             sequence.deleted |= any(holds(tokens, ids) for ids in texts)
         return self.prompts is None or bool(self.prompts.forget(texts))
+
+    def forget_all(self) -> None:
+        """Drops everything that may hold deleted text, but for what is stored: it is not known what
+        was deleted. Requests that are being answered end as they would."""
+        self.idle_work.forget_all()
+        self.prefix_cache.forget_all()
+        for sequence in self.scheduler.active:
+            sequence.deleted = True
+
+    def give_back_waiting(self, error: KvstitchError) -> None:
+        """Ends every request that has not begun with this error."""
+        for sequence in list(self.scheduler.waiting):
+            self._fail(sequence, error)
 
     # -- the loop ---------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from service.worker.loading.chunk_stream import parts_of
 from service.worker.loading.segment_load import UNCACHED
 from service.worker.loading.stream_reader import StreamReader
 from service.worker.methods.bases.cost import PromptShape
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.restorer import Restorer

@@ -60,6 +60,12 @@ class IdleWork:
         if self._gate is not None:
             self._gate.forget(keys)
 
+    def forget_all(self) -> None:
+        """Drops all work that no caller waits for."""
+        self._queue.forget_all()
+        if self._gate is not None:
+            self._gate.forget(None)
+
     def advance(self) -> None:
         """Runs one step of one of them; an error ends the chunk, check or copy that raised it."""
         job = next((job for job in self._jobs if not job.idle), None)

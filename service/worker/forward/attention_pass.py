@@ -19,8 +19,8 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import PromptKV, write_rows
 from service.worker.methods.bases.dense import RowWeights, Sight
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.attention import attend_rows, attend_with_scores
+from service.worker.model.decoder.base import DecoderAdapter
 
 
 @dataclass(frozen=True)

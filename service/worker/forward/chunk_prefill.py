@@ -29,8 +29,8 @@ from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import KVPlacer, write_rows
 from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
 from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuilder
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address
+from service.worker.model.decoder.base import DecoderAdapter
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.
@@ -156,6 +156,10 @@ class ChunkPrefill:
         """Drops parts that contain these tokens, because their text was deleted."""
         for key in [key for key, (kept, _) in self._parts.items() if _contains(kept, ids)]:
             del self._parts[key]
+
+    def forget_all(self) -> None:
+        """Drops all parts."""
+        self._parts.clear()
 
     def _part(self, part: Address) -> Steps[tuple[EncodedChunk, float]]:
         """KV of a part, and the operations that computing it took now."""

@@ -23,8 +23,8 @@ from service.worker.kernels.cpu import linear_few_rows
 from service.worker.kernels.cpu.decode_step import Kernel, kernel_for
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.attention import attend_last
+from service.worker.model.decoder.base import DecoderAdapter
 
 
 class Decodable(Protocol):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from service.worker.forward.decode import Batch, Decodable, compute, decode_step, stays_on_device
 from service.worker.kv.pool import KVPool
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 
 log = logging.getLogger("kvstitch.decode")
 

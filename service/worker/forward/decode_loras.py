@@ -18,7 +18,7 @@ from torch import Tensor
 from service.worker.forward.decode import Batch, Decodable, compute
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 
 
 class LoraDecodable(Decodable, Protocol):

@@ -11,7 +11,7 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.kv.pool import SequenceKV
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 
 
 def evict(

@@ -23,7 +23,7 @@ from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.model.lora.folder import read_config
 from service.worker.model.lora.load import LoraMatrices, load_lora, read_matrices
 

@@ -36,7 +36,7 @@ from service.worker.forward.layer_ops import SparseRows, attend_and_finish, proj
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 
 Capture = Callable[[LayerView], None]
 OnPass = Callable[[int, Tensor], None]

@@ -25,7 +25,7 @@ from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.model.rope import static_positions
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q

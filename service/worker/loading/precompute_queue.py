@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -166,6 +166,30 @@ class PrecomputeQueue:
         for task in self._writing:
             if task.write is not None and task.id is None and task.address.key in keys:
                 task.write.exception()  # waits: the purge must come after a write that has started
+
+    def forget_all(self) -> None:
+        """Drops all write-backs, because what was deleted meanwhile is not known."""
+        self._chunks.forget_all()
+        self._writes.clear()
+        self._keep(lambda task: task.id is not None)
+        for task in self._writing:
+            if task.write is not None:
+                task.write.exception()  # waits: what is dropped next must hold all that was written
+
+    def cancel(self, ids: Collection[str]) -> None:
+        """Drops the chunks of precompute calls that nobody waits for any more."""
+        self._keep(lambda task: task.id not in ids)
+
+    def _keep(self, wanted: Callable[[Task], bool]) -> None:
+        """Drops all tasks but the wanted ones, unless they are being written."""
+        self._queue = deque(task for task in self._queue if wanted(task))
+        if not all(map(wanted, self._current)):
+            if self._steps is not None:
+                self._steps.close()
+            self._queue.extendleft(task for task in reversed(self._current) if wanted(task))
+            self._current, self._steps = [], None
+        left = [*self._queue, *self._current]
+        self._write_backs = {task.address.key for task in left if task.id is None}
 
     def advance(self) -> None:
         """Runs one step (at most a layer) of the current chunks, or starts the next ones."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from service.worker.model.supported import families
 
-ADAPTERS = "service.worker.model.adapters"
+MODEL = "service.worker.model"
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 REMEDY = (
     "docs/models.md is not what the adapters say: run python -m service.worker.model.families_docs"
@@ -41,20 +41,21 @@ def _plain(source: ast.Module) -> bool:
     if any(ast.unparse(line) == "has_plain_layers = False" for c in classes for line in c.body):
         return False
     extended = {
-        file
+        _file(file)
         for node in ast.walk(source)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ADAPTERS)
-        for file in ((node.module or "").removeprefix(ADAPTERS)[1:], *(n.name for n in node.names))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(MODEL + ".")
+        for file in (node.module or "", *(f"{node.module}.{name.name}" for name in node.names))
     }
-    return all(_plain(_source(file)) for file in extended if file and _file(file).is_file())
+    return all(_plain(ast.parse(file.read_text("utf-8"))) for file in extended if file.is_file())
 
 
-def _file(family: str) -> Path:
-    return Path(__file__).parent / "adapters" / f"{family}.py"
+def _file(module: str) -> Path:
+    *rooms, name = module.removeprefix(MODEL + ".").split(".")
+    return Path(__file__).parent.joinpath(*rooms, f"{name}.py")
 
 
 def _source(family: str) -> ast.Module:
-    return ast.parse(_file(family).read_text("utf-8"))
+    return ast.parse(_file(f"{MODEL}.adapters.{family}").read_text("utf-8"))
 
 
 def main() -> int:

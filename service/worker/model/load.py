@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderAdapter, adapter_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
 from service.worker.model.quantisation import DEQUANTISED, quantisation_fault
 from service.worker.model.quantised_linear import quantise

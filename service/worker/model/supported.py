@@ -20,12 +20,8 @@ WINDOW_BY_LAYER = (
     *("qwen2", "qwen2_moe", "qwen3", "smollm3"),
 )
 
-_NOT_FAMILIES = {
-    *("__init__", "base", "experts", "gemma_layers", "lora", "norms", "projection", "rules"),
-}
-
 
 def families() -> frozenset[str]:
     """The supported `model_type`s: each has a file in `adapters`."""
     files = (Path(__file__).parent / "adapters").glob("*.py")
-    return frozenset(file.stem for file in files) - _NOT_FAMILIES
+    return frozenset(file.stem for file in files if file.stem != "__init__")

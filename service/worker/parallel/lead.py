@@ -16,7 +16,7 @@ from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.decode import Decodable
 from service.worker.forward.prefill import Progress
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.parallel.commands import (
     Arrived,
     Begin,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from service.worker.core.layer_view import CachedSegment
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.parallel.exchange import Exchange
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from service.errors import ModelRefused
 from service.worker.core.steps import Steps
-from service.worker.model.adapters.base import DecoderAdapter, family_adapter
-from service.worker.model.adapters.projection import LayerProjections, Projection
+from service.worker.model.decoder.base import DecoderAdapter, family_adapter
+from service.worker.model.decoder.projection import LayerProjections, Projection
 from service.worker.parallel.exchange import Exchange
 
 FAMILIES = frozenset({"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"})

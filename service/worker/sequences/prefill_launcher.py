@@ -28,8 +28,8 @@ from service.worker.loading.segment_load import Load, SegmentLoad
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.planner.planner import FASTER, LATE, Planner
 from service.worker.sequences.earlier_prompts.continued_prefill import continued_prefill
 from service.worker.sequences.earlier_prompts.restorer import Restorer

@@ -25,7 +25,7 @@ from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import Sequence
 

@@ -43,6 +43,15 @@ class EventSender:
             self._gateways[id] = gateway
             self._open_chunks[id] = count
 
+    def asked_by(self, gateway: bytes) -> list[str]:
+        """Ids of what a gateway waits for."""
+        return [id for id, waiting in self._gateways.items() if waiting == gateway]
+
+    @property
+    def open_calls(self) -> list[str]:
+        """Ids of precompute calls that have not ended."""
+        return list(self._open_chunks)
+
     def send(self, outlet: Outlet, events: Sequence[Event]) -> None:
         """Sends events in order, but all tokens first: one message per gateway."""
         tokens: dict[bytes, list[m.TokenItem]] = {}

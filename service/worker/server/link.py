@@ -1,6 +1,7 @@
 """The worker's socket, a ZeroMQ ROUTER on its own thread.
 
-Because of the thread, messages move and heartbeats go out while the engine computes.
+Because of the thread, messages move and heartbeats go out while the engine computes. Over TCP, with
+a fleet's secret, it is encrypted (CURVE), and only a gateway that has the same secret is let in.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import threading
 from collections.abc import Callable
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
+from service import fleet_secret
 from service.wire import MAX_MESSAGE_BYTES
 
 log = logging.getLogger("kvstitch.worker")
@@ -18,6 +21,8 @@ log = logging.getLogger("kvstitch.worker")
 # How long what is queued for a gateway may take to leave when the worker ends. A gateway that is
 # gone must not hold it up for longer.
 LINGER_MS = 5000
+# Over TCP, a gateway whose machine is gone says so to nobody: then what is queued for it goes, too.
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 20_000
 
 
 class Link:
@@ -26,12 +31,20 @@ class Link:
     Args:
         address: where to bind, as ZeroMQ writes it.
         received: called on the link's thread with the sender's identity and the payload.
+        secret: of the fleet; empty: there is none.
+
+    Attributes:
+        address: where it is bound, with the port that was chosen if 0 was asked for.
     """
 
-    def __init__(self, address: str, received: Callable[[bytes, bytes], None]) -> None:
-        self._address = address
+    def __init__(
+        self, address: str, received: Callable[[bytes, bytes], None], secret: str = ""
+    ) -> None:
+        self.address = address
+        self._secret = secret
         self._received = received
         self._context = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
         self._inner = f"inproc://outbox-{id(self)}"
         self._thread: threading.Thread | None = None
         self._bound = threading.Event()
@@ -41,8 +54,16 @@ class Link:
         """Binds the socket and starts the thread.
 
         Raises:
+            InvalidSetting: others could reach the address, and there is no secret.
             zmq.ZMQError: the address is taken.
         """
+        fleet_secret.require_secret(self.address, self._secret)
+        if fleet_secret.is_encrypted(self.address, self._secret):
+            self._authenticator = ThreadAuthenticator(self._context)
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback(
+                credentials_provider=_Gateways(self._secret)
+            )
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
         self._bound.wait()
@@ -58,12 +79,15 @@ class Link:
     def close(self) -> None:
         """Sends what is queued, then stops. All outlets must be closed before."""
         if self._thread is None:
+            self._context.term()
             return
         stopper = self.outlet()
         stopper.send(b"", b"")
         stopper.close()
         self._thread.join(timeout=5)
         self._thread = None
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.destroy(linger=LINGER_MS)
 
     def _run(self) -> None:
@@ -71,9 +95,18 @@ class Link:
         router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         router.setsockopt(zmq.SNDHWM, 0)  # a slow gateway must not lose a Done
         router.setsockopt(zmq.LINGER, LINGER_MS)
+        if self.address.startswith("tcp://"):
+            router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+            router.setsockopt(zmq.IPV6, int("[" in self.address))
+        if self._authenticator is not None:
+            keys = fleet_secret.curve_keys(self._secret, "worker")
+            router.curve_secretkey, router.curve_publickey = keys.secret, keys.public
+            router.curve_server = True
         try:
             outbox.bind(self._inner)
-            router.bind(self._address)
+            router.bind(self.address)
+            self.address = router.getsockopt_string(zmq.LAST_ENDPOINT) or self.address
         except zmq.ZMQError as error:
             self._error = error
             return
@@ -104,6 +137,16 @@ class Link:
                 break
         outbox.close()
         router.close()
+
+
+class _Gateways:
+    """Lets gateways of one fleet in: those that have the key which its secret gives them."""
+
+    def __init__(self, secret: str) -> None:
+        self._key = fleet_secret.curve_keys(secret, "gateway").public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._key
 
 
 class Outlet:

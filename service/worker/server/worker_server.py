@@ -2,6 +2,8 @@
 
 Three threads: the link moves bytes; the reporter sends counters every second, which is also the
 heartbeat; the thread that calls `WorkerServer.run` runs the engine.
+
+    drain: gateways are told ── what waits goes back to them ── what runs ends ── the process ends
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from kvstore import TieredStore
 from service import messages as m
 from service import wire
 from service.chunk_ids import ChunkIds
-from service.errors import InvalidRequest, KvstitchError, WorkerFault
+from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerFault, WorkerUnavailable
 from service.tracing import Tracing
 from service.worker.core.request import FailedEvent, PrecomputedEvent, Request
 from service.worker.engine.engine import Engine
@@ -26,6 +28,7 @@ from service.worker.model.addressing import Address
 from service.worker.server.event_sender import EventSender
 from service.worker.server.held_chunks import HeldChunks
 from service.worker.server.inbox import Inbox, ReceivedMessage
+from service.worker.server.leases import Leases, uptime
 from service.worker.server.link import Link, Outlet
 from service.worker.server.load_meter import LoadMeter
 from service.worker.server.statistics import engine_values, store_values, tier_values
@@ -36,6 +39,11 @@ STATS_INTERVAL_S = 1.0
 HOLDINGS_INTERVAL_S = 0.1
 IDLE_WAIT_S = 0.5  # how long an idle engine waits for a message before it looks again
 FLUSH_TIMEOUT_S = 10.0
+DRAIN_S = 1.0  # in which requests that gateways had sent before they knew arrive, and go back
+SILENT_S = 30.0  # after which what a gateway that used to ping has asked for is dropped
+LEASES_EVERY_S = 0.5
+UNHEARD = WorkerUnavailable("the worker had not heard of the gateway for too long")
+DRAINING = Overloaded("the worker is shutting down: send the request again", retry_after_s=1.0)
 
 
 class WorkerServer:
@@ -52,7 +60,14 @@ class WorkerServer:
         link: Link,
         inbox: Inbox,
         tracing: Tracing,
+        leases: Leases | None = None,
     ) -> None:
+        """The parts must be started, but for the link's outlets.
+
+        Args:
+            leases: of a worker that runs by itself; None: one gateway started this one and may end
+                it.
+        """
         self._engine = engine
         self._store = store
         self._loader = loader
@@ -61,7 +76,12 @@ class WorkerServer:
         self._link = link
         self._inbox = inbox
         self._sender = EventSender(tracing)
+        self._leases = leases
         self._gateways: set[bytes] = set()
+        self._pinged: dict[bytes, float] = {}  # when gateways were heard that ping
+        self._looked_at_leases = float("-inf")
+        self._draining = threading.Event()
+        self._gave_back_at: float | None = None  # when what waited went back
         self._meter = LoadMeter(engine)
         self._load = self._meter.measure()
         self._measured_at = time.monotonic()
@@ -75,22 +95,83 @@ class WorkerServer:
         self._stopping.set()
         self._inbox.wake()
 
+    def drain(self) -> None:
+        """Makes `run` take nothing new, give back what has not begun, finish what runs and return.
+        For any thread and signal handler."""
+        self._draining.set()
+        self._inbox.wake()
+
     def run(self) -> None:
-        """Serves on the calling thread. Returns after `stop`, when no sequence is left."""
+        """Serves on the calling thread. Returns after `stop` or `drain`, when nothing is left."""
         outlet = self._link.outlet()
         reporter = threading.Thread(target=self._report, name="reporter", daemon=True)
         reporter.start()
         try:
-            while not (self._stopping.is_set() and self._engine.scheduler.idle):
-                for received in self._inbox.messages(IDLE_WAIT_S if self._engine.idle else 0.0):
+            self._look_at_leases(outlet)  # those of an earlier process may be over
+            while not self._ended:
+                for received in self._inbox.messages(self._wait_s):
                     self._handle(outlet, received)
+                if self._draining.is_set() and self._gave_back_at is None:
+                    self._give_back(outlet)
+                self._look_at_leases(outlet)
                 self._sender.send(outlet, self._engine.step())
                 self._measure()
         finally:
             self._stopping.set()
-            outlet.close()
             reporter.join(timeout=STATS_INTERVAL_S * 5)
             self._store.flush(FLUSH_TIMEOUT_S)
+            if self._draining.is_set():
+                self._send_counters(outlet, gone=not self._store.keeps_on_disk)
+            outlet.close()
+
+    @property
+    def _ended(self) -> bool:
+        if not self._engine.scheduler.idle:
+            return False
+        if self._gave_back_at is None:
+            return self._stopping.is_set()
+        return self._stopping.is_set() or time.monotonic() >= self._gave_back_at + DRAIN_S
+
+    @property
+    def _wait_s(self) -> float:
+        """How long to wait for a message."""
+        if not self._engine.idle:
+            return 0.0
+        return IDLE_WAIT_S if self._gave_back_at is None else DRAIN_S / 10
+
+    def _give_back(self, outlet: Outlet) -> None:
+        """Tells gateways that this worker takes nothing new, and what has not begun."""
+        self._gave_back_at = time.monotonic()
+        self._send_counters(outlet)  # before what goes back, so that gateways know why
+        calls = self._sender.open_calls
+        self._engine.precompute_queue.cancel(calls)
+        self._sender.send(outlet, [FailedEvent.of(id, DRAINING) for id in calls])
+        self._engine.give_back_waiting(DRAINING)
+
+    def _look_at_leases(self, outlet: Outlet) -> None:
+        """Drops what may have been deleted, and what gateways that are gone had asked for."""
+        now = time.monotonic()
+        if self._leases is None or now - self._looked_at_leases < LEASES_EVERY_S:
+            return
+        self._looked_at_leases = now
+        for gateway in [g for g, heard in self._pinged.items() if now - heard > SILENT_S]:
+            log.warning("a gateway has been silent for %.0f s: what it wanted is dropped", SILENT_S)
+            asked = self._sender.asked_by(gateway)
+            for id in asked:
+                self._engine.abort(id, "disconnect")
+            self._engine.precompute_queue.cancel(asked)
+            # It may be there after all, and only have been slow: then it is told.
+            self._sender.send(outlet, [FailedEvent.of(id, UNHEARD) for id in asked])
+            del self._pinged[gateway]
+            self._gateways.discard(gateway)
+            self._received.pop(gateway, None)
+            self._counted = dict(self._received)
+        if self._leases.over():
+            self._engine.forget_all()
+            if not self._store.delete_own():
+                self._leases.again()
+                log.error("what only this worker holds could not be deleted; it is tried again")
+        self._leases.note()
 
     def _measure(self) -> None:
         """Measures the load now and then, and before the engine goes to sleep."""
@@ -105,7 +186,18 @@ class WorkerServer:
         match message:
             case m.Hello():
                 self._gateways.add(gateway)
+                if self._leases is not None and message.lease_s:
+                    self._leases.begin(message.domain, message.lease_s)
+                    self._pinged[gateway] = time.monotonic()
                 outlet.send(gateway, wire.encode(self._ready))
+            case m.Ping(domain, lease_s, clock):
+                if self._leases is not None:
+                    self._leases.renew(domain, lease_s, clock)
+                    self._gateways.add(gateway)
+                    self._pinged[gateway] = time.monotonic()
+            case m.Generate() | m.Precompute() if self._gave_back_at is not None:
+                failed = m.Failed(message.id, DRAINING.code, DRAINING.message)
+                outlet.send(gateway, wire.encode(failed))
             case m.Generate():
                 self._sender.expect_answer(message.id, gateway, message.traceparent)
                 self._submit(outlet, message, received.arrived)
@@ -133,7 +225,8 @@ class WorkerServer:
                 self._counted = dict(self._received)
                 self._held.ask()
             case m.Shutdown():
-                self.stop()
+                if self._leases is None:  # else others use this worker, too
+                    self.stop()
 
     def _submit(
         self, outlet: Outlet, message: m.Generate, arrived: float, *, explain: bool = False
@@ -231,7 +324,9 @@ class WorkerServer:
                 outlet.send(gateway, wire.encode(message))
         return load
 
-    def _send_counters(self, outlet: Outlet) -> None:
+    def _send_counters(self, outlet: Outlet, *, gone: bool = False) -> None:
+        # Read before the counters: a gateway that has heard them has heard of this moment.
+        clock = uptime()
         started = time.monotonic()
         scheduler = self._engine.scheduler
         values = store_values(self._store.stats()) + engine_values(self._engine)
@@ -243,6 +338,9 @@ class WorkerServer:
             running=len(scheduler.running) + len(scheduler.prefilling),
             waiting=len(scheduler.waiting),
             pool_free=self._engine.pool_free_share,
+            draining=self._draining.is_set(),
+            gone=gone,
+            clock=clock,
         )
         for gateway in list(self._gateways):
             outlet.send(gateway, wire.encode(stats))

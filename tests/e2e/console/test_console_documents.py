@@ -279,7 +279,11 @@ def test_a_question_that_is_asked_again_at_once_is_heard(
     page.locator("#documents-collection").select_option("twice")
     status(page, "1 document")
     page.get_by_role("button", name="Delete twice").evaluate(
-        "(remove) => { remove.click(); document.querySelector('dialog[open]').close(); remove.click(); }"
+        """(remove) => {
+            remove.click();
+            document.querySelector("dialog[open]").close();
+            remove.click();
+        }"""
     )
     page.get_by_role("dialog").get_by_role("button", name="Delete").press("Enter")
     page.get_by_role("region", name="Receipt of the deletion").wait_for()

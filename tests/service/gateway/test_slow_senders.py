@@ -66,6 +66,21 @@ def test_a_body_must_come_in_time(folder: Path, data: Path) -> None:
         assert rig.ask().status_code == 200
 
 
+def test_places_follow_the_number_of_workers() -> None:
+    limiter = ConcurrencyLimiter(
+        max_running=1, max_waiting=1, max_waiting_tokens=1000, metrics=GatewayMetrics({})
+    )
+    limiter.resize(3)
+    slots = [limiter.acquire(1) for _ in range(4)]
+    limiter.resize(0)  # no worker is ready; what is under way stays
+    assert limiter.in_flight == 4 and limiter.retry_after_s > 0
+    with pytest.raises(Overloaded):
+        limiter.acquire(1)
+    for slot in slots:
+        slot.close()
+    limiter.acquire(1).close()
+
+
 def test_one_key_takes_half_of_the_places() -> None:
     metrics = GatewayMetrics({})
     limiter = ConcurrencyLimiter(

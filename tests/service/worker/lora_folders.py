@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from service.worker.model.adapters.base import adapter_for
+from service.worker.model.decoder.base import adapter_for
 from service.worker.model.lora.load import load_lora
 from tests.service.worker.tiny import Tiny, tiny_of
 

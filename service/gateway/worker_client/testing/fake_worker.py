@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -24,7 +25,8 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from service import wire
+from service import fleet_secret, wire
+from service.errors import Overloaded
 from service.gateway.worker_client.supervisor import REFUSED
 from service.messages import (
     Abort,
@@ -38,6 +40,7 @@ from service.messages import (
     Generate,
     Hello,
     Message,
+    Ping,
     Precompute,
     Precomputed,
     Prefetch,
@@ -100,6 +103,8 @@ class FakeWorker:
     prefill_delay_s: float = 0.0
     heartbeat_s: float = 0.2
     max_running: int = 1_000
+    secret: str = ""  # of the fleet; over TCP the socket then needs it
+    draining: bool = False  # take nothing new
     refuse: Failed | None = None  # answer every Generate with this (its id is filled in)
     on_token: Callable[[Generate, int], None] = lambda request, number: None
     on_chunk: Callable[[Chunk], None] = lambda chunk: None
@@ -114,7 +119,13 @@ class FakeWorker:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if fleet_secret.is_encrypted(self.address, self.secret):
+            keys = fleet_secret.curve_keys(self.secret, "worker")
+            self._socket.curve_secretkey, self._socket.curve_publickey = keys.secret, keys.public
+            self._socket.curve_server = True
         self._socket.bind(self.address)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._peers: set[bytes] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(self.max_running)
@@ -168,7 +179,7 @@ class FakeWorker:
                 if message.reset is not None:
                     self.gate = [s for s in self.gate if message.reset not in ("", s.fusion.name)]
                 await self._send(peer, GateStates(message.id, True, self.gate))
-            case Prefetch():
+            case Prefetch() | Ping():
                 pass
             case Shutdown():
                 await asyncio.gather(*self._running.values())
@@ -181,6 +192,8 @@ class FakeWorker:
         return Precomputed(call, chunk.chunk_id, status, 1024 * len(chunk.ids), 0.001)
 
     async def _generate(self, peer: bytes, request: Generate) -> None:
+        if self.draining:
+            return await self._send(peer, Failed(request.id, Overloaded.code, "shutting down"))
         if self.refuse is not None:
             refused = Failed(request.id, self.refuse.code, self.refuse.message, self.refuse.field)
             return await self._send(peer, refused)
@@ -279,8 +292,13 @@ class FakeWorker:
                 ("kvstitch_tier_entries", {"tier": "memory"}, float(len(self.stored))),
             ]
             for peer in self._peers:
-                await self._send(peer, Stats(values, len(self._running), 0, 1.0))
+                await self._send(peer, self._stats(values))
             await asyncio.sleep(self.heartbeat_s)
+
+    def _stats(self, values: list[tuple[str, dict[str, str], float]]) -> Stats:
+        return Stats(
+            values, len(self._running), 0, 1.0, draining=self.draining, clock=time.monotonic()
+        )
 
     async def _send(self, peer: bytes, message: Message) -> None:
         await self._socket.send_multipart([peer, wire.encode(message)])

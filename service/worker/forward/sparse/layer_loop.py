@@ -32,8 +32,8 @@ from service.worker.forward.sparse.kept_tokens import KeptTokens, TokenSource
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
 from service.worker.methods.sparse.selection import SketchedDocument
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.attention import attend_rows
+from service.worker.model.decoder.base import DecoderAdapter
 
 BlockSets = list[dict[int, list[int]]]
 """Per document, the numbers of the blocks to read, by layer."""

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from service.worker.core.steps import Steps
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.adapters.norms import norm
+from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.norms import norm
 from service.worker.model.rope import halves_order
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.model.adapters import cohere
-from service.worker.model.adapters.rules import by_layer_types
+from service.worker.model.decoder.rules import by_layer_types
 from service.worker.model.rope import RotaryTable
 
 

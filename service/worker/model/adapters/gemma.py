@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.worker.model.adapters.gemma_layers import GemmaAdapter
+from service.worker.model.decoder.gemma_layers import GemmaAdapter
 
 
 class Adapter(GemmaAdapter):

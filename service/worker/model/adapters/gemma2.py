@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.worker.model.adapters.gemma_layers import SlidingGemmaAdapter
+from service.worker.model.decoder.gemma_layers import SlidingGemmaAdapter
 
 
 class Adapter(SlidingGemmaAdapter):

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.adapters.gemma_layers import SlidingGemmaAdapter
-from service.worker.model.adapters.norms import norm
+from service.worker.model.decoder.gemma_layers import SlidingGemmaAdapter
+from service.worker.model.decoder.norms import norm
 from service.worker.model.rope import RotaryTable
 
 

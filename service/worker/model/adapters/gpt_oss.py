@@ -11,8 +11,8 @@ from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.adapters.experts import ExpertsAdapter
-from service.worker.model.adapters.rules import by_layer_types
+from service.worker.model.decoder.experts import ExpertsAdapter
+from service.worker.model.decoder.rules import by_layer_types
 
 
 class Adapter(ExpertsAdapter):

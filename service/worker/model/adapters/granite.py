@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 
 
 class Adapter(DecoderAdapter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.worker.model.adapters.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderAdapter
 
 
 class Adapter(DecoderAdapter):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.adapters.rules import every_layer_slides
+from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.rules import every_layer_slides
 
 
 class Adapter(DecoderAdapter):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.adapters.experts import ExpertsAdapter
-from service.worker.model.adapters.rules import every_layer_slides
+from service.worker.model.decoder.experts import ExpertsAdapter
+from service.worker.model.decoder.rules import every_layer_slides
 
 
 class Adapter(ExpertsAdapter):

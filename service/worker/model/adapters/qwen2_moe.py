@@ -9,10 +9,10 @@ from torch import Tensor
 from service.worker.core.attention_rule import AttentionRule
 from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.adapters.base import DecoderAdapter, activation_of
-from service.worker.model.adapters.experts import ExpertsAdapter
-from service.worker.model.adapters.projection import Projection
-from service.worker.model.adapters.rules import by_layer_types
+from service.worker.model.decoder.base import DecoderAdapter, activation_of
+from service.worker.model.decoder.experts import ExpertsAdapter
+from service.worker.model.decoder.projection import Projection
+from service.worker.model.decoder.rules import by_layer_types
 
 
 class Adapter(ExpertsAdapter):

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.adapters.experts import ExpertsAdapter
-from service.worker.model.adapters.norms import norm
-from service.worker.model.adapters.rules import every_layer_slides
+from service.worker.model.decoder.experts import ExpertsAdapter
+from service.worker.model.decoder.norms import norm
+from service.worker.model.decoder.rules import every_layer_slides
 
 
 class Adapter(ExpertsAdapter):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.adapters.rules import by_layer_types
+from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.rules import by_layer_types
 from service.worker.model.rope import RotaryTable
 
 

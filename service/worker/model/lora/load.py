@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from service.errors import ModelRefused
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.adapters.lora import Lora, LoraLayer, LoraUpdate, LowRank
+from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.low_rank import Lora, LoraLayer, LoraUpdate, LowRank
 from service.worker.model.lora.folder import (
     WEIGHTS,
     LoraConfig,

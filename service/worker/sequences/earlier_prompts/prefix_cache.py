@@ -144,6 +144,12 @@ class PrefixCache:
             self._drop(kept)
         self._given_up.forget(texts)
 
+    def forget_all(self) -> None:
+        """Gives up every prompt."""
+        for kept in list(self._prompts):
+            self._drop(kept)
+        self._given_up = PromptIndex()
+
     def _give_up(self, kept: KeptPrompt) -> None:
         """Drops a prompt for its memory, and remembers that it was asked."""
         self._drop(kept)

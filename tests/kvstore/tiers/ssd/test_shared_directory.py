@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kvstore import SsdTier, TierUnavailable
-from kvstore.tiers.ssd import ssd_tier
+from kvstore.tiers.ssd import tier_directory
 from kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 
@@ -144,7 +144,7 @@ def test_the_first_of_a_start_finds_damaged_files(tmp_path):
 
 
 def test_a_directory_is_shared_by_all_or_owned_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(ssd_tier, "START_PATIENCE_S", 0.1)
+    monkeypatch.setattr(tier_directory, "START_PATIENCE_S", 0.1)
     owner = SsdTier(tmp_path, 1 << 20)
     owner.start()
     with pytest.raises(TierUnavailable, match="in use"):

@@ -17,7 +17,7 @@ from service.worker.forward import decode_graphs
 from service.worker.forward.decode import decode_step
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.adapters.base import adapter_for
+from service.worker.model.decoder.base import adapter_for
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.tiny import Tiny, random_model, tiny_config
 

@@ -11,7 +11,7 @@ import torch
 
 from service.errors import ModelRefused
 from service.worker.forward import lora_check
-from service.worker.model.adapters.lora import Lora, LoraLayer, LoraUpdate
+from service.worker.model.decoder.low_rank import Lora, LoraLayer, LoraUpdate
 from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.tiny import random_model, tiny_config
 

@@ -199,3 +199,22 @@ def test_a_purge_takes_one_out_of_those_computed_together(model: Tiny) -> None:
         purge(r)
         r.run()
         assert stored(r) == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["waiting", "begun"])
+def test_what_nobody_waits_for_any_more_is_not_computed(some_stored: Rig, begun: bool) -> None:
+    r, queue = some_stored, some_stored.engine.precompute_queue
+    there, (wanted, gone, back) = stored(r), addresses(r)[2:5]
+    queue.add(gone, id="gone")
+    queue.add(wanted, id="wanted")
+    queue.add(back)
+    for _ in range(3 if begun else 0):
+        r.engine.step()
+    queue.cancel({"gone"})
+    queue.forget_all()  # write-backs, too: they are nobody's
+    r.run()
+    assert stored(r) == sorted([*there, 2])
+    assert [e.id for e in r.events if isinstance(e, PrecomputedEvent)][-1] == "wanted"
+    queue.add(back)  # and is not remembered as queued
+    r.run()
+    assert stored(r) == sorted([*there, 2, 4])

@@ -18,13 +18,13 @@ from service.worker.harness import kv_pool, prefill_ids
 from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.weight import GROUP
 from service.worker.model import quantisation
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
-from service.worker.model.adapters.projection import (
+from service.worker.model.addressing import Addressing
+from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.projection import (
     DenseProjection,
     ModuleProjection,
     QuantisedProjection,
 )
-from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
 from service.worker.model.quantised_linear import BITS, quantise
 from tests.service.worker.forward.test_decode import Running, decoded

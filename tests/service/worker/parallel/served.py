@@ -20,8 +20,8 @@ from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.registry import eviction_methods
-from service.worker.model.adapters.base import DecoderAdapter
 from service.worker.model.addressing import Address, Addressing
+from service.worker.model.decoder.base import DecoderAdapter
 from tests.service.worker.tiny import D1, D2, D3, Q, S, assert_close
 
 ANSWER = [5, 6, 7, 8, 9, 10, 11, 12]

@@ -12,7 +12,7 @@ from service.records import Chunk, Method
 from service.worker.forward.decode import decode_step
 from service.worker.forward.decode_graphs import Decoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.adapters.base import adapter_for
+from service.worker.model.decoder.base import adapter_for
 from service.worker.sequences.draft import MOST_SKIPPED, Drafter
 from tests.service.worker.engines import PIE, VANILLA, rig
 from tests.service.worker.forward.test_decode import Running, filled

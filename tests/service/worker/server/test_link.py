@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 import zmq
 
+from service import fleet_secret
+from service.errors import InvalidSetting
 from service.worker.server.link import Link
 
 MESSAGES = 200
@@ -46,3 +49,50 @@ def test_what_is_queued_is_sent_before_it_stops(tmp_path: Path) -> None:
         assert sent == list(range(MESSAGES))
     finally:
         context.destroy(linger=0)
+
+
+SECRET = "0123456789abcdef" * 2
+
+
+def _says(context: zmq.Context[zmq.Socket[bytes]], address: str, server: str, own: str) -> bytes:
+    """What a worker's link answers a gateway that has keys of these secrets; b"": nothing."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    if own:
+        keys = fleet_secret.curve_keys(own, "gateway")
+        socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
+        socket.curve_serverkey = fleet_secret.curve_keys(server, "worker").public
+    socket.connect(address)
+    try:
+        if not socket.poll(1000 if own == server == SECRET else 400, zmq.POLLOUT):
+            return b""
+        socket.send(b"hello")
+        return socket.recv() if socket.poll(2000) else b""
+    finally:
+        socket.close(linger=0)
+
+
+def test_over_tcp_only_gateways_of_the_fleet_are_let_in() -> None:
+    link = Link("tcp://127.0.0.1:0", lambda who, what: outlet.send(who, b"ready"), SECRET)
+    link.start()
+    outlet = link.outlet()
+    context = zmq.Context()
+    try:
+        assert link.address.startswith("tcp://127.0.0.1:") and not link.address.endswith(":0")
+        other = "f" * 32
+        assert _says(context, link.address, SECRET, SECRET) == b"ready"
+        assert _says(context, link.address, SECRET, other) == b""  # knows the worker's public key
+        assert _says(context, link.address, other, other) == b""
+        assert _says(context, link.address, "", "") == b""
+        assert _says(context, link.address, SECRET, SECRET) == b"ready"
+    finally:
+        context.destroy(linger=0)
+        outlet.close()
+        link.close()
+
+
+def test_an_address_that_others_reach_is_refused_without_a_secret() -> None:
+    link = Link("tcp://0.0.0.0:0", print)
+    with pytest.raises(InvalidSetting, match="KVSTITCH_FLEET_SECRET"):
+        link.start()
+    link.close()

@@ -15,7 +15,7 @@ from service.worker.forward import decode
 from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
 from service.worker.kernels.cpu.weight import Weight
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderAdapter, adapter_for
 from tests.service.worker.forward.test_decode import LENGTHS, decoded
 from tests.service.worker.tiny import (
     FAMILIES,

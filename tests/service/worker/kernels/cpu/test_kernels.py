@@ -9,7 +9,7 @@ from torch import nn
 
 from service.worker.core.steps import run
 from service.worker.kernels.cpu import cpu_linear, huge_pages
-from service.worker.model.adapters.projection import fuse
+from service.worker.model.decoder.projection import fuse
 from tests.service.worker.tiny import assert_close
 
 # One bf16 rounding of a result of size about 1 to 4.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.forward import selfcheck
-from service.worker.model.adapters.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderAdapter, adapter_for
 from service.worker.model.rope import RotaryTable
 from tests.service.worker.tiny import random_model, rope_of, tiny_config
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from service.errors import ModelRefused
-from service.worker.model.adapters.base import adapter_for
+from service.worker.model.decoder.base import adapter_for
 from service.worker.model.lora.folder import LoraRefused, read_config, tensor_names
 from service.worker.model.lora.load import load_lora
 from tests.service.worker.lora_folders import PREFIX, write_lora

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.adapters.norms import norm
-from service.worker.model.adapters.rules import by_layer_types
+from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.norms import norm
+from service.worker.model.decoder.rules import by_layer_types
 
 
 class GemmaAdapter(DecoderAdapter):

@@ -22,16 +22,16 @@ from service.worker.core.ranks import Lead, Ranks
 from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear, quantised_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
-from service.worker.model.adapters.lora import Lora, rows_by_name, with_updates
-from service.worker.model.adapters.norms import is_plain, norm
-from service.worker.model.adapters.projection import (
+from service.worker.model.decoder.low_rank import Lora, rows_by_name, with_updates
+from service.worker.model.decoder.norms import is_plain, norm
+from service.worker.model.decoder.projection import (
     DenseProjection,
     LayerProjections,
     Projection,
     QuantisedProjection,
     fuse,
 )
-from service.worker.model.adapters.rules import windows_of
+from service.worker.model.decoder.rules import windows_of
 from service.worker.model.rope import (
     RotaryTable,
     halves_order,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.adapters.base import DecoderAdapter
-from service.worker.model.adapters.projection import Projection
+from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.projection import Projection
 
 PAUSE_ROWS = 64
 """Rows of an expert after which other work may run."""

@@ -1,0 +1,149 @@
+"""The directory of an SSD tier: who owns it, what lies in it at start, where files are begun."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from kvstore.errors import TierError, TierUnavailable
+from kvstore.tiers.ssd.directory_scan import (
+    LOCK,
+    TEMPORARY,
+    DirectoryScan,
+    ScanReport,
+    StoredFile,
+)
+from kvstore.tiers.ssd.file_io import (
+    DIRECTORY_MODE,
+    lock_file,
+    lock_shared,
+    make_directory,
+    share,
+)
+
+_log = logging.getLogger(__name__)
+
+# How long a process waits for another to finish its start in a directory that they share.
+START_PATIENCE_S = 60.0
+
+
+class TierDirectory:
+    """Locks and scans the directory, and names the files that are being written.
+
+    Attributes:
+        root: the directory.
+        scan: what the scan at start found.
+    """
+
+    def __init__(self, root: Path, member: int | None) -> None:
+        """Touches nothing yet.
+
+        Args:
+            root: the directory; made by `lock`.
+            member: number of this process among those that share it; None if it has it alone.
+        """
+        self.root = root
+        self.scan = ScanReport(0, 0, 0, 0)
+        self._member = member
+        self._lock_fd: int | None = None
+        self._temporary_root = root / TEMPORARY
+        self._temporary = itertools.count()
+
+    @property
+    def locked(self) -> bool:
+        return self._lock_fd is not None
+
+    def lock(self) -> bool:
+        """Make the directory and lock it.
+
+        Returns:
+            Whether no other process has it: then it is to be scanned.
+
+        Raises:
+            TierError: the root is something else than a directory.
+            TierUnavailable: another process owns the directory.
+        """
+        if self.root.exists() and not self.root.is_dir():
+            raise TierError(f"{self.root} is not a directory: give another, or remove it")
+        make_directory(self.root)
+        with suppress(OSError):  # of another user, who let us in
+            self.root.chmod(DIRECTORY_MODE)
+        alone = True
+        try:
+            if self._member is None:
+                self._lock_fd = lock_file(self.root / LOCK)
+            else:
+                self._lock_fd, alone = lock_shared(self.root / LOCK, START_PATIENCE_S)
+        except OSError as error:
+            raise TierUnavailable(
+                f"{self.root} is in use: give each process its own directory"
+            ) from error
+        return alone
+
+    def share(self) -> None:
+        """Let other members in, now that the directory is in order."""
+        if self._member is not None and self._lock_fd is not None:
+            share(self._lock_fd)
+
+    def unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def scan_all(self) -> list[tuple[str, StoredFile]]:
+        """Remove what a crash left and what cannot be read; returns the chunks, oldest first."""
+        self.scan, found = DirectoryScan(self.root).run()
+        return found
+
+    def sweep_own(self) -> None:
+        """Remove what this member's predecessor was writing; what others write stays."""
+        self.scan = DirectoryScan(self.root).sweep_only(self._temporary_root)
+
+    def make_temporary_directory(self) -> None:
+        """Make the directory for files being written, under another name if this one is taken.
+
+        Raises:
+            TierUnavailable: all names are taken.
+        """
+        names = (TEMPORARY, *(f"{TEMPORARY}-{n}" for n in range(1, 10)))
+        for name in names if self._member is None else (f"{TEMPORARY}-w{self._member}",):
+            self._temporary_root = self.root / name
+            if self._temporary_root.is_symlink():
+                continue
+            with suppress(FileExistsError):
+                self._temporary_root.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+                return
+        raise TierUnavailable(f"{self.root} has no room for a directory {TEMPORARY}: clear it up")
+
+    def temporary_path(self, key: str) -> Path:
+        """A name that nothing has."""
+        while True:
+            path = self._temporary_root / f"{key}.{next(self._temporary)}"
+            if not os.path.lexists(path):
+                return path
+
+    def log_scan(self) -> None:
+        """Warn of what was removed or skipped."""
+        found = self.scan
+        if found.removed_unreadable:
+            _log.warning(
+                "%s: %d files removed that were no whole chunks",
+                self.root,
+                found.removed_unreadable,
+            )
+        if found.removed_refused:
+            _log.warning(
+                "%s: %d chunks removed that another version of the format or codec wrote",
+                self.root,
+                found.removed_refused,
+            )
+        if found.foreign:
+            _log.warning(
+                "%s: %d things skipped that are not the store's files, the first is %s",
+                self.root,
+                len(found.foreign),
+                found.foreign[0],
+            )

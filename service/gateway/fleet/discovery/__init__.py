@@ -1,0 +1,1 @@
+"""Where the workers are that run by themselves."""

@@ -1,0 +1,126 @@
+"""How long a shared worker may keep what it holds, without hearing from those who may delete it.
+
+    Hello, Ping ──> lease of the gateway's domain ──over──> everything that only this worker holds
+                          │                                 is dropped
+                          └──> a note beside the SSD tier: the next process goes on with it
+
+A domain is the place where deletions are noted: one gateway, or all that share a database, of which
+any renews the lease. A lease counts from the moment when the worker sent the counters that a `Ping`
+answers, by a clock that goes on while the machine is suspended. So whoever hears nothing of the
+worker knows when it will have dropped everything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+log = logging.getLogger("kvstitch.worker")
+
+NOTE = ".lease"  # the SSD tier leaves hidden files alone
+NOTES_PER_LEASE = 20
+UNREADABLE = "unreadable"
+
+
+def uptime() -> float:
+    """Seconds since this machine started, also those for which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Leases:
+    """For one thread. Reads the note of an earlier process at once.
+
+    Workers that share a folder share its note; the same gateways must use them.
+
+    Args:
+        kv_dir: of the SSD tier; None: there is none.
+    """
+
+    def __init__(
+        self,
+        kv_dir: Path | None,
+        clock: Callable[[], float] = uptime,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._note = None if kv_dir is None else kv_dir / NOTE
+        self._clock = clock
+        self._wall = wall
+        self._until: dict[str, float] = {}
+        self._over = False
+        self._noted: dict[str, float] = {}  # as `_until`, when the note was written
+        self._note_every_s = 0.0
+        for domain, until in self._read().items():
+            # One that is over is found by `over`, before anything is served.
+            self._until[domain] = self._noted[domain] = clock() + until - wall()
+
+    def begin(self, domain: str, lease_s: float) -> None:
+        """A gateway of a domain says Hello. That renews no lease, but begins one."""
+        now = self._clock()
+        if self._until.get(domain, 0.0) <= now:
+            self._extend(domain, now + lease_s, lease_s)
+
+    def renew(self, domain: str, lease_s: float, clock: float) -> None:
+        """A gateway of a domain is there, and has seen what this worker sent at `clock`."""
+        self._extend(domain, min(clock, self._clock()) + lease_s, lease_s)
+
+    def over(self) -> bool:
+        """Whether a lease has ended since the last call: then everything must be dropped."""
+        now = self._clock()
+        for domain in [domain for domain, until in self._until.items() if until <= now]:
+            log.warning("nothing was heard for a lease of gateways that may delete documents")
+            del self._until[domain]
+            self._over = True
+        over, self._over = self._over, False
+        return over
+
+    def note(self) -> None:
+        """Write the note if it is due; after what had to be dropped is gone."""
+        self._write(self._clock())
+
+    def again(self) -> None:
+        """Not everything could be dropped: `over` says so once more."""
+        self._over = True
+
+    def _extend(self, domain: str, until: float, lease_s: float) -> None:
+        known = self._until.get(domain)
+        if known is not None and known <= self._clock():
+            self._over = True  # it ended before it was renewed
+        self._until[domain] = max(until, known or until)
+        self._note_every_s = lease_s / NOTES_PER_LEASE
+
+    def _write(self, now: float) -> None:
+        """Note the ends of leases, if one has moved far enough since, or is over and dropped."""
+        moved = self._until.keys() != self._noted.keys() or any(
+            until - self._noted[domain] > self._note_every_s
+            for domain, until in self._until.items()
+        )
+        if self._note is None or self._over or not moved:
+            return
+        ended = self._noted.keys() - self._until.keys()
+        ahead = self._wall() - now
+        others = {domain: until for domain, until in self._read().items() if domain not in ended}
+        for domain, until in self._until.items():
+            others[domain] = max(until + ahead, others.get(domain, 0.0))
+        temporary = self._note.with_name(f"{NOTE}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(others), encoding="utf-8")
+            os.replace(temporary, self._note)
+            self._noted = dict(self._until)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._note, error)
+
+    def _read(self) -> dict[str, float]:
+        """Ends of leases by the wall clock; none where one gateway had the folder for itself, which
+        has deleted there what had to be."""
+        try:
+            text = "{}" if self._note is None else self._note.read_text(encoding="utf-8")
+            return {str(domain): float(until) for domain, until in json.loads(text).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read: %s", self._note, error)
+            return {UNREADABLE: 0.0}  # over

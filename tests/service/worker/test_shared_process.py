@@ -1,0 +1,158 @@
+"""A worker that runs by itself, as a process on an encrypted TCP socket: drain and leases."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from service import fleet_secret, wire
+from service import messages as m
+from service.worker_settings import WorkerSettings
+from tests.service.worker.test_process import DOCUMENTS, START_S, Peer, Q, S, spawn, tiers
+from tests.service.worker.tiny import random_model, tiny_config
+
+SECRET = "0123456789abcdef" * 2
+LEASE_S = 3.0
+LOADING_S = 240  # of a process that loads torch beside many others
+
+
+class Gateway(Peer):
+    """A peer that says Hello with a lease, and pings when it is told to."""
+
+    def __init__(self, address: str, domain: str, lease_s: float) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        own = fleet_secret.curve_keys(SECRET, "gateway")
+        self._socket.curve_secretkey, self._socket.curve_publickey = own.secret, own.public
+        self._socket.curve_serverkey = fleet_secret.curve_keys(SECRET, "worker").public
+        self._socket.connect(address)
+        self.stats: m.Stats | None = None
+        self.domain, self.lease_s = domain, lease_s
+
+    def ready(self) -> m.Ready:
+        self.send(m.Hello(self.domain, self.lease_s))
+        assert self._socket.poll(LOADING_S * 1000), "the worker did not start"
+        message = self.receive()
+        assert isinstance(message, m.Ready)
+        return message
+
+    def ping_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.send(m.Ping(self.domain, self.lease_s, self.next_stats().clock))
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    random_model(tiny_config("qwen3", "yarn")).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(model_folder: Path, tmp_path: Path) -> WorkerSettings:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return WorkerSettings(
+        model=str(model_folder),
+        address=f"tcp://127.0.0.1:{port}",
+        kv_dir=str(tmp_path / "kv"),
+        fleet_secret=SECRET,
+        shared=True,
+        prompts_bytes=0,
+        pool_tokens=400,
+        max_running=1,
+        threads=1,
+    )
+
+
+@contextmanager
+def worker(
+    settings: WorkerSettings, *domains: str, lease_s: float = 600.0
+) -> Iterator[list[Gateway]]:
+    process = spawn(settings)
+    peers = [Gateway(settings.address, domain, lease_s) for domain in domains]
+    for peer in peers:
+        peer.process = process
+    try:
+        for peer in peers:
+            assert peer.ready().protocol == m.PROTOCOL
+        yield peers
+    finally:
+        for peer in peers:
+            peer.close()
+        process.kill()
+        process.communicate()
+
+
+def test_what_may_have_been_deleted_is_dropped_after_the_lease(settings: WorkerSettings) -> None:
+    with worker(settings, "a", "b", lease_s=LEASE_S) as (a, b):
+        a.precompute()
+        a.send(m.Shutdown())  # it is not one gateway's to end
+        for _ in range(3):  # longer than a lease
+            a.ping_for(LEASE_S / 2)
+            b.ping_for(0.1)
+        _, done = a.generate("kept")
+        assert tiers(done) == ["memory"] * 3
+        end = time.monotonic() + 10 * LEASE_S  # a is silent from here on
+        while any(Path(settings.kv_dir).glob("??/??/*.safetensors")):
+            assert time.monotonic() < end, "nothing was dropped"
+            b.ping_for(0.2)
+        _, done = b.generate("dropped")
+        assert tiers(done) == ["cold"] * 3
+
+
+@pytest.mark.parametrize("on_disk", [True, False], ids=["disk", "memory"])
+def test_a_drain_gives_back_what_waits_and_ends_what_runs(
+    settings: WorkerSettings, on_disk: bool
+) -> None:
+    """And the next process on the same folder knows how long what is there can be trusted."""
+    settings = settings if on_disk else replace(settings, kv_dir="")
+    with worker(settings, "a") as (a,):
+        a.precompute()
+        long = m.Sampling(max_tokens=200, temperature=2.0, seed=1)
+        for name in ("runs", "waits"):
+            request = m.Generate(name, S, DOCUMENTS, Q, fusion=m.Method("vanilla"), sampling=long)
+            a.send(request)
+        first = a.receive()
+        assert isinstance(first, m.Tokens)
+        a.process.send_signal(signal.SIGTERM)
+        ends: dict[str, m.FromWorker] = {}
+        draining_first, last = False, None
+        while not {"runs", "waits"} <= ends.keys() or a.process.poll() is None or a._socket.poll(0):
+            if not a._socket.poll(START_S * 1000):
+                break
+            message = wire.decode_from_worker(a._socket.recv())
+            if isinstance(message, m.Stats):
+                last = message
+                if message.draining and not draining_first:
+                    draining_first = "waits" not in ends
+                    a.send(m.Generate("late", S, DOCUMENTS, Q, fusion=m.Method("vanilla")))
+            elif isinstance(message, m.Done | m.Failed):
+                ends[message.id] = message
+        assert draining_first, "gateways must know why something comes back"
+        assert isinstance(ends["runs"], m.Done)
+        for name in {"waits", "late"} & ends.keys():  # "late" may come when nobody is there
+            failed = ends[name]
+            assert isinstance(failed, m.Failed) and failed.code == "overloaded"
+        assert a.process.wait(START_S) == 0
+        assert last is not None and last.draining and last.gone is not on_disk
+    if not on_disk:
+        return
+    note = Path(settings.kv_dir) / ".lease"
+    assert json.loads(note.read_text())["a"] < time.time() + 600
+    assert any(Path(settings.kv_dir).glob("??/??/*.safetensors"))
+    note.write_text(json.dumps({"a": time.time() - 1}))  # deletions may have been missed
+    with worker(settings, "a") as (a,):
+        _, done = a.generate("one")
+        assert tiers(done) == ["cold"] * 3
