@@ -19,18 +19,24 @@ from loadtest.traffic.routes import CorpusDocument
 
 START_S, STOP_S, INGEST_S = 180.0, 60.0, 600.0
 POLL_S = 0.2
+PROGRAM = ("service.cli", "serve")
 BATCH = 500
 
 
 @contextmanager
 def service(
-    data_dir: Path, model: Path | None = None, *, start_s: float = START_S
+    data_dir: Path,
+    model: Path | None = None,
+    *,
+    program: Sequence[str] = PROGRAM,
+    start_s: float = START_S,
 ) -> Iterator[str]:
     """Start a service and stop it at the end of the block. It gets the KVSTITCH_* variables.
 
     Args:
         data_dir: its data folder, created if needed.
         model: model folder to serve; default: the demo's.
+        program: module and words that serve; it takes the options of `kvstitch serve`.
         start_s: seconds that starting may take.
 
     Yields:
@@ -40,7 +46,7 @@ def service(
         ServiceFailed: it did not start; the message has the end of its log.
     """
     port = _free_port()
-    command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", *program, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--data-dir", str(data_dir)]
     if model is not None:
         command += ["--model", str(model)]

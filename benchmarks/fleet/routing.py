@@ -1,6 +1,8 @@
 """Policies of routing on one trace: how often are documents in the chosen worker's memory tier?
 
     python -m benchmarks.fleet.routing [--workers 2] [--requests 150] [--rate 2.0]
+    python -m benchmarks.fleet.routing --model "$(kvstitch model path smollm2)" --threads 1 \
+        --policies cost round_robin --rounds 3 --requests 30 --rate 0.4 --memory-mib 64
 
 The requests are loadtest's: sets of the demo's documents, drawn by popularity (Zipf) and sent in a
 shuffled order, at the times of a Poisson process. Every policy gets the same requests at the same
@@ -10,6 +12,9 @@ with a large model whose KV is not worth a read from disk.
 
 With `--topic-size` the documents of a request are of one topic, as those that a search finds:
 topics are drawn by popularity, and the request's documents from the topic's.
+
+In every round each policy has its turn, and the next round begins with another one. TTFT is
+compared request by request with that of the policy named last (`paired`).
 """
 
 from __future__ import annotations
@@ -98,10 +103,11 @@ def measure(args: argparse.Namespace, policy: str, number: int) -> dict[str, Any
         "KVSTITCH_ROUTING": policy,
         "KVSTITCH_MEMORY_TIER_MIB": str(args.memory_mib),
         "KVSTITCH_SSD_TIER_GIB": str(args.ssd_gib),
+        "KVSTITCH_THREADS": str(args.threads),
     }
     with (
         tempfile.TemporaryDirectory(prefix="kvstitch-routing-") as folder,
-        local_service.service(Path(folder), demo_model()) as url,
+        local_service.service(Path(folder), args.model) as url,
     ):
         wait_for_all(url, args.workers)
         local_service.ingest(url, documents)
@@ -145,6 +151,37 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
+def paired(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """By policy: its requests' TTFT to that of the same ones under the policy named last.
+
+    Returns:
+        The ratio of the means of each round, and the median of all requests' ratios with its
+        quartiles; rounds in which something failed do not count.
+    """
+    base = [one["policy"] for one in rounds if one["round"] == 0][-1]
+    whole = {(o["policy"], o["round"]): o["ttft_s"] for o in rounds if not o["failed"]}
+    out: dict[str, Any] = {}
+    for policy in dict.fromkeys(one["policy"] for one in rounds):
+        both = [
+            (whole[policy, number], whole[base, number])
+            for number in sorted({one["round"] for one in rounds})
+            if {(policy, number), (base, number)} <= whole.keys()
+        ]
+        if policy == base or not both:
+            continue
+        ratios = [a / b for own, other in both for a, b in zip(own, other, strict=True)]
+        out[policy] = {
+            "against": base,
+            "ratio_of_means_by_round": [
+                round(statistics.mean(own) / statistics.mean(other), 3) for own, other in both
+            ],
+            "median_ratio": round(statistics.median(ratios), 3),
+            "quartiles": [round(q, 3) for q in statistics.quantiles(ratios, n=4)[::2]],
+            "requests": len(ratios),
+        }
+    return out
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fleet.routing",
@@ -152,7 +189,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--model", type=Path, default=demo_model(), help="folder; default: the demo's")
     add("--workers", type=int, default=2)
+    add("--threads", type=int, default=0, help="of each worker; 0: cores / workers")
     add("--requests", type=int, default=150, help="of a round")
     add("--rounds", type=int, default=1)
     add("--rate", type=float, default=2.0, help="requests per second")
@@ -171,8 +210,15 @@ def main() -> int:
         for policy in (*args.policies[shift:], *args.policies[:shift]):
             rounds.append(measure(args, policy, number))
             print(json.dumps(summary(rounds), indent=1), file=sys.stderr, flush=True)
-    shape = {name: getattr(args, name) for name in vars(args) if name != "out"}
-    result = {"environment": describe(), **shape, "summary": summary(rounds), "rounds": rounds}
+    shape = {name: getattr(args, name) for name in vars(args) if name not in ("out", "model")}
+    result = {
+        "environment": describe(),
+        "model": args.model.name,
+        **shape,
+        "summary": summary(rounds),
+        "paired": paired(rounds),
+        "rounds": rounds,
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if not any(one["failed"] for one in rounds) else 1

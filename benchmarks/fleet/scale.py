@@ -1,10 +1,11 @@
 """Fleets that nobody here has: hit rate, goodput, bytes and money by policy and size.
 
-    python -m benchmarks.fleet.scale [--workers 8 64 1024] [--chunks 100000000]
+    python -m benchmarks.fleet.scale [--workers 8 64 1024] [--costs costs.json]
 
-Costs of a worker are assumptions about one GPU with an 8B model (see `GPU`), not measurements; what
-is compared is how the policies of `service.gateway.fleet.router` divide the same requests. The
-simulator has not been held against real runs yet.
+Costs of a worker are assumptions about one GPU with an 8B model (`GPU`), not measurements; a file
+that holds a measured `service.records.WorkerLoad` replaces them. What is compared is how the
+policies of `service.gateway.fleet.router` divide the same requests, with a slower tier that all
+read, and without one. `--sensitivity` repeats one size with each assumed cost halved and doubled.
 """
 
 from __future__ import annotations
@@ -24,41 +25,42 @@ from service.records import WorkerLoad
 from service.tuning.measuring.environment import describe
 
 OUT = Path("benchmarks/results/fleet/scale.json")
-MIB = 1 << 20
-# One GPU, 8B parameters, GQA with 8 KV heads: 16 GFLOP a token at 450 TFLOP/s, 128 KiB of KV a
-# token, 16 GB of weights read in each decode step, one Redis shard per two GPUs (2 GB/s).
+GIB = 1 << 30
+# One GPU, 8B parameters, GQA with 8 KV heads: 16 GFLOP a token at 450 TFLOP/s, 36 KiB of KV a token
+# in int4 (128 in 16 bits), 16 GB of weights read in each decode step, 2 GB/s from the slower tier.
 GPU = WorkerLoad(
     token_s=36e-6,
     overhead_s=8e-3,
     step_s=7e-3,
     step_sequence_s=5e-5,
-    token_bytes=128 * 1024,
-    tiers={"redis": (1e-3, 1e-9)},
+    token_bytes=36 * 1024,
+    tiers={"redis": (1e-3, 5e-10)},
 )
 CHUNK, QUESTION, ANSWER, TOP_K = 256, 64, 128, 8
+TOPIC = 32  # documents that are found together
 REPAIR = 0.15
 MEMORY_GIB = 128
+MEMORY_ONLY_RATE = 0.5  # requests where all else is computed, to those with a slower tier
 STORED = 0.1  # of all chunks, in the slower tier
-SLO_S = 1.0
+SLO_S = 0.5
 DOLLARS_PER_GPU_HOUR = 2.5
 SHARD_BYTES_S = 1.8e9
+SENSITIVITY_POLICIES: tuple[Policy, ...] = ("cost", "least_load")
 SEED = 0
 
 
 def requests(count: int, rate: float, chunks: int, alpha: float, seed: int) -> Iterator[Request]:
-    """Poisson arrivals; documents by Zipf's law, inverted as if ranks were continuous."""
+    """Poisson arrivals; topics by Zipf's law, inverted as if ranks were continuous, and of a topic
+    any documents."""
+    topics = chunks // TOPIC
     source = random.Random(seed)
     power = 1 - alpha
     now = 0.0
     for _ in range(count):
         now += source.expovariate(rate)
-        chosen: set[int] = set()
-        while len(chosen) < TOP_K:
-            rank = ((chunks**power - 1) * source.random() + 1) ** (1 / power)
-            chosen.add(int(rank) - 1)
-        documents = list(chosen)
-        source.shuffle(documents)
-        yield Request(now, documents, ANSWER)
+        rank = ((topics**power - 1) * source.random() + 1) ** (1 / power)
+        first = TOPIC * (int(rank) - 1)
+        yield Request(now, source.sample(range(first, first + TOPIC), TOP_K), ANSWER)
 
 
 def measured(fleet: Fleet, outcome: Outcome, rate: float) -> dict[str, Any]:
@@ -67,11 +69,10 @@ def measured(fleet: Fleet, outcome: Outcome, rate: float) -> dict[str, Any]:
     documents = sum(outcome.places.values())
     answers = len(ttft)
     within = sum(t <= SLO_S for t in ttft) / answers
-    slow = outcome.places.get("slow", 0)
-    bytes_s = slow * CHUNK * fleet.load.token_bytes / outcome.end
+    bytes_s = outcome.slow_bytes / outcome.end
     return {
         "local_hit_rate": round(outcome.local_hit_rate, 4),
-        "slow_share": round(slow / documents, 4),
+        "slow_share": round(outcome.places.get("slow", 0) / documents, 4),
         "ttft_p50_s": round(ttft[answers // 2], 4),
         "ttft_p95_s": round(ttft[int(0.95 * answers)], 4),
         "within_slo": round(within, 4),
@@ -85,52 +86,91 @@ def measured(fleet: Fleet, outcome: Outcome, rate: float) -> dict[str, Any]:
     }
 
 
+def simulated(
+    args: argparse.Namespace,
+    load: WorkerLoad,
+    workers: int,
+    policy: Policy,
+    *,
+    slower_tier: bool = True,
+) -> dict[str, Any]:
+    """One fleet under one policy."""
+    memory = int(MEMORY_GIB * GIB / load.token_bytes) // args.scale
+    fleet = Fleet(
+        workers, load, CHUNK, QUESTION, REPAIR, memory, slower_tiers=slower_tier, policy=policy
+    )
+    count = min(args.requests, args.per_worker * workers)
+    began = time.perf_counter()
+    simulation = Simulation(fleet)
+    simulation.fill_as_if_long_served(
+        spread=policy == "cost", stored=int(STORED * args.chunks / args.scale), topic=TOPIC
+    )
+    rate = args.rate * workers * (1 if slower_tier else MEMORY_ONLY_RATE)
+    outcome = simulation.run(requests(count, rate, args.chunks // args.scale, args.alpha, SEED))
+    row: dict[str, Any] = {"workers": workers, "slower_tier": slower_tier, "policy": policy}
+    row |= {"requests": count, "rate_per_worker": rate / workers}
+    row |= measured(fleet, outcome, rate)
+    row["simulated_in_s"] = round(time.perf_counter() - began, 1)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def changed(load: WorkerLoad, cost: str, factor: float) -> WorkerLoad:
+    """The same costs, but one is another; `slow_tier` stands for its reads and bytes."""
+    if cost != "slow_tier":
+        return replace(load, **{cost: factor * getattr(load, cost)})
+    tiers = {name: (factor * read, factor * byte) for name, (read, byte) in load.tiers.items()}
+    return replace(load, tiers=tiers)
+
+
+def sensitivity(args: argparse.Namespace, load: WorkerLoad) -> list[dict[str, Any]]:
+    """The size and the policies that `--sensitivity` names, with one cost at a time changed."""
+    rows = []
+    for cost in ("token_s", "step_s", "token_bytes", "slow_tier"):
+        for factor in (0.5, 2.0):
+            other = changed(load, cost, factor)
+            for policy in SENSITIVITY_POLICIES:
+                row = simulated(args, other, args.sensitivity, policy)
+                rows.append({"cost": cost, "factor": factor, **row})
+    return rows
+
+
 def main() -> None:
     """Simulates and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 1024])
-    parser.add_argument("--chunks", type=int, default=100_000_000)
-    parser.add_argument(
-        "--scale",
-        type=int,
-        default=16,
-        help="divides chunks and memory tiers alike: below alpha 1, shares stay the same",
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fleet.scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--alpha", type=float, default=0.9)
-    parser.add_argument("--rate", type=float, default=8.0, help="requests per second and worker")
-    parser.add_argument("--per-worker", type=int, default=150, help="requests")
-    parser.add_argument("--requests", type=int, default=12_000, help="at most")
-    parser.add_argument("--policies", nargs="+", default=list(get_args(Policy)))
-    parser.add_argument("--out", type=Path, default=OUT)
+    add = parser.add_argument
+    add("--workers", type=int, nargs="+", default=[8, 64, 1024])
+    add("--chunks", type=int, default=100_000_000)
+    add("--scale", type=int, default=16, help="divides chunks and memory tiers alike")
+    add("--alpha", type=float, default=0.9)
+    add("--rate", type=float, default=12.0, help="requests per second and worker")
+    add("--tiers", choices=["both", "slower", "memory"], default="both")
+    add("--per-worker", type=int, default=150, help="requests")
+    add("--requests", type=int, default=12_000, help="at most")
+    add("--policies", nargs="+", choices=get_args(Policy), default=list(get_args(Policy)))
+    add("--sensitivity", type=int, default=0, help="workers; 0: none is simulated")
+    add("--costs", type=Path, help="a WorkerLoad as JSON, instead of the assumed one")
+    add("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    memory = int(MEMORY_GIB * 1024 * MIB / (CHUNK * GPU.token_bytes)) // args.scale
-    rows: list[dict[str, Any]] = []
-    for workers in args.workers:
-        for policy in args.policies:
-            fleet = Fleet(
-                workers, GPU, CHUNK, QUESTION, REPAIR, memory, slower_tiers=True, policy=policy
-            )
-            count = min(args.requests, args.per_worker * workers)
-            began = time.perf_counter()
-            simulation = Simulation(fleet)
-            simulation.fill_as_if_long_served(
-                spread=policy == "cost", stored=int(STORED * args.chunks / args.scale)
-            )
-            rate = args.rate * workers
-            outcome = simulation.run(
-                requests(count, rate, args.chunks // args.scale, args.alpha, SEED)
-            )
-            row = {"workers": workers, "policy": policy, "requests": count}
-            row |= measured(fleet, outcome, rate)
-            row["simulated_in_s"] = round(time.perf_counter() - began, 1)
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+    load = GPU if args.costs is None else WorkerLoad(**json.loads(args.costs.read_text("utf-8")))
+    rows = [
+        simulated(args, load, workers, policy, slower_tier=slower_tier)
+        for workers in args.workers
+        for slower_tier in ((True, False) if args.tiers == "both" else (args.tiers == "slower",))
+        for policy in args.policies
+    ]
     result = {
         "environment": {**describe(), "seed": SEED},
         "assumed": {
-            "load": asdict(replace(GPU)),
+            "load": asdict(load),
             "chunk_tokens": CHUNK,
+            "question_tokens": QUESTION,
             "top_k": TOP_K,
+            "topic_documents": TOPIC,
             "answer_tokens": ANSWER,
             "repair": REPAIR,
             "memory_gib": MEMORY_GIB,
@@ -139,11 +179,13 @@ def main() -> None:
             "scale": args.scale,
             "alpha": args.alpha,
             "rate_per_worker": args.rate,
+            "rate_per_worker_memory_only": args.rate * MEMORY_ONLY_RATE,
             "slo_ttft_s": SLO_S,
             "dollars_per_gpu_hour": DOLLARS_PER_GPU_HOUR,
             "redis_shard_gb_s": SHARD_BYTES_S / 1e9,
         },
         "rows": rows,
+        "sensitivity": sensitivity(args, load) if args.sensitivity else [],
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -28,9 +28,9 @@ from service.gateway.corpus.corpus import Corpus
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
+from service.gateway.fleet.fleet_gauges import watch_fleet
 from service.gateway.fleet.shared_workers import SharedWorkers
 from service.gateway.fleet.worker_state import WorkerState
-from service.gateway.fleet.fleet_gauges import watch_fleet
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder

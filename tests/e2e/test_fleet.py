@@ -113,7 +113,10 @@ def test_a_wrong_directory_costs_time_and_no_answer(fleet: Rig, twelve: Document
     time.sleep(TOLD_S)
     directory = pool(fleet).directory
     for name, holders in list(directory._holders.items()):
-        directory._holders[name] = {0, 1} - holders or {1}
+        directory._holders[name] = tuple({0, 1}.difference(holders)) or (1,)
+    for number in (0, 1):
+        there = {name for name, holders in directory._holders.items() if number in holders}
+        directory._held[number] = there
     assert [answer(fleet, documents)["text"] for _ in range(3)] == [right["text"]] * 3
 
 

@@ -30,7 +30,8 @@ class Directory:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.on_gap: Callable[[], None] = lambda: None
-        self._holders: dict[bytes, set[int]] = {}
+        self._holders: dict[bytes, tuple[int, ...]] = {}  # most have one: a set is four times it
+        self._held: dict[int, set[bytes]] = {}
         self._next: dict[int, int] = {}  # number of the next change of each worker that is told
         self._stored: OrderedDict[bytes, None] = OrderedDict()
         self._expected: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
@@ -52,7 +53,7 @@ class Directory:
         for name in holdings.removed:
             self._drop(name, worker)
         for name in holdings.added:
-            self._holders.setdefault(name, set()).add(worker)
+            self._add(name, worker)
             self._expected.pop(name, None)
         self.note_stored(holdings.added)
         return True
@@ -60,7 +61,7 @@ class Directory:
     def forget(self, worker: int) -> None:
         """Nothing that a worker told counts any more."""
         self._next.pop(worker, None)
-        for name in [n for n, holders in self._holders.items() if worker in holders]:
+        for name in self._held.pop(worker, ()):
             self._drop(name, worker)
         for name in [n for n, (expected, _) in self._expected.items() if expected == worker]:
             del self._expected[name]
@@ -85,13 +86,18 @@ class Directory:
     def deleted(self, names: Iterable[bytes]) -> None:
         """These chunks are in no tier any more."""
         for name in names:
-            self._holders.pop(name, None)
+            for worker in self._holders.pop(name, ()):
+                self._held[worker].discard(name)
             self._stored.pop(name, None)
             self._expected.pop(name, None)
 
     def holders(self, name: bytes) -> frozenset[int]:
         """Workers whose memory tier holds a chunk."""
         return frozenset(self._holders.get(name, ()))
+
+    def holds(self, worker: int, name: bytes) -> bool:
+        """Whether a worker's memory tier holds a chunk."""
+        return worker in self._holders.get(name, ())
 
     def expected_at(self, name: bytes) -> int | None:
         """The worker that is about to get a chunk."""
@@ -104,10 +110,19 @@ class Directory:
 
     def held(self, worker: int) -> int:
         """How many chunks a worker's memory tier holds."""
-        return sum(worker in holders for holders in self._holders.values())
+        return len(self._held.get(worker, ()))
+
+    def _add(self, name: bytes, worker: int) -> None:
+        holders = self._holders.get(name, ())
+        if worker not in holders:
+            self._holders[name] = (*holders, worker)
+            self._held.setdefault(worker, set()).add(name)
 
     def _drop(self, name: bytes, worker: int) -> None:
-        if (holders := self._holders.get(name)) is not None:
-            holders.discard(worker)
-            if not holders:
-                del self._holders[name]
+        left = tuple(holder for holder in self._holders.get(name, ()) if holder != worker)
+        if left:
+            self._holders[name] = left
+        else:
+            self._holders.pop(name, None)
+        if (held := self._held.get(worker)) is not None:
+            held.discard(name)

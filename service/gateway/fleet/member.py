@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.gateway.fleet.backlog import Backlog
-from service.gateway.fleet.router import Candidate
+from service.gateway.fleet.worker_table import WorkerTable
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
 from service.messages import Chunk, Holdings
@@ -13,7 +13,7 @@ from service.records import WorkerLoad
 
 
 class Member:
-    """What the pool knows of a worker.
+    """What the pool knows of a worker; it must `join` the pool's table first.
 
     Attributes:
         number: from 0; one that comes back has another.
@@ -23,6 +23,8 @@ class Member:
         requests: ids of the requests that it has.
         precompute_s: seconds of chunks that it computes ahead of requests.
     """
+
+    _table: WorkerTable
 
     def __init__(
         self, number: int, client: WorkerClient, supervisor: Supervisor | None = None
@@ -36,11 +38,6 @@ class Member:
         self.precompute_s = 0.0
         self._supervisor = supervisor
         self._served_by: int | None = None  # the process that was ready last
-
-    @property
-    def candidate(self) -> Candidate:
-        """What a router is told of it."""
-        return Candidate(self.number, self.load, self.backlog.seconds, len(self.requests))
 
     @property
     def takes_requests(self) -> bool:
@@ -64,13 +61,33 @@ class Member:
         """Seconds that it takes to compute chunks."""
         return sum(len(chunk.ids) for chunk in chunks) * self.load.token_s
 
+    def join(self, table: WorkerTable) -> None:
+        """From now on it writes into the table of its pool."""
+        self._table = table
+        table.add(self.number)
+
+    def began(self, request_id: str, expected_s: float) -> None:
+        """It is sent a request that is expected to take so long."""
+        self.requests.add(request_id)
+        self.backlog.sent(expected_s)
+        self._table.in_flight[self.number] = len(self.requests)
+        self._table.set_backlog(self.number, self.backlog)
+
+    def ended(self, request_id: str) -> None:
+        """A request has ended, or has left it."""
+        self.requests.discard(request_id)
+        self._table.in_flight[self.number] = len(self.requests)
+
     def became_ready(self) -> None:
         """It has connected; what was known of its predecessor does not count."""
         self._served_by = None if self._supervisor is None else self._supervisor.pid
         self.backlog.reset()
+        self._table.set_backlog(self.number, self.backlog)
         self.client.ask_holdings()
 
     def reported(self, holdings: Holdings) -> None:
         """It says how busy it is."""
         self.load = holdings.load
         self.backlog.reported(holdings.load.backlog_s, holdings.received)
+        self._table.set_load(self.number, holdings.load)
+        self._table.set_backlog(self.number, self.backlog)

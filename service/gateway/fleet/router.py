@@ -5,38 +5,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from service.chunk_ids import ChunkIds
 from service.gateway.fleet.cost import Cost, Place, Work, cost
 from service.gateway.fleet.directory import Directory
 from service.gateway.fleet.prefixes import PrefixMap, prefix_blocks
-from service.gateway.fleet.rendezvous import home
+from service.gateway.fleet.prices import prices
+from service.gateway.fleet.rendezvous import home, homes
+from service.gateway.fleet.worker_table import Counts, Floats, WorkerTable
 from service.messages import Generate
-from service.records import WorkerLoad
 
 Policy = Literal["cost", "round_robin", "least_load", "longest_prefix"]
 # Costs that differ by less count as equal; then the worker is taken that was chosen less often.
 EQUAL_DIGITS = 4
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A worker that could take a request.
-
-    Attributes:
-        load: what it reported last.
-        backlog_s: seconds of work that it has.
-        in_flight: requests that it has.
-    """
-
-    number: int
-    load: WorkerLoad
-    backlog_s: float
-    in_flight: int
 
 
 @dataclass(frozen=True)
@@ -89,6 +76,7 @@ class Router:
     """Chooses among the workers of one pool.
 
     Args:
+        table: what is known of them.
         slower_tiers: whether what one worker computes is stored where others can read it.
         kept_prompts: whether workers keep answered prompts.
     """
@@ -96,6 +84,7 @@ class Router:
     def __init__(
         self,
         policy: Policy,
+        table: WorkerTable,
         directory: Directory,
         prefixes: PrefixMap,
         *,
@@ -103,41 +92,53 @@ class Router:
         kept_prompts: bool,
     ) -> None:
         self._policy = policy
+        self._table = table
         self._directory = directory
         self._prefixes = prefixes
         self._slower_tiers = slower_tiers
         self._kept_prompts = kept_prompts
-        self._chosen: Counter[int] = Counter()
+        self._chosen = 0
 
-    def choose(self, prompt: RoutedPrompt, candidates: Sequence[Candidate]) -> Choice:
-        """The best of the candidates, of which there is at least one."""
+    def choose(self, prompt: RoutedPrompt, candidates: Sequence[int]) -> Choice:
+        """The best of the candidates, which are numbers of workers; there is at least one."""
+        numbers = np.array(candidates, np.int64)
         longest = self._prefixes.longest(prompt.blocks)
-        costs = self._costs(prompt, candidates, longest if self._kept_prompts else {})
-
-        def load(candidate: Candidate) -> tuple[float, ...]:
-            return candidate.backlog_s, candidate.in_flight, self._chosen[candidate.number]
-
         match self._policy:
             case "round_robin":
-                best = candidates[self._chosen.total() % len(candidates)]
+                keys = [np.arange(len(numbers)) != self._chosen % len(numbers)]
             case "least_load":
-                best = min(candidates, key=load)
+                keys = [self._table.backlog_s[numbers]]
             case "longest_prefix":
-                best = min(candidates, key=lambda c: (-longest.get(c.number, 0), *load(c)))
+                prefix = [longest.get(number, 0) for number in candidates]
+                keys = [-np.array(prefix, np.float64), self._table.backlog_s[numbers]]
             case "cost":
-                best = min(
-                    candidates,
-                    key=lambda c: (
-                        round(costs[c.number].total_s, EQUAL_DIGITS),
-                        c.in_flight,
-                        self._chosen[c.number],
-                    ),
-                )
-        return Choice(best.number, costs[best.number])
+                keys = [np.round(self.prices(prompt, candidates)[numbers], EQUAL_DIGITS)]
+        keys += [self._table.in_flight[numbers], self._table.chosen[numbers]]
+        best = int(numbers[np.lexsort(keys[::-1])[0]])
+        return Choice(best, self._cost(prompt, best, longest.get(best, 0)))
+
+    def prices(self, prompt: RoutedPrompt, candidates: Sequence[int]) -> Floats:
+        """Seconds that a prompt takes at each worker `[workers]`, if it goes to a candidate."""
+        held = np.zeros((len(prompt.names), len(self._table)), np.bool_)
+        for document, name in enumerate(prompt.names):
+            held[document, list(self._directory.holders(name))] = True
+        reused = np.zeros(len(self._table))
+        if self._kept_prompts:
+            for number, tokens in self._prefixes.longest(prompt.blocks).items():
+                reused[number] = max(0, tokens - prompt.system)
+        return prices(
+            prompt.work,
+            self._table,
+            held=held,
+            places=[self._place(name) for name in prompt.names],
+            away=self._away(prompt.names, held, np.array(candidates, np.int64)),
+            reused=reused,
+        )
 
     def sent(self, prompt: RoutedPrompt, number: int) -> None:
         """A prompt is sent to a worker."""
-        self._chosen[number] += 1
+        self._chosen += 1
+        self._table.chosen[number] += 1
         self._directory.expect(number, prompt.names)
         self._prefixes.note(prompt.blocks, number)
 
@@ -150,31 +151,38 @@ class Router:
         holders = self._directory.holders(name) & backlogs.keys()
         return min(holders) if holders else self._home(name, backlogs)
 
-    def _costs(
-        self, prompt: RoutedPrompt, candidates: Sequence[Candidate], reused: Mapping[int, int]
-    ) -> dict[int, Cost]:
-        backlogs = {c.number: c.backlog_s for c in candidates}
-        holders = [self._directory.holders(name) & backlogs.keys() for name in prompt.names]
-        homes = [
-            None if held else self._home(name, backlogs)
-            for name, held in zip(prompt.names, holders, strict=True)
+    def _cost(self, prompt: RoutedPrompt, number: int, longest: int) -> Cost:
+        """What a prompt takes at one worker, wherever else its documents have a home."""
+        places: list[Place] = [
+            "memory" if self._directory.holds(number, name) else self._place(name)
+            for name in prompt.names
         ]
-        elsewhere: list[Place] = [self._place(name) for name in prompt.names]
-        return {
-            c.number: cost(
-                prompt.work,
-                c.load,
-                [
-                    "memory" if c.number in held else place
-                    for held, place in zip(holders, elsewhere, strict=True)
-                ],
-                backlog_s=c.backlog_s,
-                in_flight=c.in_flight,
-                away=[at is not None and at != c.number for at in homes],
-                reused=max(0, reused.get(c.number, 0) - prompt.system),
-            )
-            for c in candidates
-        }
+        return cost(
+            prompt.work,
+            self._table.loads[number],
+            places,
+            backlog_s=float(self._table.backlog_s[number]),
+            in_flight=int(self._table.in_flight[number]),
+            reused=max(0, longest - prompt.system) if self._kept_prompts else 0,
+        )
+
+    def _away(
+        self, names: Sequence[bytes], held: npt.NDArray[np.bool_], numbers: Counts
+    ) -> npt.NDArray[np.bool_]:
+        """Of documents that no candidate holds: the workers that are not their home."""
+        away = np.zeros_like(held)
+        cold = np.flatnonzero(~held[:, numbers].any(axis=1))
+        if len(cold):
+            unheld = [names[document] for document in cold.tolist()]
+            hashed = numbers[homes(unheld, numbers, self._table.backlog_s[numbers])]
+            away[cold] = True
+            away[cold, hashed] = False
+        for document in cold.tolist():
+            expected = self._directory.expected_at(names[document])
+            if expected is not None and expected in numbers:
+                away[document] = True
+                away[document, expected] = False
+        return away
 
     def _home(self, name: bytes, backlogs: Mapping[int, float]) -> int:
         expected = self._directory.expected_at(name)

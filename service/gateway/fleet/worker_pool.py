@@ -19,8 +19,9 @@ from service.gateway.fleet.cost import Work
 from service.gateway.fleet.directory import Directory
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.prefixes import PrefixMap
-from service.gateway.fleet.router import Candidate, Choice, Policy, RoutedPrompt, Router
+from service.gateway.fleet.router import Choice, Policy, RoutedPrompt, Router
 from service.gateway.fleet.spread_precompute import spread_precompute
+from service.gateway.fleet.worker_table import WorkerTable
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.connection import RETRY_AFTER_S
 from service.gateway.worker_client.protocol import Event
@@ -77,10 +78,14 @@ class WorkerPool:
         self._nobody = nobody
         self._absent = absent
         self._some_ready = asyncio.Event()
+        self._table = WorkerTable()
+        for member in members:
+            member.join(self._table)
         self.directory = Directory()
         self._prefixes = PrefixMap()
         self._router = Router(
             policy,
+            self._table,
             self.directory,
             self._prefixes,
             slower_tiers=slower_tiers,
@@ -99,6 +104,7 @@ class WorkerPool:
 
     def join(self, member: Member) -> None:
         """A worker belongs to the pool from now on; its number must be new."""
+        member.join(self._table)
         self._by_number[member.number] = member
 
     def leave(self, number: int) -> None:
@@ -252,7 +258,6 @@ class WorkerPool:
         """
         tried.add(member.number)
         self._at[request.id] = member
-        member.requests.add(request.id)
         try:
             async with aclosing(member.client.submit(request)) as stream:
                 if (reason := self._aborts.get(request.id)) is not None:
@@ -266,7 +271,7 @@ class WorkerPool:
                 raise
             yield Failed(request.id, error.code, error.message)
         finally:
-            member.requests.discard(request.id)
+            member.ended(request.id)
             del self._at[request.id]
 
     def _route(self, request: Generate, tried: set[int]) -> Member:
@@ -274,7 +279,7 @@ class WorkerPool:
         choice = self._router.choose(prompt, self._candidates(tried))
         member = self._by_number[choice.number]
         self._count(prompt, choice)
-        member.backlog.sent(choice.cost.prefill_s)
+        member.began(request.id, choice.cost.prefill_s)
         self._router.sent(prompt, choice.number)
         return member
 
@@ -290,12 +295,12 @@ class WorkerPool:
         ratio = request.fusion.parameters.get("ratio", schema.get("default", 0.0))
         return ratio if isinstance(ratio, float | int) else float(schema.get("default", 0.0))
 
-    def _candidates(self, tried: Iterable[int] = ()) -> list[Candidate]:
+    def _candidates(self, tried: Iterable[int] = ()) -> list[int]:
         members = self._takers(tried)
         if not members:
             why = "all workers are about to end" if self.ready is not None else self.reason
             raise WorkerUnavailable(why, retry_after_s=RETRY_AFTER_S)
-        return [member.candidate for member in members]
+        return [member.number for member in members]
 
     def _ready_members(self) -> list[Member]:
         return [m for m in self.members if m.client.ready is not None]

@@ -21,7 +21,7 @@ LOAD = WorkerLoad(
     tiers={"ssd": (0.001, 1e-8)},
 )  # fmt: skip
 ONE = Fleet(
-    1, LOAD, chunk=100, question=20, repair=0.1, memory=8, slower_tiers=False, policy="cost"
+    1, LOAD, chunk=100, question=20, repair=0.1, memory=800, slower_tiers=False, policy="cost"
 )
 
 
@@ -44,7 +44,7 @@ def test_what_is_in_memory_is_repaired_only() -> None:
 
 
 def test_memory_gives_up_what_was_used_longest_ago() -> None:
-    small = replace(ONE, memory=2)
+    small = replace(ONE, memory=200)
     arrivals = [[1, 2], [3], [1], [3]]
     done = run(small, *(Request(float(at), ids, 1) for at, ids in enumerate(arrivals)))
     assert done.places == {"nowhere": 4, "memory": 1}
@@ -66,6 +66,35 @@ def test_requests_of_a_queue_start_one_after_the_other() -> None:
     assert done.ttft_s == [pytest.approx(n * 0.13) for n in (1, 2, 3)]
 
 
+def test_two_busy_workers_on_one_core_take_twice_as_long() -> None:
+    apart = replace(ONE, workers=2, policy="round_robin")
+    requests = [Request(0.0, [1], 1), Request(0.0, [2], 1), Request(1.0, [3], 1)]
+    assert run(apart, *requests).ttft_s == [pytest.approx(0.13)] * 3
+    assert run(replace(apart, cores=2), *requests).ttft_s == [pytest.approx(0.13)] * 3
+    shared = run(replace(apart, cores=1), *requests)
+    assert shared.ttft_s == [pytest.approx(seconds) for seconds in (0.26, 0.26, 0.13)]
+
+
+def test_a_core_that_becomes_free_speeds_up_what_still_runs() -> None:
+    shared = replace(ONE, workers=2, policy="round_robin", cores=1)
+    done = run(shared, Request(0.0, [1], 1), Request(0.0, [2, 3], 1))
+    # Both at half speed until the first is done; then 0.1 s alone.
+    assert done.ttft_s == [pytest.approx(0.26), pytest.approx(0.36)]
+
+
+def test_a_directory_that_is_wrong_costs_time_and_no_answer() -> None:
+    source = random.Random(3)
+    fleet = replace(ONE, workers=4, memory=1200, slower_tiers=True)
+    requests = [
+        Request(at / 6, source.sample(range(40), 4), source.randrange(1, 20)) for at in range(300)
+    ]
+    true, untrue = (run(replace(fleet, untrue=share), *requests) for share in (0.0, 0.8))
+    assert len(untrue.ttft_s) == len(untrue.tpot_s) == 300
+    assert sum(untrue.places.values()) == sum(true.places.values()) == 1200
+    assert untrue.local_hit_rate < true.local_hit_rate
+    assert sum(untrue.ttft_s) > sum(true.ttft_s)
+
+
 @pytest.mark.parametrize("policy", ["cost", "round_robin", "least_load", "longest_prefix"])
 def test_every_request_ends_once(policy: Policy) -> None:
     source = random.Random(1)
@@ -80,11 +109,11 @@ def test_every_request_ends_once(policy: Policy) -> None:
 
 
 def test_our_routing_finds_topics_again() -> None:
-    """Six topics of four documents; a worker's memory has two of them."""
+    """Six topics of four documents; a worker's memory has three of them."""
 
     def hits(policy: Policy) -> float:
         source = random.Random(2)
-        fleet = replace(ONE, workers=3, policy=policy)
+        fleet = replace(ONE, workers=3, memory=1200, policy=policy)
         topics = [[4 * topic + n for n in range(4)] for topic in range(6)]
         requests = [
             Request(float(at), source.sample(topics[source.randrange(6)], 4), 1)
@@ -101,5 +130,5 @@ def test_scales_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "argv", ["scale", *given])
     scale.main()
     rows = json.loads(out.read_text())["rows"]
-    assert [row["policy"] for row in rows] == list(get_args(Policy))
+    assert [row["policy"] for row in rows] == 2 * list(get_args(Policy))
     assert all(0 <= row["local_hit_rate"] <= 1 and row["busy"] <= 1 for row in rows)

@@ -10,7 +10,8 @@ import pytest
 from service.gateway.fleet.backlog import Backlog
 from service.gateway.fleet.directory import Directory
 from service.gateway.fleet.prefixes import PrefixMap
-from service.gateway.fleet.router import Candidate, Policy, RoutedPrompt, Router
+from service.gateway.fleet.router import Policy, RoutedPrompt, Router
+from service.gateway.fleet.worker_table import WorkerTable
 from service.messages import Chunk, Generate, Holdings, Method
 from service.records import WorkerLoad
 
@@ -23,14 +24,22 @@ def prompt(*documents: Chunk) -> RoutedPrompt:
     return RoutedPrompt.of(request, answer=16.0, repair=0.15)
 
 
-def worker(number: int, backlog_s: float = 0.0, in_flight: int = 0) -> Candidate:
-    return Candidate(number, LOAD, backlog_s, in_flight)
+def workers(*backlogs_s: float) -> WorkerTable:
+    """A table of workers, whose clock stands still."""
+    table = WorkerTable(lambda: 0.0)
+    for number, seconds in enumerate(backlogs_s):
+        table.add(number)
+        table.set_load(number, LOAD)
+        backlog = Backlog(lambda: 0.0)
+        backlog.reported(seconds, 0)
+        table.set_backlog(number, backlog)
+    return table
 
 
-def router(policy: Policy = "cost", **options: Any) -> tuple[Router, Directory]:
+def router(table: WorkerTable, policy: Policy = "cost", **options: Any) -> tuple[Router, Directory]:
     directory = Directory()
     options = {"slower_tiers": True, "kept_prompts": True, **options}
-    return Router(policy, directory, PrefixMap(), **options), directory
+    return Router(policy, table, directory, PrefixMap(), **options), directory
 
 
 def hold(directory: Directory, number: int, *documents: Chunk) -> None:
@@ -39,48 +48,45 @@ def hold(directory: Directory, number: int, *documents: Chunk) -> None:
 
 
 def test_the_largest_overlap_wins_in_any_order() -> None:
-    chosen, directory = router()
+    chosen, directory = router(workers(0.0, 0.0, 0.0))
     hold(directory, 0, TEXTS[0])
     hold(directory, 1, *TEXTS[:3])
-    workers = [worker(0), worker(1), worker(2)]
-    assert chosen.choose(prompt(TEXTS[2], TEXTS[0], TEXTS[1]), workers).number == 1
-    assert chosen.choose(prompt(TEXTS[1], TEXTS[2], TEXTS[0]), workers).number == 1
+    assert chosen.choose(prompt(TEXTS[2], TEXTS[0], TEXTS[1]), range(3)).number == 1
+    assert chosen.choose(prompt(TEXTS[1], TEXTS[2], TEXTS[0]), range(3)).number == 1
+    assert chosen.choose(prompt(*TEXTS[:3]), [0, 2]).number == 0
 
 
 def test_a_backlog_longer_than_what_is_saved_sends_it_elsewhere() -> None:
-    chosen, directory = router()
-    hold(directory, 0, *TEXTS[:3])
-    asked = prompt(*TEXTS[:3])
     loading_s = 3 * (1e-4 + 100 * 1e5 * 1e-9)
-    assert chosen.choose(asked, [worker(0, loading_s * 0.9), worker(1)]).number == 0
-    assert chosen.choose(asked, [worker(0, loading_s * 1.1), worker(1)]).number == 1
+    for backlog_s, expected in ((loading_s * 0.9, 0), (loading_s * 1.1, 1)):
+        chosen, directory = router(workers(backlog_s, 0.0))
+        hold(directory, 0, *TEXTS[:3])
+        assert chosen.choose(prompt(*TEXTS[:3]), range(2)).number == expected
 
 
 def test_without_slower_tiers_what_is_held_is_worth_its_computing() -> None:
-    chosen, directory = router(slower_tiers=False)
-    hold(directory, 0, *TEXTS[:3])
     saved_s = 0.3 - 0.15 * 0.3
-    asked = prompt(*TEXTS[:3])
-    assert chosen.choose(asked, [worker(0, saved_s * 0.95), worker(1)]).number == 0
-    assert chosen.choose(asked, [worker(0, saved_s * 1.05), worker(1)]).number == 1
+    for backlog_s, expected in ((saved_s * 0.95, 0), (saved_s * 1.05, 1)):
+        chosen, directory = router(workers(backlog_s, 0.0), slower_tiers=False)
+        hold(directory, 0, *TEXTS[:3])
+        assert chosen.choose(prompt(*TEXTS[:3]), range(2)).number == expected
 
 
 def test_unknown_documents_have_homes_and_go_where_one_was_sent() -> None:
-    chosen, _ = router()
-    workers = [worker(n) for n in range(4)]
-    first = {n: chosen.choose(prompt(TEXTS[n]), workers).number for n in range(12)}
+    chosen, _ = router(workers(0.0, 0.0, 0.0, 0.0))
+    first = {n: chosen.choose(prompt(TEXTS[n]), range(4)).number for n in range(12)}
     assert len(set(first.values())) > 1
-    assert first == {n: chosen.choose(prompt(TEXTS[n]), workers).number for n in range(12)}
+    assert first == {n: chosen.choose(prompt(TEXTS[n]), range(4)).number for n in range(12)}
     other = (first[0] + 1) % 4
     chosen.sent(prompt(TEXTS[0]), other)  # as it may have gone for its company
-    assert chosen.choose(prompt(TEXTS[0]), workers).number == other
+    assert chosen.choose(prompt(TEXTS[0]), range(4)).number == other
 
 
 def test_prompts_without_documents_are_spread() -> None:
-    chosen, _ = router(kept_prompts=False)
+    chosen, _ = router(workers(0.0, 0.0), kept_prompts=False)
     counts: Counter[int] = Counter()
     for _ in range(40):
-        number = chosen.choose(prompt(), [worker(0), worker(1)]).number
+        number = chosen.choose(prompt(), range(2)).number
         chosen.sent(prompt(), number)
         counts[number] += 1
     assert counts == {0: 20, 1: 20}
@@ -89,21 +95,20 @@ def test_prompts_without_documents_are_spread() -> None:
 def test_a_kept_prompt_is_continued_where_it_is() -> None:
     long = prompt(Chunk(1, list(range(640))))
     for number in (0, 1):
-        chosen, _ = router()
+        chosen, _ = router(workers(0.0, 0.0))
         chosen.sent(long, number)
         chosen._directory.forget(number)  # only the prompt is left there
-        assert chosen.choose(long, [worker(0), worker(1)]).number == number
+        assert chosen.choose(long, range(2)).number == number
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_load", "longest_prefix"])
 def test_policies_for_comparison(policy: Policy) -> None:
-    chosen, directory = router(policy)
+    chosen, directory = router(workers(0.0, 0.001, 0.0), policy)
     hold(directory, 1, *TEXTS[:3])
-    workers = [worker(0), worker(1, 0.001), worker(2)]
     numbers = []
     for order in ((0, 1, 2), (2, 1, 0), (0, 1, 2)):
         asked = prompt(*(TEXTS[n] for n in order))
-        numbers.append(chosen.choose(asked, workers).number)
+        numbers.append(chosen.choose(asked, range(3)).number)
         chosen.sent(asked, numbers[-1])
     expected = {"round_robin": [0, 1, 2], "least_load": [0, 2, 0], "longest_prefix": [0, 2, 0]}
     assert numbers == expected[policy]
