@@ -38,6 +38,7 @@ def test_environment_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("codec", "zip", "codec (KVSTITCH_CODEC) = 'zip': input should be 'int2', 'int4'"),
         ("prefix_mode", "all", "must be one of none, bos, bos_keep, system"),
         ("redis_url", "localhost:6379", "must start with redis://"),
+        ("counters_url", "redis://counters:6379", "set database or tenant_secret"),
         ("s3_url", "http://bucket", "must be s3://bucket"),
         ("s3_url", "s3:///prefix", "must be s3://bucket"),
         ("write_tiers", "ssd,s3", "there is no tier 's3'; besides memory: ssd"),

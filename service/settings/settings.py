@@ -1,0 +1,177 @@
+"""The settings of the service: read once at the entry point, and frozen.
+
+Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DATA_DIR`,
+`KVSTITCH_REDIS_URL`, …); the command line overrides them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service import fleet_secret
+from service.errors import InvalidSetting
+from service.settings.access import AccessSettings
+from service.settings.limits import LimitSettings
+from service.settings.lists import named_folders, parts
+from service.settings.model import ModelSettings
+from service.settings.places import PlaceSettings
+from service.settings.retrieval import RetrievalSettings
+from service.settings.tiers import TierSettings
+from service.settings.workers import ProcessSettings
+from service.worker_settings import MIB, WorkerSettings
+
+PREFIX = "KVSTITCH_"
+
+
+class Settings(
+    ModelSettings,
+    PlaceSettings,
+    AccessSettings,
+    ProcessSettings,
+    TierSettings,
+    RetrievalSettings,
+    LimitSettings,
+    BaseSettings,
+):
+    """All settings of one service. Make it with `load`, which explains wrong values."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
+    )
+
+    @property
+    def kv_dir(self) -> Path:
+        return self.data_dir / "kv"
+
+    @property
+    def loras(self) -> dict[str, Path]:
+        """Folders of the LoRA adapters by their names."""
+        return named_folders(self.lora)
+
+    @property
+    def precomputed_loras(self) -> list[str]:
+        """The adapters with which documents are computed as they come in."""
+        return parts(self.lora_precompute)
+
+    @property
+    def prompts_dir(self) -> Path:
+        return self.kv_dir / ".prompts"  # on the same volume; the SSD tier skips hidden folders
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in answers: as it was given, or that of its folder or file."""
+        if not self.model:
+            return "kvstitch-demo"
+        path = Path(self.model).expanduser()
+        if path.suffix.lower() == ".gguf":
+            return path.stem
+        return path.resolve().name if path.is_dir() else self.model
+
+    def worker(
+        self,
+        model_folder: Path,
+        address: str,
+        *,
+        number: int = 0,
+        tenants_secret: str = "",
+        calibration: Path | None = None,
+        shared: bool = False,
+    ) -> WorkerSettings:
+        """The worker's part of the settings.
+
+        Args:
+            model_folder: The model that it is to load.
+            address: Where it is to listen.
+            number: Which of the workers it is, from 0.
+            tenants_secret: Keys the chunks of named tenants, unless tenant_secret or fleet_secret
+                is set.
+            calibration: The file that `kvstitch tune` wrote for the model; None: there is none.
+            shared: It runs by itself, for several gateways.
+        """
+        alone = self.workers == 1 and not shared
+        if self.fleet_secret:
+            tenants_secret = fleet_secret.tenants_secret(self.fleet_secret)
+        return WorkerSettings(
+            model=str(model_folder),
+            fleet_secret=self.fleet_secret,
+            shared=shared,
+            calibration=str(calibration.resolve()) if calibration else "",
+            model_name=self.model_name,
+            loras={name: str(folder.resolve()) for name, folder in self.loras.items()},
+            address=address,
+            kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
+            dtype=self.dtype,
+            device=self.device_of(number),
+            tensor_parallel=self.tensor_parallel,
+            quantize=self.quantize,
+            codec=self.codec,
+            memory_tier_bytes=self.memory_tier_mib * MIB // self.workers,
+            ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),
+            redis_url=self.redis_url,
+            redis_ttl_s=self.redis_ttl_s,
+            s3_url=self.s3_url,
+            s3_endpoint=self.s3_endpoint,
+            s3_region=self.s3_region,
+            write_tiers=self.write_tiers,
+            pool_tokens=self.pool_tokens,
+            max_running=self.max_running,
+            # The gateway limits requests; the worker must accept all that it admits, at once.
+            max_waiting=self.max_running + self.max_waiting,
+            planner=self.planner,
+            sketches=self.sketches,
+            prefix_cache=self.prefix_cache,
+            prompts_dir=str(self.prompts_dir),
+            # Which worker stored a prompt would decide what a deletion must wait for.
+            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB) if alone else 0,
+            draft_tokens=self.draft_tokens,
+            gate_sample=self.gate_sample,
+            gate_window=self.gate_window,
+            gate_min_checks=self.gate_min_checks,
+            gate_min_agreement=self.gate_min_agreement,
+            gate_max_kl=self.gate_max_kl,
+            gate_recovery=self.gate_recovery,
+            workers=self.workers,
+            number=number,
+            threads=self.threads or self._share_of_cores(),
+            methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
+            otlp_endpoint=self.otlp_endpoint,
+            tenant_secret=self.tenant_secret,
+            tenants_secret=self.tenant_secret or tenants_secret,
+        )
+
+    def device_of(self, number: int) -> str:
+        """The device of a worker; workers take those that are named in turns."""
+        devices = [name.strip() for name in self.device.split(",")]
+        return devices[number % len(devices)]
+
+    def _share_of_cores(self) -> int:
+        """Threads of each of several workers; 0, torch's choice, for one that is alone."""
+        return 0 if self.workers == 1 else max(1, len(os.sched_getaffinity(0)) // self.workers)
+
+
+def load(**overrides: Any) -> Settings:
+    """Read the settings from the environment.
+
+    Args:
+        **overrides: Take precedence if they are not None.
+
+    Raises:
+        InvalidSetting: Some values are wrong; the message has one line for each.
+    """
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        raise InvalidSetting("\n".join(_explain(fault) for fault in error.errors())) from None
+
+
+def _explain(fault: Any) -> str:
+    name = ".".join(str(part) for part in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    given = "…" if name == "fleet_secret" and fault["input"] else repr(fault["input"])
+    return f"{name} ({PREFIX}{name.upper()}) = {given}: {message}"
