@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,18 +85,33 @@ def drive(
     if started:
         _connect(ray, pool)
     try:
-        while not stopped():
-            numbers = table.free(run.run_id)
-            if not numbers:
-                if table.standing(run).ended:
-                    return
-                time.sleep(POLL_S)  # others work on the rest, or have fallen silent
-                continue
-            rows = _results(ray, settings, run, numbers, pool)
-            _consume(ray, rows, on_range, stopped)
+        # Ray tells on standard output when a node is lost, whatever it was told about logs.
+        with redirect_stdout(sys.stderr):
+            _drive(ray, settings, run, table, pool, on_range=on_range, stopped=stopped)
     finally:
         if started:
             ray.shutdown()
+
+
+def _drive(
+    ray: Any,
+    settings: Settings,
+    run: Run,
+    table: RangeTable,
+    pool: Pool,
+    *,
+    on_range: Callable[[dict[str, Any]], None],
+    stopped: Callable[[], bool],
+) -> None:
+    while not stopped():
+        numbers = table.free(run.run_id)
+        if not numbers:
+            if table.standing(run).ended:
+                return
+            time.sleep(POLL_S)  # others work on the rest, or have fallen silent
+            continue
+        rows = _results(ray, settings, run, numbers, pool)
+        _consume(ray, rows, on_range, stopped)
 
 
 def _connect(ray: Any, pool: Pool) -> None:

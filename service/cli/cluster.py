@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 def up(args: argparse.Namespace) -> int:
     """Bring the number of workers to --workers and wait until all are ready."""
     with _rollout(args) as (_, rollout):
-        _show(rollout.up(args.workers), args)
+        states = rollout.up(args.workers)
+    _show(states, args)
     return 0
 
 
 def upgrade(args: argparse.Namespace) -> int:
     """Replace one worker after the other."""
     with _rollout(args) as (_, rollout):
-        _show(rollout.upgrade(drain_first=args.drain_first), args)
+        states = rollout.upgrade(drain_first=args.drain_first)
+    _show(states, args)
     return 0
 
 

@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, suppress
+from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,7 +37,7 @@ class ClusterError(KvstitchError):
 
 @contextmanager
 def connect(address: str) -> Iterator[RayCluster]:
-    """A cluster that runs, for as long as the block lasts.
+    """A cluster that runs, for as long as the block lasts; standard output is then standard error.
 
     Args:
         address: `auto`, HOST:PORT of the head where this machine belongs to the cluster, or
@@ -66,7 +67,9 @@ def connect(address: str) -> Iterator[RayCluster]:
     except (ConnectionError, RuntimeError, ValueError, ImportError, OSError) as error:
         raise _no_cluster(address, _first_line(error)) from error
     try:
-        yield RayCluster(ray)
+        # Ray tells on standard output when a node is lost, whatever it was told about logs.
+        with redirect_stdout(sys.stderr):
+            yield RayCluster(ray)
     finally:
         ray.shutdown()
 

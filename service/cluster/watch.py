@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from service.cluster.address_book import AddressBook
 from service.cluster.ray_cluster import RayCluster, connect
@@ -32,9 +32,10 @@ def main() -> int:
     parser.add_argument("address", help="auto, HOST:PORT or ray://HOST:PORT")
     address = parser.parse_args().address
     threading.Thread(target=_end_with_stdin, daemon=True).start()
+    out = sys.stdout
     try:
         with connect(address) as cluster:
-            watch(cluster)
+            watch(cluster, out)
     except KvstitchError as error:
         print(error.message, file=sys.stderr)
     except Exception as error:  # Ray's head is away; who started this starts it again
@@ -42,7 +43,7 @@ def main() -> int:
     return 1
 
 
-def watch(cluster: RayCluster) -> None:
+def watch(cluster: RayCluster, out: TextIO) -> None:
     """Prints lists until Ray does not answer, which raises."""
     book = AddressBook()
     calls: dict[Any, str] = {}  # open calls and their actors' names
@@ -76,7 +77,7 @@ def watch(cluster: RayCluster) -> None:
             continue
         if book.addresses != printed:
             printed = book.addresses
-            print(json.dumps({"addresses": printed}), flush=True)
+            print(json.dumps({"addresses": printed}), file=out, flush=True)
 
 
 def _end_with_stdin() -> None:
