@@ -97,7 +97,7 @@ def test_the_large_model_is_exported_in_shards_that_load(tmp_path: Path) -> None
 def test_large_trains_in_slices_from_nothing(tmp_path: Path) -> None:
     def train(name: str, *more: str) -> int:
         out = tmp_path / name
-        shared = "--size large --device cpu --bf16 --batch-tokens 700 --longest 300 --steps 2"
+        shared = "--size large --device cpu --bf16 --batch-tokens 250 --longest 200 --steps 2"
         where = f"--checkpoint {out}/run --log {out}/log.jsonl --out {out}/model"
         return main([*f"{shared} --evaluate-every 0 {where}".split(), *more])
 

@@ -205,10 +205,10 @@ def test_progress_while_it_is_sent_and_while_it_is_read(console: Console, stocke
     )
     line = '{"doc_id": "long-%d", "collection": "long", "text": "%s"}\n'
     rows = "".join(
-        line % (n, f"Sentence {n}. The goat of number {n} is green. " * 60) for n in range(60)
+        line % (n, f"Sentence {n}. The goat of number {n} is green. " * 30) for n in range(30)
     )
     session = console.context.new_cdp_session(page)
-    slow = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 60_000}
+    slow = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 15_000}
     session.send("Network.enable")
     session.send("Network.emulateNetworkConditions", slow)
     page.locator("#files").set_input_files(
@@ -220,7 +220,7 @@ def test_progress_while_it_is_sent_and_while_it_is_read(console: Console, stocke
     said = page.evaluate("window.said")
     shares = [int(text.split()[1]) for text in said if text.startswith("sending")]
     assert len(set(shares)) > 2 and shares == sorted(shares), said
-    assert any(re.fullmatch(r"being read: \d+ of 60 documents, .* left", text) for text in said), (
+    assert any(re.fullmatch(r"being read: \d+ of 30 documents, .* left", text) for text in said), (
         said
     )
     stocked.http.delete("/admin/collections/long")
