@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from service.gateway.fleet.backlog import Backlog
-from service.gateway.fleet.cost import Work
-from service.gateway.fleet.directory import Directory
-from service.gateway.fleet.prefixes import PrefixMap
-from service.gateway.fleet.router import RoutedPrompt, Router
-from service.gateway.fleet.worker_table import WorkerTable
+from service.gateway.fleet.routing.backlog import Backlog
+from service.gateway.fleet.routing.cost import Work
+from service.gateway.fleet.routing.directory import Directory
+from service.gateway.fleet.routing.prefixes import PrefixMap
+from service.gateway.fleet.routing.router import RoutedPrompt, Router
+from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.messages import Holdings
 from service.records import WorkerLoad
 from service.tuning.measuring.environment import describe

@@ -4,8 +4,9 @@
 
 Costs of a worker are assumptions about one GPU with an 8B model (`GPU`), not measurements; a file
 that holds a measured `service.records.WorkerLoad` replaces them. What is compared is how the
-policies of `service.gateway.fleet.router` divide the same requests, with a slower tier that all
-read, and without one. `--sensitivity` repeats one size with each assumed cost halved and doubled.
+policies of `service.gateway.fleet.routing.router` divide the same requests, with a slower tier
+that all read, and without one. `--sensitivity` repeats one size with each assumed cost halved and
+doubled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
-from service.gateway.fleet.router import Policy
+from service.gateway.fleet.routing.router import Policy
 from service.records import WorkerLoad
 from service.tuning.measuring.environment import describe
 

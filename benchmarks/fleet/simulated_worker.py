@@ -13,8 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from service.gateway.fleet.cost import Place, document_s
-from service.gateway.fleet.router import Policy
+from service.gateway.fleet.routing.cost import Place, document_s
+from service.gateway.fleet.routing.router import Policy
 from service.records import WorkerLoad
 
 PREFILL_SHARE = 0.5

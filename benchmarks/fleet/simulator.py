@@ -15,12 +15,12 @@ import random
 from collections.abc import Iterable, Sequence
 
 from benchmarks.fleet.simulated_worker import Fleet, Outcome, Request, SimulatedWorker
-from service.gateway.fleet.backlog import Backlog
-from service.gateway.fleet.cost import Work
-from service.gateway.fleet.directory import Directory
-from service.gateway.fleet.prefixes import PrefixMap
-from service.gateway.fleet.router import RoutedPrompt, Router
-from service.gateway.fleet.worker_table import WorkerTable
+from service.gateway.fleet.routing.backlog import Backlog
+from service.gateway.fleet.routing.cost import Work
+from service.gateway.fleet.routing.directory import Directory
+from service.gateway.fleet.routing.prefixes import PrefixMap
+from service.gateway.fleet.routing.router import RoutedPrompt, Router
+from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.messages import Holdings
 
 __all__ = ["Fleet", "Outcome", "Request", "Simulation", "name"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.gateway.fleet.backlog import Backlog
-from service.gateway.fleet.worker_table import WorkerTable
+from service.gateway.fleet.routing.backlog import Backlog
+from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
 from service.messages import Chunk, Holdings

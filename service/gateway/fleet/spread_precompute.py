@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from service.chunk_ids import ChunkIds
-from service.gateway.fleet.directory import Directory
 from service.gateway.fleet.member import Member
-from service.gateway.fleet.router import Router
+from service.gateway.fleet.routing.directory import Directory
+from service.gateway.fleet.routing.router import Router
 from service.messages import Chunk, Precompute, Precomputed
 
 

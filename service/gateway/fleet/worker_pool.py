@@ -15,13 +15,13 @@ from contextlib import aclosing
 from service.chunk_ids import ChunkIds
 from service.errors import Overloaded, WorkerUnavailable
 from service.gateway.fleet import merged
-from service.gateway.fleet.cost import Work
-from service.gateway.fleet.directory import Directory
 from service.gateway.fleet.member import Member
-from service.gateway.fleet.prefixes import PrefixMap
-from service.gateway.fleet.router import Choice, Policy, RoutedPrompt, Router
+from service.gateway.fleet.routing.cost import Work
+from service.gateway.fleet.routing.directory import Directory
+from service.gateway.fleet.routing.prefixes import PrefixMap
+from service.gateway.fleet.routing.router import Choice, Policy, RoutedPrompt, Router
+from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.gateway.fleet.spread_precompute import spread_precompute
-from service.gateway.fleet.worker_table import WorkerTable
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.connection import RETRY_AFTER_S
 from service.gateway.worker_client.protocol import Event

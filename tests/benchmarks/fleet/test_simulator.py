@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.fleet import scale
 from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
-from service.gateway.fleet.router import Policy
+from service.gateway.fleet.routing.router import Policy
 from service.records import WorkerLoad
 
 LOAD = WorkerLoad(

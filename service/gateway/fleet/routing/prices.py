@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from service.gateway.fleet.cost import AWAY, CROWDED, Place, Work
-from service.gateway.fleet.worker_table import Floats, WorkerTable
+from service.gateway.fleet.routing.cost import AWAY, CROWDED, Place, Work
+from service.gateway.fleet.routing.worker_table import Floats, WorkerTable
 
 Bools = npt.NDArray[np.bool_]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from service.gateway.fleet.backlog import Backlog
-from service.gateway.fleet.directory import Directory
-from service.gateway.fleet.prefixes import PrefixMap
-from service.gateway.fleet.router import Policy, RoutedPrompt, Router
-from service.gateway.fleet.worker_table import WorkerTable
+from service.gateway.fleet.routing.backlog import Backlog
+from service.gateway.fleet.routing.directory import Directory
+from service.gateway.fleet.routing.prefixes import PrefixMap
+from service.gateway.fleet.routing.router import Policy, RoutedPrompt, Router
+from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.messages import Chunk, Generate, Holdings, Method
 from service.records import WorkerLoad
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from service.gateway.fleet.cost import AWAY, UNKNOWN_TIER, Place, Work, cost, document_s
+from service.gateway.fleet.routing.cost import AWAY, UNKNOWN_TIER, Place, Work, cost, document_s
 from service.records import WorkerLoad
 
 LOAD = WorkerLoad(

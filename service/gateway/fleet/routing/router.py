@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from service.chunk_ids import ChunkIds
-from service.gateway.fleet.cost import Cost, Place, Work, cost
-from service.gateway.fleet.directory import Directory
-from service.gateway.fleet.prefixes import PrefixMap, prefix_blocks
-from service.gateway.fleet.prices import prices
-from service.gateway.fleet.rendezvous import home, homes
-from service.gateway.fleet.worker_table import Counts, Floats, WorkerTable
+from service.gateway.fleet.routing.cost import Cost, Place, Work, cost
+from service.gateway.fleet.routing.directory import Directory
+from service.gateway.fleet.routing.prefixes import PrefixMap, prefix_blocks
+from service.gateway.fleet.routing.prices import prices
+from service.gateway.fleet.routing.rendezvous import home, homes
+from service.gateway.fleet.routing.worker_table import Counts, Floats, WorkerTable
 from service.messages import Generate
 
 Policy = Literal["cost", "round_robin", "least_load", "longest_prefix"]

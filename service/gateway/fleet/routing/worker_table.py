@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from service.gateway.fleet.backlog import Backlog
-from service.gateway.fleet.cost import UNKNOWN_TIER
+from service.gateway.fleet.routing.backlog import Backlog
+from service.gateway.fleet.routing.cost import UNKNOWN_TIER
 from service.records import WorkerLoad
 
 Floats = npt.NDArray[np.float64]

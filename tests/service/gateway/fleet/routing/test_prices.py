@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.gateway.fleet.backlog import Backlog
-from service.gateway.fleet.cost import Place, Work, cost
-from service.gateway.fleet.directory import Directory
-from service.gateway.fleet.prefixes import PrefixMap
-from service.gateway.fleet.rendezvous import home
-from service.gateway.fleet.router import EQUAL_DIGITS, RoutedPrompt, Router
-from service.gateway.fleet.worker_table import WorkerTable
+from service.gateway.fleet.routing.backlog import Backlog
+from service.gateway.fleet.routing.cost import Place, Work, cost
+from service.gateway.fleet.routing.directory import Directory
+from service.gateway.fleet.routing.prefixes import PrefixMap
+from service.gateway.fleet.routing.rendezvous import home
+from service.gateway.fleet.routing.router import EQUAL_DIGITS, RoutedPrompt, Router
+from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.messages import Holdings
 from service.records import WorkerLoad
 

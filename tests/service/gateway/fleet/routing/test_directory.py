@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from service.gateway.fleet import directory as module
-from service.gateway.fleet.directory import EXPECTED_S, Directory
+from service.gateway.fleet.routing import directory as module
+from service.gateway.fleet.routing.directory import EXPECTED_S, Directory
 from service.messages import Holdings
 from service.records import WorkerLoad
 from service.worker.server.held_chunks import HeldChunks
