@@ -1,6 +1,7 @@
 # make demo    set up, fetch and serve a small language model, ingest prose, ask, compare, stop
 #               (DEMO="--questions all", "--small": docs/demo.md)
 # make test    everything CI runs apart from `make check`, in three processes
+# make test-slow  what takes too long for that: Ray clusters, training
 # make loadtest  serve, ingest the sample corpus, raise the rate of requests until every method misses
 #               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
 #               docs/loadtest.md)
@@ -14,7 +15,7 @@ export OMP_WAIT_POLICY := PASSIVE
 # again: a third of what the start of a service costs.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo serve tools programs test check lint types imports generated dashboards bench \
+.PHONY: setup demo serve tools programs test test-slow check lint types imports generated dashboards bench \
 	loadtest chaos clean
 
 setup: .venv/.ready
@@ -44,7 +45,11 @@ programs:
 	scripts/install-clients.sh
 
 test: tools
-	$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+
+# Ray clusters, and training of the demo's large model.
+test-slow: tools
+	$(VENV)/python -m pytest -m slow
 
 # Longest first, so that two cores end at the same time.
 check: types imports generated lint

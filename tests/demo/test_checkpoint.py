@@ -94,6 +94,7 @@ def test_the_large_model_is_exported_in_shards_that_load(tmp_path: Path) -> None
     assert load(str(tmp_path), dtype="float32", device="cpu").config.num_hidden_layers == 14
 
 
+@pytest.mark.slow
 def test_large_trains_in_slices_from_nothing(tmp_path: Path) -> None:
     def train(name: str, *more: str) -> int:
         out = tmp_path / name

@@ -74,6 +74,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_an_actor_dies_and_everything_is_stored_once_and_seen_by_a_gateway(
     tmp_path: Path, model: Path, corpus: Documents, postgresql_url: str
 ) -> None:

@@ -205,7 +205,7 @@ def test_progress_while_it_is_sent_and_while_it_is_read(console: Console, stocke
     )
     line = '{"doc_id": "long-%d", "collection": "long", "text": "%s"}\n'
     rows = "".join(
-        line % (n, f"Sentence {n}. The goat of number {n} is green. " * 30) for n in range(30)
+        line % (n, f"Sentence {n}. The goat of number {n} is green. " * 60) for n in range(30)
     )
     session = console.context.new_cdp_session(page)
     slow = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 15_000}

@@ -24,7 +24,10 @@ from tests.e2e.service import Service
 from tests.ray_cluster import ROOT, RayCluster, ray_cluster
 
 # Not imported here: Ray has a process of its own.
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed"),
+]
 
 SECRET = "fleet-secret-that-nobody-may-read-in-a-log"
 LONG_S = 300.0
