@@ -21,12 +21,16 @@ from service import openmp
 from service.cluster.actor_state import ActorState
 from service.errors import KvstitchError
 from service.gateway.worker_client.connection import WorkerConnection
-from service.gateway.worker_client.supervisor import COMMAND, HEALTHY_AFTER_S, REFUSED
+from service.gateway.worker_client.supervisor import (
+    COMMAND,
+    HEALTHY_AFTER_S,
+    REFUSED,
+    forward_stderr,
+)
 from service.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.cluster")
 
-_TAIL_BYTES = 8192
 _TERMINATED_S = 5.0  # for a process that hangs, between SIGTERM and SIGKILL
 
 
@@ -165,7 +169,7 @@ class SupervisedWorker:
             process.terminate()
         assert process.stdin is not None
         process.stdin.write(settings.to_json().encode() + b"\n")
-        tail = asyncio.create_task(_forward(process))
+        tail = asyncio.create_task(forward_stderr(process))
         self._tell(
             phase="loading",
             reason="the worker loads the model",
@@ -217,15 +221,3 @@ async def _kill(process: Process) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _TERMINATED_S)
             return
-
-
-async def _forward(process: Process) -> str:
-    """Passes the worker's stderr on to ours; returns its last line that is not empty."""
-    assert process.stderr is not None
-    tail = b""
-    while chunk := await process.stderr.read(65536):
-        sys.stderr.write(chunk.decode("utf-8", "replace"))
-        sys.stderr.flush()
-        tail = (tail + chunk)[-_TAIL_BYTES:]
-    lines = [line for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""

@@ -8,6 +8,7 @@ gateway, which lets streams finish first.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import logging
 import os
@@ -127,7 +128,7 @@ class Supervisor:
         self._process = process
         assert process.stdin is not None
         process.stdin.write(self._settings(address).to_json().encode() + b"\n")
-        tail = asyncio.create_task(_forward(process))
+        tail = asyncio.create_task(forward_stderr(process))
         self._connection.connect(address)
         silence = asyncio.create_task(self._connection.silent.wait())
         exited = asyncio.create_task(process.wait())
@@ -150,13 +151,14 @@ class Supervisor:
                 return
 
 
-async def _forward(process: Process) -> str:
-    """Pass the worker's stderr on to ours; returns its last line that is not empty."""
+async def forward_stderr(process: Process) -> str:
+    """Pass a worker's stderr on to ours; returns its last line that is not empty."""
     assert process.stderr is not None
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     tail = b""
     while chunk := await process.stderr.read(65536):
-        sys.stderr.buffer.write(chunk)
-        sys.stderr.buffer.flush()
+        sys.stderr.write(decoder.decode(chunk))
+        sys.stderr.flush()
         tail = (tail + chunk)[-_TAIL_BYTES:]
     lines = [line for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""
