@@ -91,6 +91,10 @@ def _weights(outs: int, columns: int) -> list[Tensor]:
 
 
 def _prepacked(weights: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """As oneDNN wants them; as they are where it has no bfloat16 for this CPU, which `_runs` finds
+    out at the first product."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return list(weights)
     reorder = torch.ops.mkldnn._reorder_linear_weight
     return [reorder(weight, rows) for weight in weights]
 

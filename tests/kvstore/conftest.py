@@ -33,7 +33,8 @@ def shared_cluster() -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def cluster(shared_cluster: RedisCluster) -> RedisCluster:
-    """An empty Redis Cluster; a test that breaks it waits until it is whole again."""
+    """An empty Redis Cluster that is whole."""
+    shared_cluster.wait_until_whole()
     shared_cluster.flush()
     return shared_cluster
 

@@ -27,6 +27,7 @@ NEED_MORE = {
     "service.worker.server.event_sender",
     "service.worker.server.inbox",
     "service.worker.server.link",
+    "service.worker.server.statistics",
 }
 
 PROGRAM = """
