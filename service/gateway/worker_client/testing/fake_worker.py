@@ -99,6 +99,7 @@ class FakeWorker:
     address: str
     ready: Ready = READY
     answer: Callable[[Generate], Sequence[int]] = repeat_first_document
+    chunk_delay_s: float = 0.0
     token_delay_s: float = 0.0
     prefill_delay_s: float = 0.0
     heartbeat_s: float = 0.2
@@ -169,6 +170,7 @@ class FakeWorker:
                     self.aborted[request_id] = reason
             case Precompute():
                 for chunk in message.documents:
+                    await asyncio.sleep(self.chunk_delay_s)
                     await self._send(peer, self._precompute(message.id, chunk))
             case Purge():
                 gone = {stored_key(chunk) for chunk in message.documents} & self.stored

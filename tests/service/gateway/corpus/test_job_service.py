@@ -319,9 +319,9 @@ def test_jobs_that_ended_long_ago_are_forgotten(folder: Path, data: Path) -> Non
 def test_an_open_job_says_how_long_it_takes(folder: Path, data: Path) -> None:
     """The worker takes its time for every chunk; a later job has to wait for the earlier one."""
     with running(folder, data) as rig:
-        fake(rig).on_chunk = lambda chunk: time.sleep(0.2)
-        many = [{"doc_id": str(n), "text": f"document {n} says {n}"} for n in range(12)]
-        first, second = (post(rig, part).json() for part in (many[:8], many[8:]))
+        fake(rig).chunk_delay_s = 0.1
+        many = [{"doc_id": str(n), "text": f"document {n} says {n}"} for n in range(44)]
+        first, second = (post(rig, part).json() for part in (many[:40], many[40:]))
         assert first["eta_s"] is None
 
         def eta(job: dict[str, Any]) -> float | None:
@@ -329,9 +329,9 @@ def test_an_open_job_says_how_long_it_takes(folder: Path, data: Path) -> None:
             return found
 
         until(lambda: eta(first) is not None, "it is known how long the first job takes")
-        of_first, of_second = eta(first), eta(second)
-        assert of_second is not None and 0 < of_second < 60
-        assert of_first is None or of_first < of_second
+        of_second, of_first = eta(second), eta(first)
+        assert of_first is not None and of_second is not None
+        assert 0 < of_first < of_second < 60
         ended = rig.finished(second["job_id"])
         assert ended["state"] == "succeeded" and ended["eta_s"] is None
 
