@@ -1,7 +1,8 @@
 # make demo    set up, fetch and serve a small language model, ingest prose, ask, compare, stop
 #               (DEMO="--questions all", "--small": docs/demo.md)
 # make test    everything CI runs apart from `make check`, in three processes
-# make test-slow  what takes too long for that: Ray clusters, training
+# make test-slow  what takes too long for that: Ray clusters, training, chaos, other people's clients,
+#               and every combination of methods, families and prompts
 # make loadtest  serve, ingest the sample corpus, raise the rate of requests until every method misses
 #               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
 #               docs/loadtest.md)
@@ -42,14 +43,17 @@ programs:
 	scripts/install-axe.sh
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
-	scripts/install-clients.sh
 
+# What uses more than one thread says so; small products are slower by several.
+test: export OMP_NUM_THREADS := 1
 test: tools
 	$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-# Ray clusters, and training of the demo's large model.
+# What takes minutes each, and the combinations that `make test` leaves out.
 test-slow: tools
-	$(VENV)/python -m pytest -m slow
+	scripts/install-clients.sh
+	$(VENV)/python -m pytest -n 2 --dist loadfile -m "slow and exhaustive"
+	$(VENV)/python -m pytest -m "slow and not exhaustive"
 
 # Longest first, so that two cores end at the same time.
 check: types imports generated lint

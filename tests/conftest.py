@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 
@@ -12,8 +13,35 @@ from tests.postgresql_server import PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
 
 DATABASES = ("sqlite", "postgresql")
-# Whole services: files of few tests that take longest.
-FIRST = ("tests/e2e/", "tests/chaos/", "tests/loadtest/", "tests/ops/", "tests/demo/")
+# What starts processes: files of few tests that take longest.
+FIRST = (
+    "tests/e2e/",
+    "tests/loadtest/",
+    "tests/ops/",
+    "tests/demo/",
+    "tests/benchmarks/gpu/",
+    "tests/benchmarks/speed/",
+    "tests/service/models/",
+    "tests/service/tuning/",
+    "tests/service/worker/test_process.py",
+    "tests/service/worker/test_shared_process.py",
+)
+
+
+# Of an exhaustive module's combinations, one in so many is part of `make test`.
+EXHAUSTIVE_PART = 3
+
+
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def pytest_choose_of_exhaustive(items: list[pytest.Item]) -> None:
+    """The others are slow. It is always the same ones, and the first of every test."""
+    seen: set[str] = set()
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            test = item.nodeid.partition("[")[0]
+            if test in seen and crc32(item.nodeid.encode()) % EXHAUSTIVE_PART:
+                item.add_marker(pytest.mark.slow)
+            seen.add(test)
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.campaign import Plan, run
 
 PLAN = Plan(seed=4, minutes=10, actions=4, asked=6, others=8, questions=1, episodes=1)
 
 
+@pytest.mark.slow
 def test_nothing_breaks(tmp_path: Path) -> None:
     journal = run(tmp_path / "run", PLAN)
     assert journal.violations == []

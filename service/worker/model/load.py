@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.decoder.base import DecoderAdapter, adapter_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
+from service.worker.model.lean_import import lean_import
 from service.worker.model.quantisation import DEQUANTISED, quantisation_fault
 from service.worker.model.quantised_linear import quantise
 
@@ -50,19 +52,21 @@ def load(
     place = torch.device(_device(device))
     quantised = _check_folder(path, place, quantize)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=_dtype(dtype, config, place),
-            local_files_only=True,
-            # Only the start-up check asks the model itself. Every family has this one.
-            attn_implementation="eager",
-            output_loading_info=True,
-            # What a library has packed for a device must be loaded there.
-            device_map={"": place} if quantised and place.type != "cpu" else None,
-            **_dequantised(config),
-        )
+        # The libraries that compute quantised weights may need all of torch.
+        with nullcontext() if quantised else lean_import():
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=_dtype(dtype, config, place),
+                local_files_only=True,
+                # Only the start-up check asks the model itself. Every family has this one.
+                attn_implementation="eager",
+                output_loading_info=True,
+                # What a library has packed for a device must be loaded there.
+                device_map={"": place} if quantised and place.type != "cpu" else None,
+                **_dequantised(config),
+            )
     except Exception as error:
         if _may_pass(error):
             raise

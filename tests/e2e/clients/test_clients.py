@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.e2e.clients.conftest import RunClient
 
+pytestmark = pytest.mark.slow
 CITIES = ({"city": "Oslo"}, {"city": "Rome"})
 ANIMALS = ("goat", "cow")
 

@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.clients.conftest import PYTHON, RUN_S
 from tests.e2e.service import Service
 
+pytestmark = pytest.mark.slow
 # A text model takes no images. A request without a model is answered by the only one there is. The
 # demo model, made to write any text as an argument, never comes to the text's end.
 EXPECTED = {"image-input", "error-handling", "tool-calling"}

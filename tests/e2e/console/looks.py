@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 
 WIDE, NARROW = 1440, 390
-ALL = [
-    pytest.param({"width": width, "color_scheme": scheme}, id=f"{width}-{scheme}")
-    for width in (WIDE, NARROW)
-    for scheme in ("light", "dark")
-]
+
+
+def _look(width: int, scheme: str, *marks: pytest.MarkDecorator) -> Any:
+    look = {"width": width, "color_scheme": scheme}
+    return pytest.param(look, id=f"{width}-{scheme}", marks=marks)
+
+
 # Each width and each theme once.
-BOTH = [ALL[0], ALL[3]]
+BOTH = [_look(WIDE, "light"), _look(NARROW, "dark")]
+ALL = [
+    *BOTH,
+    _look(WIDE, "dark", pytest.mark.slow),
+    _look(NARROW, "light", pytest.mark.slow),
+]
 Look = dict[str, Any]

@@ -123,7 +123,7 @@ def test_axe_finds_nothing_serious(
     assert serious == []
 
 
-@pytest.mark.parametrize("console", [ALL[2]], indirect=True)
+@pytest.mark.parametrize("console", [BOTH[1]], indirect=True)
 def test_motion_is_reduced_where_that_is_wanted(console: Console) -> None:
     console.page.emulate_media(reduced_motion="reduce")
     page = console.ready("chat")

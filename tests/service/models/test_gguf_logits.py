@@ -41,7 +41,13 @@ def expected(config: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         return model(torch.tensor([PROMPT])).logits[0, -1].float()
 
 
-@pytest.mark.parametrize("kind", [*CAN_BE_WRITTEN, *ONLY_READ], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=kind.name, marks=[pytest.mark.slow] * (kind == Kind.NVFP4))
+        for kind in (*CAN_BE_WRITTEN, *ONLY_READ)
+    ],
+)
 def test_every_quantisation_that_transformers_reads(tmp_path: Path, kind: Kind) -> None:
     config = tiny_config("llama")
     weights = write_gguf(tmp_path / "tiny.gguf", config, kind)

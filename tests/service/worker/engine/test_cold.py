@@ -22,6 +22,8 @@ from tests.service.worker.loading.test_precompute_queue import PURGED, busy_roun
 from tests.service.worker.loading.test_streaming import Events, keys, streaming_rig
 from tests.service.worker.tiny import D1, D3, Q, S, Tiny
 
+pytestmark = pytest.mark.exhaustive
+
 FUSING = sorted(set(fusion_methods()) - {"vanilla"})
 HOW = [
     *((name, mode) for name in FUSING for mode in ("none", "system")),

@@ -32,6 +32,8 @@ from service.worker.methods.registry import (
 )
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_same, prompt_attention, tiny
 
+pytestmark = pytest.mark.exhaustive
+
 # The contract can be run over files of one's own too.
 if own := os.environ.get("KVSTITCH_METHODS_DIR"):
     add_folder(Path(own))

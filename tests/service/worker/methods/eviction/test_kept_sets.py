@@ -23,6 +23,8 @@ from tests.service.worker.methods.eviction.harness import (
     random_layers,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 # Defaults (windows wider than the question), then what bends every formula.
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "streaming_llm": [{}, {"sinks": 0}, {"sinks": 7}],

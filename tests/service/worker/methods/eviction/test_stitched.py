@@ -24,6 +24,8 @@ from tests.service.worker.held import held
 from tests.service.worker.methods.eviction.harness import EXPECTED, Case, Shape, head_scores, shrink
 from tests.service.worker.tiny import D1, D2, D3, Q, Run, S, Tiny, assert_close, tiny
 
+pytestmark = pytest.mark.exhaustive
+
 SHAPE = Shape(len(S), len([*D1, *D2, *D3]), len(Q))
 COMPACTING = sorted(EXPECTED)
 

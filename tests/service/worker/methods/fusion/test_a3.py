@@ -26,6 +26,8 @@ from tests.service.worker.tiny import (
     tiny_of,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 RATIOS = [0.05, 0.15, 0.6]
 
 

@@ -13,6 +13,8 @@ from tests.references.fusion import cacheblend, cacheblend_selected
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 
+pytestmark = pytest.mark.exhaustive
+
 IDS = [*S, *D1, *D2, *D3, *Q]
 
 

@@ -25,6 +25,8 @@ from tests.references.question_ranked import (
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 
+pytestmark = pytest.mark.exhaustive
+
 IDS = [*S, *D1, *D2, *D3, *Q]
 CACHED = [name for name, (_, documents, uncached) in EDGES.items() if not uncached]
 UNCACHED = [name for name in EDGES if name not in CACHED]

@@ -22,6 +22,8 @@ from tests.references.shift import shifted_pass
 from tests.service.worker.methods.fusion.rows import document_rows
 from tests.service.worker.tiny import D1, D2, D3, EDGES, Q, S, Tiny, assert_close, assert_same
 
+pytestmark = pytest.mark.exhaustive
+
 IDS = [*S, *D1, *D2, *D3, *Q]
 UNCACHED = [name for name, (_, _, uncached) in EDGES.items() if uncached]
 CACHED = [name for name in EDGES if name not in UNCACHED]

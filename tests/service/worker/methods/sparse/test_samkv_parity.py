@@ -20,6 +20,8 @@ from tests.service.worker.methods.sparse.parity import (
 from tests.service.worker.methods.sparse.toys import LONG, PAPER, tokens
 from tests.service.worker.tiny import D1, D2, D3, PREFIXES, Q, S, Tiny, difference, rope_of, tiny
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.mark.parametrize("mode", ["none", "system"])
 @pytest.mark.parametrize("update", ["overwrite", "fusion"])

@@ -28,6 +28,8 @@ from tests.service.worker.tiny import (
     tiny_of,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 IDS = [*S, *D1, *D2, *D3, *Q]
 
 

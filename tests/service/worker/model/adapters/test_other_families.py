@@ -33,6 +33,8 @@ from tests.service.worker.tiny import (
     tiny,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 IDS = [*S, *D1, *D2, *D3, *Q]
 
 

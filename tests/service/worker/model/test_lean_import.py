@@ -1,0 +1,47 @@
+"""Loading a model imports no compiler, and leaves everything as importable as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.service.worker.tiny import random_model, tiny_config
+
+PROGRAM = """
+import sys
+from importlib.util import find_spec
+
+from service.worker.forward import selfcheck
+from service.worker.model.load import load
+
+adapter = load(sys.argv[1])
+selfcheck.check(adapter)  # asks the model of transformers itself
+unused = {"torch._dynamo", "torch.distributed.tensor", "scipy"}
+assert not unused & set(sys.modules), unused & set(sys.modules)
+
+import torch._dynamo
+import torch.distributed.tensor
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex as real
+from transformers.masking_utils import TransformGetItemToIndex as when_needed
+from transformers.utils import is_scipy_available, is_torch_distributed_available
+
+assert torch._dynamo.config.__file__ and torch.distributed.tensor.DTensor
+assert type(when_needed()) is real
+assert is_torch_distributed_available() == torch.distributed.is_available()
+assert is_scipy_available() == (find_spec("scipy") is not None)
+twice = torch.compile(lambda x: 2 * x, backend="eager")
+assert twice(torch.ones(2)).tolist() == [2, 2]
+"""
+
+
+def test_compilers_are_not_imported_and_can_be_later(tmp_path: Path) -> None:
+    random_model(tiny_config("llama", "default")).save_pretrained(tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
