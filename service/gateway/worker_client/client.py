@@ -65,7 +65,7 @@ class WorkerClient(WorkerConnection):
             raise WorkerUnavailable(f"the worker explained with {type(reply).__name__}")
 
     def abort(self, request_id: str, reason: str) -> None:
-        """Stop a sequence; its stream then ends with the worker's Done."""
+        """Stop a sequence, whose stream then ends with the worker's Done, or a precompute call."""
         with contextlib.suppress(WorkerUnavailable, Overloaded):
             self.send(Abort(request_id, reason))
 
@@ -89,17 +89,26 @@ class WorkerClient(WorkerConnection):
     ) -> AsyncGenerator[Precomputed, None]:
         """Compute and store the KV of chunks. Raises the error that the worker reports.
 
+        Closing or cancelling the generator keeps the worker from storing those that are left.
+
         Yields:
             One reply per chunk, as it is done.
         """
         message = Precompute(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant, lora)
         with self.call(message.id, message) as queue:
-            for _ in chunks:
-                reply = await queue.get()
-                if isinstance(reply, Failed):
-                    raise from_code(reply.code, reply.message, reply.field)
-                if isinstance(reply, Precomputed):
-                    yield reply
+            left = len(chunks)
+            try:
+                while left:
+                    reply = await queue.get()
+                    if isinstance(reply, Failed):
+                        left = 0
+                        raise from_code(reply.code, reply.message, reply.field)
+                    if isinstance(reply, Precomputed):
+                        left -= 1
+                        yield reply
+            finally:
+                if left:
+                    self.abort(message.id, "disconnect")
 
     async def purge(
         self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvstore import TieredStore
+from service.errors import NotFound
 from service.worker.core.request import PrecomputedEvent
 from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
@@ -138,10 +139,10 @@ class PrecomputeQueue:
             self._writes.popitem(last=False)
 
     def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
-        """Drops write-backs of chunks that are about to be purged.
+        """Drops chunks that are about to be purged, and waits for writes of them.
 
-        Chunks of precompute calls are still computed: their caller also makes the purges and knows
-        about them.
+        Chunks of precompute calls fail. A caller purges none that it waits for: these are of a call
+        that was given up, or another gateway has deleted their document.
 
         Args:
             texts: token ids of the chunks; what was kept of prefixes that hold them is dropped.
@@ -154,18 +155,17 @@ class PrecomputeQueue:
             self._purged.move_to_end(key)
         while len(self._purged) > MAX_PURGED:
             self._purged.popitem(last=False)
-        gone = self._write_backs.intersection(keys)
-        self._queue = deque(t for t in self._queue if t.id is not None or t.address.key not in gone)
-        self._write_backs -= gone
-        dropped = [t for t in self._current if t.id is None and t.address.key in keys]
-        if dropped:
-            if self._steps is not None:
-                self._steps.close()
-            self._queue.extendleft(t for t in reversed(self._current) if t not in dropped)
-            self._current, self._steps = [], None
+        gone = [t for t in (*self._queue, *self._current) if t.address.key in keys]
+        self._keep(lambda task: task.address.key not in keys)
         for task in self._writing:
-            if task.write is not None and task.id is None and task.address.key in keys:
+            if task.write is not None and task.address.key in keys:
                 task.write.exception()  # waits: the purge must come after a write that has started
+        for task in gone:
+            if task.id is not None:
+                task.started_at = task.started_at or time.monotonic()
+                task.write = Future()
+                task.write.set_exception(NotFound("its document was deleted meanwhile"))
+                self._writing.append(task)
 
     def forget_all(self) -> None:
         """Drops all write-backs, because what was deleted meanwhile is not known."""

@@ -48,6 +48,7 @@ DRAIN_S = 1.0  # in which requests that gateways had sent before they knew arriv
 SILENT_S = 30.0  # after which what a gateway that used to ping has asked for is dropped
 LEASES_EVERY_S = 0.5
 UNHEARD = WorkerUnavailable("the worker had not heard of the gateway for too long")
+GIVEN_UP = Overloaded("nobody waits for these chunks any more")
 DRAINING = Overloaded("the worker is shutting down: send the request again", retry_after_s=1.0)
 
 
@@ -212,7 +213,7 @@ class WorkerServer:
                 self._sender.expect_explanation(request.id, gateway)
                 self._submit(outlet, request, received.arrived, explain=True)
             case m.Abort():
-                self._engine.abort(message.id, message.reason)
+                self._abort(outlet, message)
             case m.Prefetch():
                 if reads_whole_chunks(message.fusion):
                     with suppress(InvalidRequest):  # of an adapter; the request itself will say so
@@ -265,6 +266,13 @@ class WorkerServer:
                 self._sender.send(outlet, [event])
             else:
                 self._engine.precompute_queue.add(address, id=message.id, chunk_id=chunk.chunk_id)
+
+    def _abort(self, outlet: Outlet, message: m.Abort) -> None:
+        if message.id in self._sender.open_calls:
+            self._engine.precompute_queue.cancel([message.id])
+            self._sender.send(outlet, [FailedEvent.of(message.id, GIVEN_UP)])
+        else:
+            self._engine.abort(message.id, message.reason)
 
     def _purge(self, message: m.Purge) -> m.Purged:
         keys = self._engine.admission.purged(message.system, message.documents, message.tenant)

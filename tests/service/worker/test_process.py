@@ -152,6 +152,20 @@ def test_answers_and_counts(settings: WorkerSettings) -> None:
         hits = ("kvstitch_tier_operations_total",
                 (("op", "read"), ("outcome", "hit"), ("tier", "memory")))  # fmt: skip
         assert values[hits] == 4
+        # A call that is given up ends, and its other chunks are not stored.
+        peer.send(
+            m.Precompute(
+                "many",
+                S,
+                [m.Chunk(n, [1 + n % 90, 1 + n // 90, *range(9, 60)]) for n in range(200)],
+            )
+        )
+        peer.send(m.Abort("many", "disconnect"))
+        news = []
+        while not isinstance(last := peer.receive(), m.Failed):
+            news.append(last)
+        assert (last.id, last.code) == ("many", "overloaded") and len(news) < 200
+        assert peer.generate("two")[0] == tokens
 
 
 def test_kill_nine_loses_nothing_that_was_stored(settings: WorkerSettings) -> None:

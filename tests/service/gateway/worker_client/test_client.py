@@ -13,7 +13,17 @@ import pytest
 from service.errors import WorkerUnavailable
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Abort, Chunk, Done, Failed, Generate, Method, Sampling, TokenItem
+from service.messages import (
+    Abort,
+    Chunk,
+    Done,
+    Failed,
+    Generate,
+    Method,
+    Precompute,
+    Sampling,
+    TokenItem,
+)
 
 
 def request(name: str, tokens: int = 5) -> Generate:
@@ -100,6 +110,22 @@ async def test_precompute_and_purge(data: Path) -> None:
         assert (purged.copies, purged.unreached) == ({"memory": 2}, [])
         assert worker.stored == {(2, 2)}
         assert [r async for r in client.precompute([0], [], "none", "")] == []
+
+
+async def test_chunks_that_nobody_waits_for_are_given_up(data: Path) -> None:
+    """Else the worker would store them after their document was deleted."""
+    async with connected(data, FakeWorker("", chunk_delay_s=0.02)) as (client, worker):
+        chunks = [Chunk(i, [i, i]) for i in range(4)]
+        replies = client.precompute([0], chunks, "none", "")
+        await anext(replies)
+        await replies.aclose()
+        while not worker.seen(Abort):
+            await asyncio.sleep(0.01)
+        (call,) = (m.id for m in worker.received if isinstance(m, Precompute))
+        assert [m.id for m in worker.received if isinstance(m, Abort)] == [call]
+        assert len([r async for r in client.precompute([0], chunks, "none", "")]) == 4
+        await client.purge([0], chunks, "none", "")  # whatever was sent before has come
+        assert len(worker.seen(Abort)) == 1
 
 
 async def test_garbage_from_the_socket_is_dropped(data: Path) -> None:

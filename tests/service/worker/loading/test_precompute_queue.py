@@ -201,6 +201,33 @@ def test_a_purge_takes_one_out_of_those_computed_together(model: Tiny) -> None:
         assert stored(r) == [0, 1, 2, 4]
 
 
+@pytest.mark.parametrize("moment", ["waiting", "begun", "being written"])
+def test_a_purge_takes_its_chunk_out_of_a_precompute_call(model: Tiny, moment: str) -> None:
+    """Of one that was given up, or of another gateway's. What was being written is purged, too."""
+    tier = FakeTier("slow", kind="disk")
+    with rig(model, tiers=[tier], threads=1) as r:
+        queue = r.engine.precompute_queue
+        for number, address in enumerate(addresses(r)):
+            queue.add(address, id="call", chunk_id=number)
+        if moment == "begun":
+            queue.advance()
+            queue.advance()
+        if moment == "being written":
+            tier.block("put")
+            busy_rounds(r)
+            threading.Timer(0.1, tier.release).start()
+        purge(r)
+        r.run()
+        assert stored(r) == [0, 1, 2, 4]
+        ended = {e.chunk_id: e for e in r.events if isinstance(e, PrecomputedEvent)}
+        assert set(ended) == {0, 1, 2, 3, 4}
+        assert all(0 <= event.seconds < 60 for event in ended.values())
+        if moment != "being written":
+            failed = ended.pop(PURGED)
+            assert failed.status == "failed" and "deleted meanwhile" in failed.message
+        assert {event.status for event in ended.values()} == {"stored"}
+
+
 @pytest.mark.parametrize("begun", [False, True], ids=["waiting", "begun"])
 def test_what_nobody_waits_for_any_more_is_not_computed(some_stored: Rig, begun: bool) -> None:
     r, queue = some_stored, some_stored.engine.precompute_queue
