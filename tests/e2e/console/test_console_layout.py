@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.e2e.console.browser import Console
-from tests.e2e.console.looks import ALL, BOTH, NARROW, Look
+from tests.e2e.console.looks import ALL, NARROW, Look
 from tests.e2e.service import Service
 
 ROOT = Path(__file__).parents[3]
@@ -43,17 +42,6 @@ def axe() -> str:
     return found[-1].read_text()
 
 
-@pytest.fixture
-def console(
-    browser: Browser, service: Service, request: pytest.FixtureRequest
-) -> Iterator[Console]:
-    look: Look = request.param
-    console = Console(browser, service, **look)
-    yield console
-    console.close()
-    assert console.wrong == []
-
-
 def filled(console: Console, tab: str) -> None:
     """The tab with as much on it as there can be."""
     page = console.ready(tab)
@@ -81,21 +69,9 @@ def filled(console: Console, tab: str) -> None:
         page.get_by_role("button", name="Send broken.pdf again").wait_for()
 
 
-@pytest.mark.parametrize("tab", TABS)
-@pytest.mark.parametrize("console", ALL, indirect=True)
-def test_every_page(console: Console, tab: str) -> None:
-    filled(console, tab)
-    page = console.page
-    width = page.viewport_size["width"] if page.viewport_size else 0
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    if width == NARROW:
-        assert page.evaluate(TOO_SMALL) == []
-    assert page.evaluate(UNSEEN_FOCUS) == []
-
-
 @pytest.mark.parametrize("place", [*TABS, "reader", "confirm", "empty chat"])
-@pytest.mark.parametrize("look", BOTH)
-def test_axe_finds_nothing_serious(
+@pytest.mark.parametrize("look", ALL)
+def test_every_place_fits_and_axe_finds_nothing_serious(
     browser: Browser, service: Service, look: Look, place: str, axe: str
 ) -> None:
     """With the policy off, because axe is no script of this origin. No other test does that."""
@@ -112,8 +88,14 @@ def test_axe_finds_nothing_serious(
         console.page.get_by_role("dialog").wait_for()
         if place == "reader":
             console.page.locator(".document-text").wait_for()
-    console.page.add_script_tag(content=axe)
-    found: list[dict[str, Any]] = console.page.evaluate("axe.run().then((r) => r.violations)")
+    page = console.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= look["width"]
+    if look["width"] == NARROW:
+        assert page.evaluate(TOO_SMALL) == []
+    if place in TABS:  # a dialog takes the focus from everything else
+        assert page.evaluate(UNSEEN_FOCUS) == []
+    page.add_script_tag(content=axe)
+    found: list[dict[str, Any]] = page.evaluate("axe.run().then((r) => r.violations)")
     serious = [
         (rule["id"], [node["html"] for node in rule["nodes"]][:3])
         for rule in found
@@ -121,9 +103,9 @@ def test_axe_finds_nothing_serious(
     ]
     console.close()
     assert serious == []
+    assert console.wrong == []
 
 
-@pytest.mark.parametrize("console", [BOTH[1]], indirect=True)
 def test_motion_is_reduced_where_that_is_wanted(console: Console) -> None:
     console.page.emulate_media(reduced_motion="reduce")
     page = console.ready("chat")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, Page
 
 from tests.e2e.console.browser import Console
 from tests.e2e.service import Service
@@ -20,10 +22,18 @@ RENDER = """async (text) => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def rendering(browser: Browser, service: Service) -> Iterator[Page]:
+    """A page of all tests that only make elements."""
+    console = Console(browser, service)
+    yield console.open("chat")
+    console.close()
+    assert console.wrong == []
+
+
 @pytest.fixture
-def render(console: Console) -> Any:
-    page = console.open("chat")
-    return lambda text: page.evaluate(RENDER, text)
+def render(rendering: Page) -> Any:
+    return lambda text: rendering.evaluate(RENDER, text)
 
 
 @pytest.mark.parametrize(
@@ -91,20 +101,21 @@ EVIL = [
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_markup_stays_text(console: Console, render: Any, text: str) -> None:
+def test_markup_stays_text(rendering: Page, render: Any, text: str) -> None:
     made = render(text)
     for tag in ("script", "img", "svg", "iframe", "b"):
         assert f"<{tag}" not in made, made
-    assert console.page.evaluate("window.evil") is None
+    assert rendering.evaluate("window.evil") is None
 
 
 @pytest.mark.parametrize("text", ["*a" * 40_000, "[" * 40_000, "`" * 39_999, "_ **a" * 9000,
                                   "> " * 20_000, "- " * 20_000, "[a](" * 9000, "# " + " " * 40_000,
                                   "| " * 20_000 + "\n" + "|-" * 20_000])  # fmt: skip
 def test_no_text_takes_long(render: Any, text: str) -> None:
+    """A time that grows with the square of a text would be minutes."""
     started = time.monotonic()
     render(text)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
 
 
 def test_what_is_unchanged_keeps_its_elements(console: Console) -> None:
