@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from service.cli.arguments import parser
+from service.cli.arguments.parser import parser
 from service.cli.output import report_error
 from service.cli.service_client import CommandError, WrongArgument
 from service.errors import InvalidRequest, InvalidSetting, KvstitchError

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.arguments import JOB_STATES, parser
+from service.cli.arguments.parser import parser
+from service.cli.arguments.using import JOB_STATES
 from service.cli.completion import SCRIPTS
 from service.cli.completion.command_tree import FILE_OPTIONS, Command, read_parser
 

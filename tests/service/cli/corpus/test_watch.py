@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from service.cli import main
-from service.cli.arguments import parser
+from service.cli.arguments.parser import parser
 from service.cli.corpus.watch import Watch
 from service.cli.service_client import CommandError
 from tests.service.gateway.conftest import data, folder, rig

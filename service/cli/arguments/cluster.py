@@ -30,7 +30,7 @@ _SETTINGS: tuple[tuple[str, str, Callable[[str], object], str], ...] = (
 )
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Adds the actions and their options."""
     parser.description = (
         "Workers on several machines: detached Ray actors, each with one worker process. "
