@@ -11,6 +11,7 @@ from benchmarks import companions
 from service.settings import demo_model
 
 
+@pytest.mark.slow
 def test_every_mode_is_timed_and_a_change_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from benchmarks.kernels.without import switches
 from service.worker.kernels.cpu import linear_few_rows, native, prefill_attention, rotation
 
 
+@pytest.mark.slow
 def test_both_tables_at_a_tiny_shape(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.kernels", "--model", "tiny", "--tokens", "64"]
     command += ["--repetitions", "2", "--threads", "1", "--out", str(tmp_path)]

@@ -66,6 +66,7 @@ def test_a_question_counts_if_a_passage_holds_its_answer(tmp_path: Path) -> None
     assert [document["text"] for document in read(path)[1]][:2] == ["the conga drum", "congas"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_tokens", [128])
 async def test_real_passages_through_the_library(chunk_tokens: int) -> None:
     args = Namespace(data=SLICE, url=None, library=True, api_key=None, chunk_tokens=chunk_tokens)

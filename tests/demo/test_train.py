@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from demo.language.tasks import TASKS
@@ -17,6 +18,8 @@ from demo.training.plan import Plan
 from demo.training.rows import Packer
 from demo.training.samples import Batch, View, collate
 from demo.training.trainer import Trainer, losses, renew_rows
+
+pytestmark = pytest.mark.slow
 
 TINY = DecoderConfig(
     hidden_size=32,

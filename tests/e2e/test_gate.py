@@ -122,6 +122,7 @@ def test_without_a_share_there_is_no_gate(service: Service) -> None:
     assert "kvstitch_gate_checks_total{" not in service.http.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_stopping_with_checks_pending(serve: Serve, twelve: Documents) -> None:
     """Checks hold nothing up: the service ends as it does without them, and clients that leave
     change nothing."""

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from benchmarks.musique import measure, percentile, read
 from tests.e2e.conftest import Documents, Serve
@@ -20,6 +21,7 @@ PASSAGES = 8
 REQUESTS = 32
 
 
+@pytest.mark.slow
 def test_musique_at_concurrency_eight(service: Service) -> None:
     """Passages in, questions at concurrency 8: all complete, all from the cache; p50 and p95 of
     TTFT and TPOT agree within a bucket between the clients and /metrics; tokens add up."""
@@ -51,6 +53,7 @@ CLIENTS = 50
 QUEUE = 8
 
 
+@pytest.mark.slow
 def test_fifty_clients_before_a_queue_of_eight(serve: Serve, twelve: Documents) -> None:
     """Every one of them ends in a whole answer or in a refusal that says when to come back, with
     and without a stream; none hangs, and nothing is left of them."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.embedding_server import embedding_settings
 from tests.e2e.service import Service
 from tests.service.worker.methods.test_methods import EVICTION, FUSION
 
@@ -111,10 +112,11 @@ def test_a_schedule_is_checked(service: Service) -> None:
 def test_no_such_folder(tmp_path: Path) -> None:
     """Refused at start with the setting's name."""
     nowhere = tmp_path / "nowhere"
+    embedding = {f"KVSTITCH_{name.upper()}": str(v) for name, v in embedding_settings().items()}
     started = subprocess.run(
         [sys.executable, "-m", "service.cli", "serve", "--port", "0"],
         env={**os.environ, "KVSTITCH_METHODS_DIR": str(nowhere),
-             "KVSTITCH_DATA_DIR": str(tmp_path / "data")},
+             "KVSTITCH_DATA_DIR": str(tmp_path / "data"), **embedding},
         capture_output=True,
         text=True,
         timeout=120,

@@ -107,6 +107,7 @@ def explain(service: Service, fusion: dict[str, object]) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_they_are_drawn(browser: Browser, serve: Serve, twelve: Documents) -> None:
     """The console offers them and marks every token of their prompts."""
     with serve(methods_dir=FOLDER) as service:
@@ -124,6 +125,7 @@ def test_they_are_drawn(browser: Browser, serve: Serve, twelve: Documents) -> No
                 console.close()
 
 
+@pytest.mark.slow
 def test_the_contract_of_methods_runs_over_them() -> None:
     contract = subprocess.run(
         [

@@ -74,6 +74,7 @@ async def test_a_few_requests_by_each_route(
         assert figures["recomputed_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_a_sweep_from_the_command_line(
     service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

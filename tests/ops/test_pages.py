@@ -49,6 +49,7 @@ def test_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").split()) <= 600
 
 
+@pytest.mark.slow
 def test_the_method_of_the_contributing_page_passes_the_contract_tests(tmp_path: Path) -> None:
     page = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = page.split("## A method of your own")[1].split("\n## ")[0]

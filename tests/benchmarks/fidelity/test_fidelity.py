@@ -223,6 +223,7 @@ def test_resuming_does_not_redo(model: Tiny, tmp_path: Path) -> None:
 # -- the command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_results_and_goes_on(tmp_path: Path) -> None:
     only = ["full prefill*", "pie system", "a3 r=0.15 system", "question_scout r=0.15 system"]
     command = ["--samples", "1", "--tasks", "single", "pronoun", "--out", str(tmp_path)]
@@ -256,6 +257,7 @@ def test_the_set_for_real_models_says_what_its_records_are(tmp_path: Path) -> No
     assert all(record["text"] and record["full_text"] for record in made)
 
 
+@pytest.mark.slow
 def test_the_ablation_command(tmp_path: Path) -> None:
     """On prompts of a file; every part is compared with question_scout as it is."""
     line = {"system": "S\n", "documents": ["one two\n", "three\n"], "question": "Question:"}

@@ -39,6 +39,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_script_writes_each_line_when_it_is_measured(tmp_path: Path) -> None:
     """In one call, at a tiny shape; the tests that need a GPU are skipped."""
     done = script(tmp_path, "--device", "cpu")

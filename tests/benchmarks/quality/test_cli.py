@@ -109,6 +109,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert run(tmp_path / "cut", *options, "--fresh") == whole
 
 
+@pytest.mark.slow
 def test_several_processes_answer_as_one(tmp_path: Path) -> None:
     options = [*TWO, "--fusion", *(f"a3:ratio={n / 100}" for n in range(5, 18))]
     options += ["--tasks", "single", "update", "--samples", "1"]

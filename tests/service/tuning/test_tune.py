@@ -21,7 +21,7 @@ def tune(model: Path, documents: Path, data: Path, *more: str) -> int:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_a_run_recommends_what_the_service_takes_as_its_defaults(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.quality.real import less_kv
 from service.settings import demo_model
 
 
+@pytest.mark.slow
 def test_a_run_measures_everything_once(tmp_path: Path) -> None:
     documents = [[10 + (7 * n + k) % 200 for k in range(40)] for n in range(3)]
     prompt = {"task": "t", "system": [3, 4, 5], "documents": documents, "question": [6, 7, 8]}
