@@ -17,7 +17,13 @@ from retriever.sql.postgresql import Postgresql
 from service.gateway import shared_schema
 from service.gateway.corpus.deletion_records import PurgeTarget
 from service.gateway.corpus.deletion_store import DeletionStore
-from service.gateway.corpus.fleet.membership import FORGET_S, ID_FILE, LEASE_S, Membership
+from service.gateway.corpus.fleet.membership import (
+    FORGET_MEMORY_S,
+    FORGET_S,
+    ID_FILE,
+    LEASE_S,
+    Membership,
+)
 from service.gateway.corpus.jobs.job_records import UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.postgresql_job_database import PostgresqlJobDatabase
@@ -211,6 +217,26 @@ def test_a_deletion_waits_for_a_silent_gateway_until_that_is_forgotten(
     assert (tmp_path / "away" / ID_FILE).read_text() == "a2"
     member("away", "a3")
     assert not (kv / "chunk").exists()
+    pool.close()
+
+
+def test_without_kv_on_disk_a_silent_gateway_is_forgotten_sooner(
+    postgresql_url: str, tmp_path: Path
+) -> None:
+    """But not as soon as a busy machine has held it up."""
+    pool = Postgresql(postgresql_url, shared_schema.SCHEMA)
+    shared_schema.start(pool)
+    members = []
+    for name in ("here", "away"):
+        (tmp_path / name).mkdir()
+        database = PostgresqlJobDatabase(pool, name)
+        members.append(Membership(database, name, tmp_path / name, kv_dir=None))
+        members[-1].join()
+    here, away = members
+    for silent_s, member in ((LEASE_S + 1, True), (FORGET_MEMORY_S + 1, False)):
+        silence(pool, "away", silent_s)
+        here.beat()
+        assert away.beat().member is member
     pool.close()
 
 

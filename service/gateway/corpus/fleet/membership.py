@@ -1,7 +1,8 @@
 """The gateways that share a database, each with its last sign of life, by the server's clock.
 
-    silent for LEASE_S    what it had taken goes on with others
-    silent for FORGET_S   deletions no longer wait for it; at once if it keeps no KV on disk
+    silent for LEASE_S             what it had taken goes on with others
+    silent for FORGET_S            deletions no longer wait for it
+    silent for FORGET_MEMORY_S     likewise, if it keeps no KV on disk
 
 A gateway that was forgotten does not know which deletions it has missed. So it must not serve what
 it holds: it ends, and empties its folder of KV before it serves again.
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 ID_FILE = "gateway.id"
 LEASE_S = 15.0
 FORGET_S = 600.0
+FORGET_MEMORY_S = 60.0  # more than a busy machine holds up one that is there
 _NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 # Purges that somebody has made, and nobody who is there still has to make.
 _MADE = """
@@ -167,12 +169,13 @@ def silent_owing(read: Connection, receipt_id: str) -> list[str]:
 
 def _judge(write: Connection) -> None:
     rows = write.execute(
-        f"SELECT gateway_id, keeps_kv, seen < {_NOW} - {FORGET_S} AS long FROM gateways "
-        f"WHERE seen < {_NOW} - {LEASE_S}" + write.skip_locked
+        f"SELECT gateway_id, seen < {_NOW} - CASE keeps_kv WHEN 0 THEN {FORGET_MEMORY_S} "
+        f"ELSE {FORGET_S} END AS long FROM gateways WHERE seen < {_NOW} - {LEASE_S}"
+        + write.skip_locked
     ).fetchall()
     if rows:
         _release(write, [row["gateway_id"] for row in rows])
-        _forget(write, [row["gateway_id"] for row in rows if row["long"] or not row["keeps_kv"]])
+        _forget(write, [row["gateway_id"] for row in rows if row["long"]])
 
 
 def _release(write: Connection, gateway_ids: list[str]) -> None:
