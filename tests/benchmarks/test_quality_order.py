@@ -56,6 +56,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, lis
         yield {name: found(prompts, c, records) for name, c in made.items()}
 
 
+@pytest.mark.slow
 def test_answers_come_nearer(measured: dict[str, list[Record]]) -> None:
     """By the geometric mean: a few prompts with a very large divergence would decide a mean."""
     kl = {

@@ -62,6 +62,7 @@ def bucket_of_sample(seconds: Sequence[float], metric: Declared, q: float) -> in
     return bisect_left(metric.buckets, ranked)
 
 
+@pytest.mark.slow
 def test_client_and_server_agree_within_a_bucket_under_load(service: Service) -> None:
     def client(number: int) -> list[Times]:
         with httpx.Client(base_url=service.http.base_url, timeout=HANG_S) as http:

@@ -48,6 +48,7 @@ def without_root() -> Iterator[None]:
         os.seteuid(before)
 
 
+@pytest.mark.slow
 def test_every_file_is_accounted_for(
     serve: Serve, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent / "own_methods"
 QUESTION = "Which colour is it?"
 
 
+@pytest.mark.slow
 def test_a_dense_one(serve: Serve, twelve: Documents) -> None:
     with serve(methods_dir=FOLDER) as service:
         service.ingest(twelve[:3])
@@ -36,6 +37,7 @@ def test_a_dense_one(serve: Serve, twelve: Documents) -> None:
         assert reply.json()["error"]["param"] == "fusion.every"
 
 
+@pytest.mark.slow
 def test_a_two_pass_one(serve: Serve, twelve: Documents) -> None:
     """Its repair ratio is found by its declaration, whatever it is called: the planner may choose
     it, and the answer reports it."""

@@ -31,7 +31,9 @@ def kept(service: Service) -> float:
     return service.metrics().value("kvstitch_pool_kept_ratio")
 
 
-@pytest.mark.parametrize("method", ["vanilla", "question_scout"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("vanilla", marks=pytest.mark.slow), "question_scout"]
+)
 def test_a_conversation(serve: Serve, twelve: Documents, method: str) -> None:
     names = [d["doc_id"] for d in twelve[:3]]
     with serve(prefix_cache=True) as service:

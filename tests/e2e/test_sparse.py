@@ -50,6 +50,7 @@ def test_from_ssd(serve: Serve, endless_model: Path, corpus: Documents) -> None:
         check(service, "ssd")
 
 
+@pytest.mark.slow
 def test_from_redis(serve: Serve, endless_model: Path, corpus: Documents) -> None:
     with redis_server() as redis:
         options = {"chunk_tokens": 1024, "memory_tier_mib": 0, "ssd_tier_gib": 0, "sketches": True}

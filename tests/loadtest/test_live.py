@@ -166,6 +166,7 @@ def test_a_method_that_is_refused_ends_the_run(
     assert "nonsense: HTTP 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("locust") is None, reason="locust is not installed (an extra)")
 def test_locust_users_of_both_routes(service: Service, tmp_path: Path) -> None:
     """Some seconds: requests, TTFT and TPOT are three rows for each route, without a failure."""

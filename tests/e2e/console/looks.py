@@ -16,6 +16,8 @@ def _look(width: int, scheme: str, *marks: pytest.MarkDecorator) -> Any:
 
 # Each width and each theme once.
 BOTH = [_look(WIDE, "light"), _look(NARROW, "dark")]
+# Of flows that need a service each.
+ONE_AT_ONCE = [BOTH[0], _look(NARROW, "dark", pytest.mark.slow)]
 ALL = [
     *BOTH,
     _look(WIDE, "dark", pytest.mark.slow),

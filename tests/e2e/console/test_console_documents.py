@@ -189,6 +189,7 @@ def test_files_that_are_dropped(console: Console, stocked: Service) -> None:
     stocked.http.delete("/admin/collections/dropped")
 
 
+@pytest.mark.slow
 def test_progress_while_it_is_sent_and_while_it_is_read(console: Console, stocked: Service) -> None:
     """A long file: shares that grow while it is sent, then the job with what it has left."""
     page = console.page

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, expect
 
 from service.settings import demo_model
 from tests.e2e.console.browser import Console
-from tests.e2e.console.looks import BOTH
+from tests.e2e.console.looks import ONE_AT_ONCE
 from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.service import Service
 
@@ -21,7 +21,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("look", BOTH)
+@pytest.mark.parametrize("look", ONE_AT_ONCE)
 def test_from_nothing_to_an_answer(
     browser: Browser, tmp_path: Path, look: dict[str, object]
 ) -> None:

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.console.browser import Console
-from tests.e2e.console.looks import BOTH
+from tests.e2e.console.looks import ONE_AT_ONCE
 from tests.e2e.service import HANG_S, Service
 
 
@@ -21,7 +21,7 @@ def own(serve: Serve) -> Iterator[Service]:
         yield service
 
 
-@pytest.mark.parametrize("look", BOTH)
+@pytest.mark.parametrize("look", ONE_AT_ONCE)
 def test_a_job_is_cancelled_from_the_page(
     own: Service, browser: Browser, corpus: Documents, look: dict[str, object]
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
+
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import Service, tiers
 from tests.redis_server import redis_server
@@ -53,6 +55,7 @@ def assert_nothing_is_lost(
     assert read >= len(twelve) + 1, "all documents and S"
 
 
+@pytest.mark.slow
 def test_kill_nine_without_redis(serve: Serve, twelve: Documents) -> None:
     """Accepted means on disk: a job that was cut off goes on by itself, to its end. Then catalog,
     index and KV come back from disk."""

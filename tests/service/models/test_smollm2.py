@@ -38,6 +38,7 @@ def folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ModelFinder(cache, "float32", print).prepare("smollm2", source=gguf_file)
 
 
+@pytest.mark.slow
 def test_its_logits_are_those_of_the_weights_in_the_file(gguf_file: Path, folder: Path) -> None:
     config = AutoConfig.from_pretrained(folder)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

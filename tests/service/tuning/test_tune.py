@@ -46,6 +46,7 @@ def records(data: Path) -> list[str]:
     return file.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was measured is not measured again, a line that was cut off is."""
     model, documents = make_model(tmp_path / "model", "qwen2"), make_documents(tmp_path / "docs")

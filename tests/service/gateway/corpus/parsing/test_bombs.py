@@ -207,6 +207,7 @@ def test_any_markdown(text: str) -> None:
     assert all(0 <= start <= len(text) for start, *_ in parsed.marks)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 async def test_damaged_pdfs(data: st.DataObject) -> None:
