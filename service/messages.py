@@ -238,7 +238,10 @@ class Explained(Message, frozen=True):
 
 
 class Precomputed(Message, frozen=True):
-    """One chunk of a `Precompute`. status: "stored", "present" (already there) or "failed"."""
+    """One chunk of a `Precompute`. status: "stored", "present" or "failed".
+
+    Present: there is nothing to store, because it is there, or its document was deleted meanwhile.
+    """
 
     id: str
     chunk_id: int

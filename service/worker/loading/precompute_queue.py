@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvstore import TieredStore
-from service.errors import NotFound
 from service.worker.core.request import PrecomputedEvent
 from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
@@ -41,7 +40,7 @@ class Task:
         chunk_id: number of the chunk in that call; -1 for a write-back.
         sketch: whether its sketch is to be stored, too.
         started_at: when its computation, and then its write, started, by time.monotonic.
-        write: the write to the store; None until it starts, and if the chunk was already stored.
+        write: the write to the store; None until it starts, and if there is nothing to store.
         bytes: size of the encoded chunk.
         seconds: its share of the time that computing it with others took.
         alone: it is not computed with others again, because that failed.
@@ -141,8 +140,9 @@ class PrecomputeQueue:
     def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
         """Drops chunks that are about to be purged, and waits for writes of them.
 
-        Chunks of precompute calls fail. A caller purges none that it waits for: these are of a call
-        that was given up, or another gateway has deleted their document.
+        Those of precompute calls end as if they were present: there is nothing to store any more.
+        A caller purges none that it waits for, so these are of a call that was given up, or another
+        gateway has deleted their document.
 
         Args:
             texts: token ids of the chunks; what was kept of prefixes that hold them is dropped.
@@ -163,8 +163,6 @@ class PrecomputeQueue:
         for task in gone:
             if task.id is not None:
                 task.started_at = task.started_at or time.monotonic()
-                task.write = Future()
-                task.write.set_exception(NotFound("its document was deleted meanwhile"))
                 self._writing.append(task)
 
     def forget_all(self) -> None:
