@@ -20,6 +20,8 @@ from service.worker.methods.api import ModelFacts
 from tests.benchmarks.cases import a_prompt, decode
 from tests.service.worker.tiny import Tiny
 
+pytestmark = pytest.mark.slow
+
 PAPER = SamKV(max_kept=1.0, max_recomputed=1.0)
 
 

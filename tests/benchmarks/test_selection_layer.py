@@ -12,6 +12,8 @@ from benchmarks.fidelity.selection_layer import main
 from service.settings import demo_model
 from service.worker.api import read_calibration
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_best_layer_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one with the least divergence of those printed; the service still reads the file."""

@@ -28,6 +28,8 @@ from tests.references.eviction import (
 from tests.references.prefill import snapkv_kept
 from tests.references.scores import mean_of_rows, pool, window_scores
 
+pytestmark = pytest.mark.exhaustive
+
 KV_HEADS, GROUP, LAYERS, D = 2, 3, 4, 8
 SYSTEM, QUESTION, N = 5, 9, 54
 HEAD_SCORES = [[1.0 + h + 3 * layer for h in range(KV_HEADS * GROUP)] for layer in range(LAYERS)]

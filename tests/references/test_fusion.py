@@ -26,6 +26,8 @@ from tests.references.fusion import (
 from tests.references.prefill import Prompt, Trace
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_close, difference
 
+pytestmark = pytest.mark.exhaustive
+
 START1 = len(S)
 START2, START3 = START1 + len(D1), START1 + len(D1) + len(D2)
 N = START3 + len(D3) + len(Q)

@@ -35,6 +35,8 @@ from tests.service.worker.tiny import (
     tiny_of,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 TOKENS = [5, 60, 7]
 N = len(S) + sum(len(d) for d in LONG) + len(Q)
 SMALL: dict[str, Any] = {"block": 4, "init": 4, "local": 12, "topk": 3, "representatives": 2}

@@ -26,6 +26,8 @@ from tests.service.worker.tiny import (
     tiny_of,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 # -- limits ---------------------------------------------------------------------------------------
 
 

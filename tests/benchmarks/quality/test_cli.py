@@ -13,6 +13,8 @@ from benchmarks.quality.__main__ import main as compare
 from benchmarks.quality.report.__main__ import main as report
 from service.settings import demo_model
 
+pytestmark = pytest.mark.slow
+
 ONE_SAMPLE = ["--tasks", "single", "--samples", "1", "--seed", "3"]
 TWO = ["multidoc", *ONE_SAMPLE, "--fusion", "vanilla", "pie"]
 
@@ -109,7 +111,6 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert run(tmp_path / "cut", *options, "--fresh") == whole
 
 
-@pytest.mark.slow
 def test_several_processes_answer_as_one(tmp_path: Path) -> None:
     options = [*TWO, "--fusion", *(f"a3:ratio={n / 100}" for n in range(5, 18))]
     options += ["--tasks", "single", "update", "--samples", "1"]

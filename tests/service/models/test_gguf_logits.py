@@ -21,6 +21,8 @@ from tests.service.models.gguf_files import (
 )
 from tests.service.worker.tiny import assert_close
 
+pytestmark = pytest.mark.exhaustive
+
 PROMPT = [0, *range(5, 45), 2, 77, 3, 9]
 
 

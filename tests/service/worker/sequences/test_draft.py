@@ -18,6 +18,8 @@ from tests.service.worker.engines import PIE, VANILLA, rig
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny, tiny_config
 
+pytestmark = pytest.mark.exhaustive
+
 SLIDING = ("gemma2", "llama3")
 SNAPKV = Method("snapkv", {"budget": 40})
 

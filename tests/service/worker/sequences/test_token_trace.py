@@ -18,6 +18,8 @@ from tests.references.samkv_toys import LONG
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny, random_model, tiny_config, tiny_of
 
+pytestmark = pytest.mark.exhaustive
+
 DENSE = sorted(name for name, cls in fusion_methods().items() if cls.reads is not Reads.PARTS)
 # headkv needs the head scores of a calibrated model; it gathers like the others.
 EVICTIONS = [None, *sorted(set(eviction_methods()) - {"headkv"})]
