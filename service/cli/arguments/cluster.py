@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 from service.cli import cluster
+from service.cli.arguments.common import positive
 
 # Settings of workers, as `serve` has them; those of gateways are not taken.
 _SETTINGS: tuple[tuple[str, str, Callable[[str], object], str], ...] = (
@@ -69,8 +70,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def _autoscale(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--min", type=_positive, default=1, help="fewest workers (default: 1)")
-    add("--max", type=_positive, required=True, help="most workers")
+    add("--min", type=positive, default=1, help="fewest workers (default: 1)")
+    add("--max", type=positive, required=True, help="most workers")
     add("--target-backlog-seconds", type=_amount, required=True, metavar="S", help="mean backlog "
         "of a worker that is aimed at")  # fmt: skip
     add("--metrics-url", action="append", required=True, metavar="URL", help="a gateway's "
@@ -119,13 +120,6 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("must be at least 0")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 
