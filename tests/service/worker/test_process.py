@@ -152,7 +152,7 @@ def test_answers_and_counts(settings: WorkerSettings) -> None:
         hits = ("kvstitch_tier_operations_total",
                 (("op", "read"), ("outcome", "hit"), ("tier", "memory")))  # fmt: skip
         assert values[hits] == 4
-        # A call that is given up ends, and its other chunks are not stored.
+        # A call that is given up ends before all of its chunks are computed.
         peer.send(
             m.Precompute(
                 "many",
