@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.service.worker.tiny import random_model, tiny_config
+from tests.service.worker.tiny import FAMILIES, random_model, rope_of, tiny_config
 
 PROGRAM = """
 import sys
@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from service.worker.forward import selfcheck
 from service.worker.model.load import load
 
-adapter = load(sys.argv[1])
-selfcheck.check(adapter)  # asks the model of transformers itself
+for folder in sys.argv[1:]:
+    selfcheck.check(load(folder, device="cpu"))  # asks the model of transformers itself
 unused = {"torch._dynamo", "torch.distributed.tensor", "scipy"}
 assert not unused & set(sys.modules), unused & set(sys.modules)
 
@@ -36,9 +36,12 @@ assert twice(torch.ones(2)).tolist() == [2, 2]
 
 
 def test_compilers_are_not_imported_and_can_be_later(tmp_path: Path) -> None:
-    random_model(tiny_config("llama", "default")).save_pretrained(tmp_path)
+    """Every family, in a process that has imported nothing else."""
+    folders = [tmp_path / family for family in FAMILIES]
+    for folder in folders:
+        random_model(tiny_config(folder.name, rope_of(folder.name))).save_pretrained(folder)
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, *map(str, folders)],
         capture_output=True,
         text=True,
         check=False,
