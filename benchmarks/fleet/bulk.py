@@ -62,7 +62,7 @@ def write_documents(path: Path, documents: int, seed: int) -> None:
 class Bench:
     """The servers of one measurement, and the command with its environment."""
 
-    def __init__(self, database: str, redis: Any, embedder: str, rows: Path) -> None:
+    def __init__(self, database: str, redis: Any, embedder: str, rows: Path, codec: str) -> None:
         self.database = database
         self.redis = redis
         self._rows = rows
@@ -73,6 +73,7 @@ class Bench:
             "KVSTITCH_EMBEDDER_URL": embedder,
             "KVSTITCH_EMBEDDER": "hashing",
             "KVSTITCH_CHUNK_TOKENS": str(CHUNK_TOKENS),
+            "KVSTITCH_CODEC": codec,
         }
 
     def start(self, address: str, workers: int, range_documents: int) -> subprocess.Popen[str]:
@@ -275,6 +276,7 @@ def main() -> None:
     parser.add_argument("--scaling-chunks", type=int, help="default: as many")
     parser.add_argument("--range-documents", type=int, default=32)
     parser.add_argument("--chunks-per-document", type=float, default=17.3, help="to begin with")
+    parser.add_argument("--codec", default="raw", help="of chunks: Redis holds all in memory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -304,13 +306,13 @@ def main() -> None:
         with ray_cluster(f"{folder}/r") as (cluster, nodes):
             for workers in args.workers:
                 with redis_server() as redis:
-                    bench = Bench(postgresql.database(), redis, embedder, part)
+                    bench = Bench(postgresql.database(), redis, embedder, part, args.codec)
                     servers = (postgresql._process, redis._process)
                     pids = [server.pid for server in servers if server is not None]
                     rows.append(scaling(bench, cluster, workers, args, pids))
                 print(json.dumps(rows[-1], indent=2), flush=True)
             with redis_server() as redis:  # last, because a node is lost in it
-                bench = Bench(postgresql.database(), redis, embedder, whole)
+                bench = Bench(postgresql.database(), redis, embedder, whole, args.codec)
                 result["exactly_once"] = exactly_once(bench, cluster, nodes, args)
                 print(json.dumps(result["exactly_once"], indent=2), flush=True)
         for row in rows:

@@ -21,6 +21,7 @@ from service.gateway.corpus.purge_queue import PurgeQueue
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 
 PAGE_DOCUMENTS = 1000  # looked up at a time when many are deleted
+PURGE_S = 10.0  # a deletion answers then; what tiers have not purged yet, its receipt says
 
 
 class DocumentService:
@@ -153,7 +154,7 @@ class DocumentService:
         await self._gauges.refresh()
         await self._retriever.save()
         with contextlib.suppress(KvstitchError):  # the precompute loop tries again
-            await self._purges.run_due(receipt_id)
+            await self._purges.run_due(receipt_id, begin_within_s=PURGE_S)
         self._precompute.wake()
         await asyncio.to_thread(self._deletions.scrub)
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, scope.tenant)

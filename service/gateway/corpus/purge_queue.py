@@ -10,6 +10,8 @@ cannot be reached, its purges stay pending and are made again until it answers.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -168,19 +170,32 @@ class PurgeQueue:
             if any(copy not in now[target.chunk_id] for copy in target.copies)
         ]
 
-    async def run_due(self, receipt_id: str | None = None) -> bool:
-        """Make the purges that are due, of one receipt if it is given; False if there were none.
+    async def run_due(
+        self, receipt_id: str | None = None, *, begin_within_s: float | None = None
+    ) -> bool:
+        """Make the purges that are due, of one receipt if it is given; False if none was made.
+
+        Args:
+            begin_within_s: Purges that do not begin within so many seconds stay pending.
 
         Raises:
             WorkerUnavailable: The worker is away; the purges stay pending.
             TierUnreached: A tier is away; its purges stay pending.
         """
-        async with self._run_lock:
-            purged = False
-            while due := await self._due(receipt_id):
+        purged = False
+        give_up_at = math.inf if begin_within_s is None else time.monotonic() + begin_within_s
+        try:
+            async with asyncio.timeout(begin_within_s):
+                await self._run_lock.acquire()
+        except TimeoutError:
+            return False
+        try:
+            while time.monotonic() < give_up_at and (due := await self._due(receipt_id)):
                 purged = True
                 for (tenant, owner), group in groupby(due, lambda p: (p.tenant, p.receipt_id)):
                     await self._purge(tenant, owner, list(group))
+        finally:
+            self._run_lock.release()
         if purged:
             # Token ids can be decoded to text, so none of them may stay on disk.
             await asyncio.to_thread(self._store.scrub)

@@ -102,6 +102,7 @@ class FakeWorker:
     chunk_delay_s: float = 0.0
     token_delay_s: float = 0.0
     prefill_delay_s: float = 0.0
+    purge_delay_s: float = 0.0
     heartbeat_s: float = 0.2
     max_running: int = 1_000
     secret: str = ""  # of the fleet; over TCP the socket then needs it
@@ -173,6 +174,7 @@ class FakeWorker:
                     await asyncio.sleep(self.chunk_delay_s)
                     await self._send(peer, self._precompute(message.id, chunk))
             case Purge():
+                await asyncio.sleep(self.purge_delay_s)
                 gone = {stored_key(chunk) for chunk in message.documents} & self.stored
                 self.stored -= gone
                 copies = {"memory": len(gone)}

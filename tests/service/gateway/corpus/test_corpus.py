@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from retriever.embedders.base import Vectors
+from service.gateway.corpus import document_service
+from service.gateway.corpus.purge_queue import CHUNKS_PER_CALL
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Chunk, Precompute, Purge
 from tests.service.gateway.model_folders import byte_tokenizer
@@ -87,6 +89,22 @@ def test_a_tier_that_owes_a_deletion_keeps_no_other_document_waiting(rig: Rig) -
     fake(rig).unreached = []
     path = f"/admin/receipts/{receipt['receipt_id']}"
     until(lambda: rig.http.get(path).json()["state"] == "completed", "what is owed is made")
+
+
+def test_a_deletion_answers_before_a_slow_tier_has_purged_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2 * CHUNKS_PER_CALL + 2
+    rig.ingest([{"doc_id": f"d{n}", "text": f"Entry {n} of a long list."} for n in range(count)])
+    monkeypatch.setattr(document_service, "PURGE_S", 0.05)
+    fake(rig).purge_delay_s = 0.1
+    receipt = rig.http.delete("/admin/collections/default").json()
+    assert (receipt["state"], receipt["chunks"]) == ("owed", count)
+    assert 0 < receipt["owed_chunks"] < count, "one call was made, and no further one begun"
+    path = f"/admin/receipts/{receipt['receipt_id']}"
+    until(lambda: rig.http.get(path).json()["state"] == "completed", "the rest is purged")
+    assert rig.http.get(path).json()["kv"] == {"memory": count}
+    assert not fake(rig).stored
 
 
 def test_deleting_a_document_spares_the_kv_of_its_twin(rig: Rig) -> None:
