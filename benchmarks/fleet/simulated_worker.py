@@ -44,7 +44,9 @@ class Fleet:
         load: what a worker costs, with `backlog_s` and `running` at 0.
         chunk: tokens of a document.
         question: tokens of a question.
-        repair: share of stored tokens that the fusion method computes anew.
+        repair: share of a prompt's tokens that the fusion method computes anew, of those that are
+            stored. A prompt's first document stands where it stood when it was stored, and needs
+            none.
         memory: tokens that a worker's memory tier holds.
         slower_tiers: whether all workers read a common slower tier.
         policy: of the router.
@@ -207,8 +209,9 @@ class SimulatedWorker:
         self._prefill = self._queue.popleft()
         request, fleet = self._prefill.request, self._fleet
         waited_s = self._now - request.at
-        self._left_s = fleet.load.overhead_s + fleet.question * fleet.load.token_s
-        for document in request.documents:
+        computed, stale = fleet.question, 0  # tokens
+        self._left_s = fleet.load.overhead_s
+        for position, document in enumerate(request.documents):
             tokens = fleet.tokens(document)
             place, in_place_s = self._document_s(document)
             if place == "slow" and in_place_s >= tokens * fleet.load.token_s:
@@ -217,13 +220,18 @@ class SimulatedWorker:
             outcome.document_tokens += tokens
             if place == "nowhere":
                 self._prefill.computed.append(document)
+                computed += tokens
+                continue
+            stale += tokens if position else 0
             if place == "memory":
                 outcome.reused_tokens += tokens
             if place == "slow":  # it was read while the request waited
                 outcome.slow_bytes += tokens * fleet.load.token_bytes
-                repair_s = fleet.repair * tokens * fleet.load.token_s
-                in_place_s = max(repair_s, in_place_s - waited_s)
-            self._left_s += in_place_s
+                read_s = in_place_s - fleet.repair * tokens * fleet.load.token_s
+                self._left_s += max(0.0, read_s - waited_s)
+        whole = fleet.question + sum(map(fleet.tokens, request.documents))
+        computed += min(fleet.repair * whole, stale)
+        self._left_s += computed * fleet.load.token_s
 
     def keep(self, documents: Iterable[int]) -> list[int]:
         """Puts chunks into the memory tier, those used last last; which it did not have."""

@@ -5,9 +5,9 @@
 Requests are those of `benchmarks.fleet.routing`: sets of the demo's documents by popularity (Zipf),
 shuffled, at the times of a Poisson process; no slower tier, all memory empty at the beginning.
 First some requests are sent one by one: a line through their TTFT by operations gives the costs of
-a worker, measured in this run. Then the trace runs, and the same requests at the times at which
-they were sent go through the simulator, with several namings of the documents, since homes are
-drawn by chance of a name.
+a worker, measured in this run. Then the trace runs. The same requests, those that were sent alone
+first and then the trace at the times at which it was sent, go through the simulator, with several
+namings of the documents, since homes are drawn by chance of a name.
 
 Workers are paced (`benchmarks.fleet.paced_worker`), so that they do not slow each other on few
 cores. With `--unpaced` they are as they serve, and the simulator lets them share the machine's.
@@ -130,25 +130,23 @@ def costs(alone: Sequence[Answer], answers: Sequence[Answer]) -> Costs:
     documents = sum(d["tokens"] for a in alone for d in a.documents)
     prompts = [answer.reply["usage"]["prompt_tokens"] for answer in alone]
     token_flops = statistics.median(
-        a.reply["cache"]["full_prefill_flops"] / tokens
-        for a, tokens in zip(alone, prompts, strict=True)
+        a.reply["cache"]["full_prefill_flops"] / a.reply["usage"]["prompt_tokens"] for a in answers
     )
     question = (sum(prompts) - documents) / len(alone)
     shares = []
     for answer, worked in zip(alone, flops, strict=True):
-        hot = sum(d["tokens"] for d in answer.documents if d["tier"] != "cold")
-        cold = sum(d["tokens"] for d in answer.documents if d["tier"] == "cold")
-        if hot:
-            shares.append((worked / token_flops - question - cold) / hot)
-    stored = [d for a in (*alone, *answers) for d in a.documents if d["stored_bytes"]]
-    if not shares or not stored:
+        if len(answer.documents) > 1 and all(d["tier"] != "cold" for d in answer.documents):
+            tokens = answer.reply["usage"]["prompt_tokens"]
+            shares.append((worked / token_flops - question) / tokens)
+    chunks = [d for a in (*alone, *answers) for d in a.documents if d["stored_bytes"]]
+    if not shares or not chunks:
         raise RuntimeError("no document was found in memory: give workers more memory or pauses")
     return Costs(
         WorkerLoad(
             token_s=float(flop_s) * token_flops,
             step_s=statistics.median(a.reply["timing"]["tpot_s"] for a in alone),
             step_sequence_s=0.0,
-            token_bytes=sum(d["stored_bytes"] for d in stored) / sum(d["tokens"] for d in stored),
+            token_bytes=sum(d["stored_bytes"] for d in chunks) / sum(d["tokens"] for d in chunks),
         ),
         max(0.0, float(gateway_s)),
         round(question),
@@ -165,10 +163,23 @@ def routed(url: str) -> dict[str, float]:
     return found
 
 
-def run_real(
-    args: argparse.Namespace, workers: int
-) -> tuple[Costs, list[Answer], dict[str, float]]:
-    """Costs, answers of the trace, and where the gateway believed documents to be."""
+@dataclass(frozen=True)
+class Run:
+    """What a real service did.
+
+    Attributes:
+        alone: answers of the requests that were sent one by one.
+        answers: of the trace.
+        where: how many of the trace's documents the gateway believed to be where.
+    """
+
+    alone: list[Answer]
+    answers: list[Answer]
+    where: dict[str, float]
+
+
+def run_real(args: argparse.Namespace, workers: int) -> Run:
+    """A fresh service, and all requests."""
     documents = [CorpusDocument(d.doc_id, d.title, d.text) for d in read_documents()]
     os.environ |= {
         "KVSTITCH_WORKERS": str(workers),
@@ -198,23 +209,23 @@ def run_real(
         answers = asyncio.run(send(url, requests, args.rate * workers, args.seed))
         after = routed(url)
     keep(args, alone, answers, before, after)
-    return costs(alone, answers), answers, {name: after[name] - before[name] for name in after}
+    return Run(alone, answers, {name: after[name] - before[name] for name in after})
 
 
-def replay(args: argparse.Namespace, workers: int) -> tuple[Costs, list[Answer], dict[str, float]]:
+def replay(args: argparse.Namespace, workers: int) -> Run:
     """What `run_real` returned when its answers were kept."""
     text = (args.replay / f"{workers}.json").read_text(encoding="utf-8")
     alone, answers, before, after = json.loads(text)
     parts = [[Answer(**answer) for answer in kept] for kept in (alone, answers)]
-    return costs(*parts), parts[1], {name: after[name] - before[name] for name in after}
+    return Run(*parts, {name: after[name] - before[name] for name in after})
 
 
-def simulate(
-    args: argparse.Namespace, workers: int, measured: Costs, answers: Sequence[Answer]
-) -> list[Outcome]:
-    """The same requests, once for each naming of the documents."""
+def simulate(args: argparse.Namespace, workers: int, measured: Costs, real: Run) -> list[Outcome]:
+    """The same requests, once for each naming of the documents; what the trace's took."""
     sizes = {
-        name: d["tokens"] for a in answers for name, d in zip(a.names, a.documents, strict=True)
+        name: d["tokens"]
+        for a in (*real.alone, *real.answers)
+        for name, d in zip(a.names, a.documents, strict=True)
     }
     numbers = {chunk: number for number, chunk in enumerate(sizes)}
     outcomes = []
@@ -234,15 +245,18 @@ def simulate(
             sizes=[*sizes.values()] * NAMINGS,
             gateway_s=measured.gateway_s,
         )
-        requests = [
-            Request(
-                answer.at,
-                [numbers[name] + shift for name in answer.names],
-                answer.reply["usage"]["completion_tokens"],
-            )
-            for answer in sorted(answers, key=lambda answer: answer.at)
-        ]
-        outcomes.append(Simulation(fleet).run(requests))
+
+        def request(answer: Answer, at: float) -> Request:
+            documents = [numbers[name] + shift for name in answer.names]  # noqa: B023
+            return Request(at, documents, answer.reply["usage"]["completion_tokens"])
+
+        simulation = Simulation(fleet)
+        simulation.run([request(a, PAUSE_S * n) for n, a in enumerate(real.alone)])
+        simulation.outcome = Outcome()
+        begin = PAUSE_S * len(real.alone)
+        sent = sorted(real.answers, key=lambda answer: answer.at)
+        outcomes.append(simulation.run([request(a, begin + a.at) for a in sent]))
+        outcomes[-1].end -= begin
     return outcomes
 
 
@@ -262,12 +276,13 @@ def figures(
 
 def compared(args: argparse.Namespace, workers: int) -> dict[str, Any]:
     """One real run and its simulations."""
-    measured, answers, where = (run_real if args.replay is None else replay)(args, workers)
+    run = (run_real if args.replay is None else replay)(args, workers)
+    measured, answers = costs(run.alone, run.answers), run.answers
     tokens = sum(d["tokens"] for a in answers for d in a.documents)
     reused = sum(d["tokens"] for a in answers for d in a.documents if d["tier"] == "memory")
     written = sum(answer.reply["usage"]["completion_tokens"] for answer in answers)
     span_s = max(answer.done_at for answer in answers) - min(answer.at for answer in answers)
-    real = figures(where, reused / tokens, [a.ttft_s for a in answers], written, span_s)
+    real = figures(run.where, reused / tokens, [a.ttft_s for a in answers], written, span_s)
     first = min(answer.at for answer in answers)
     each = [
         figures(
@@ -277,7 +292,7 @@ def compared(args: argparse.Namespace, workers: int) -> dict[str, Any]:
             written,
             outcome.end - first,
         )
-        for outcome in simulate(args, workers, measured, answers)
+        for outcome in simulate(args, workers, measured, run)
     ]
     mean = {name: statistics.mean(one[name] for one in each) for name in real}
     return {

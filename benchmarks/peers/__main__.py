@@ -56,6 +56,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", help="servers, by the beginning of their names")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--into", type=Path, help="a page with a place for the table")
+    parser.add_argument("--place", default="peers", help="the table's place on that page")
     parser.add_argument("--again", action="store_true", help="pages of what --out holds; no run")
     args = parser.parse_args(given)
     if args.model is None and not args.again:
@@ -65,7 +66,7 @@ def main(given: Sequence[str] | None = None) -> int:
         write(result, args.out)
     print(ratios(result))
     if args.into is not None:
-        into(args.into, "peers", ratios(result))
+        into(args.into, args.place, ratios(result))
     return 1 if result.failures() or result.ended or not result.samples else 0
 
 

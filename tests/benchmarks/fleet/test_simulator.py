@@ -39,7 +39,11 @@ def test_a_prompt_alone_takes_what_its_tokens_take() -> None:
 
 def test_what_is_in_memory_is_repaired_only() -> None:
     done = run(ONE, Request(0.0, [1, 2], 1), Request(1.0, [2, 1], 1))
-    assert done.ttft_s[1] == pytest.approx(0.03 + 2 * 0.1 * 0.1)
+    assert done.ttft_s[1] == pytest.approx(0.03 + 0.1 * 0.22)
+    assert run(ONE, Request(0.0, [1], 1), Request(1.0, [1], 1)).ttft_s[1] == pytest.approx(0.03)
+    # Two of three are computed; what may be repaired of the third is a share of the whole prompt.
+    mixed = run(replace(ONE, repair=0.2), Request(0.0, [1], 1), Request(1.0, [2, 3, 1], 1))
+    assert mixed.ttft_s[1] == pytest.approx(0.03 + 0.2 + 0.2 * 0.32)
     assert done.local_hit_rate == 0.5
 
 
@@ -52,8 +56,8 @@ def test_memory_gives_up_what_was_used_longest_ago() -> None:
         Request(float(at), ids, 1) for at, ids in enumerate(arrivals)
     ))  # fmt: skip
     assert stored.places == {"nowhere": 3, "slow": 1, "memory": 1}
-    # Read and repaired: 0.001 s, 100 kB, and a tenth of the tokens.
-    assert stored.ttft_s[2] == pytest.approx(0.03 + 0.001 + 100_000 * 1e-8 + 0.01)
+    # Read: 0.001 s and 100 kB. The first document of a prompt needs no repair.
+    assert stored.ttft_s[2] == pytest.approx(0.03 + 0.001 + 100_000 * 1e-8)
 
 
 def test_prefill_beside_a_decoding_sequence_takes_twice_as_long() -> None:
@@ -84,7 +88,7 @@ def test_a_core_that_becomes_free_speeds_up_what_still_runs() -> None:
 
 def test_a_directory_that_is_wrong_costs_time_and_no_answer() -> None:
     source = random.Random(3)
-    fleet = replace(ONE, workers=4, memory=1200, slower_tiers=True)
+    fleet = replace(ONE, workers=4, memory=1200)
     requests = [
         Request(at / 6, source.sample(range(40), 4), source.randrange(1, 20)) for at in range(300)
     ]
