@@ -21,7 +21,7 @@ SERVED = "model"
 
 
 class VllmServer(OwnProcess):
-    """vLLM for CPUs: no compilation, prefix caching, the same memory for KV as the others."""
+    """vLLM for CPUs: compiled as it comes, prefix caching, the same memory for KV as the others."""
 
     def __init__(self, conditions: Conditions) -> None:
         super().__init__(NAME, conditions)
@@ -39,7 +39,7 @@ class VllmServer(OwnProcess):
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
             *("--max-model-len", str(self.conditions.context)),
             *(() if step is None else ("--max-num-batched-tokens", str(step))),
-            *("--enable-prefix-caching", "--enforce-eager", "--enable-prompt-tokens-details"),
+            *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
             "--disable-log-stats",
         ]
 
@@ -54,5 +54,5 @@ class VllmServer(OwnProcess):
     def about(self) -> About:
         version = httpx.get(f"{self.url}/version", timeout=30.0).json()["version"]
         step = self.conditions.step_tokens or "its default number of"
-        settings = f"OpenAI server, prefix caching, bfloat16, eager, {step} tokens a step"
+        settings = f"OpenAI server, prefix caching, bfloat16, compiled, {step} tokens a step"
         return About(str(version), settings)
