@@ -21,6 +21,8 @@ from service.worker.engine.engine import Engine
 from service.worker.sequences.sequence import Sequence
 from service.worker.server.load_meter import SAMPLE_TOKENS
 
+SERVICE = ("benchmarks.fleet.paced_service",)
+"""The gateway that starts such workers."""
 COMMAND = (sys.executable, "-m", "benchmarks.fleet.paced_worker")
 TOKEN_S, STEP_S = "PACED_TOKEN_S", "PACED_STEP_S"
 SLICE_S = 0.01

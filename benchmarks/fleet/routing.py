@@ -13,6 +13,9 @@ with a large model whose KV is not worth a read from disk.
 With `--topic-size` the documents of a request are of one topic, as those that a search finds:
 topics are drawn by popularity, and the request's documents from the topic's.
 
+With `--paced` every worker is as fast as if it had a machine of its own
+(`benchmarks.fleet.paced_worker`): it computes and stores as always, and sleeps until the pace.
+
 In every round each policy has its turn, and the next round begins with another one. TTFT is
 compared request by request with that of the policy named last (`paired`).
 """
@@ -34,6 +37,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.fleet import paced_worker
 from demo.corpus_files import read_documents
 from loadtest import local_service
 from loadtest.traffic.corpus_reader import CorpusQuestion
@@ -47,6 +51,7 @@ POLICIES = ("cost", "round_robin", "least_load", "longest_prefix")
 Body = dict[str, Any]
 QUESTION = "What is {title} known for?"
 MAX_TOKENS = 16
+TOKEN_S, STEP_S = 3e-3, 0.03  # of `--paced`: seconds of a prefilled token, and of a decode step
 
 
 def trace(documents: Sequence[CorpusDocument], args: argparse.Namespace, seed: int) -> list[Body]:
@@ -104,10 +109,13 @@ def measure(args: argparse.Namespace, policy: str, number: int) -> dict[str, Any
         "KVSTITCH_MEMORY_TIER_MIB": str(args.memory_mib),
         "KVSTITCH_SSD_TIER_GIB": str(args.ssd_gib),
         "KVSTITCH_THREADS": str(args.threads),
+        paced_worker.TOKEN_S: str(TOKEN_S),
+        paced_worker.STEP_S: str(STEP_S),
     }
+    program = paced_worker.SERVICE if args.paced else local_service.PROGRAM
     with (
         tempfile.TemporaryDirectory(prefix="kvstitch-routing-") as folder,
-        local_service.service(Path(folder), args.model) as url,
+        local_service.service(Path(folder), args.model, program=program) as url,
     ):
         wait_for_all(url, args.workers)
         local_service.ingest(url, documents)
@@ -201,6 +209,7 @@ def main() -> int:
     add("--memory-mib", type=int, default=24, help="of all memory tiers together")
     add("--ssd-gib", type=float, default=0.0)
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    add("--paced", action="store_true", help="workers that do not slow each other")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=OUT)
     args = parser.parse_args()

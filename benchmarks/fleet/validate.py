@@ -42,7 +42,6 @@ from service.settings import demo_model
 from service.tuning.measuring.environment import describe
 
 OUT = Path("benchmarks/results/fleet/validate.json")
-PACED = ("benchmarks.fleet.paced_service",)
 NAMINGS = 20
 ALONE = 6  # prompts that costs are measured with, each twice
 PAUSE_S = 5.0
@@ -192,7 +191,7 @@ def run_real(args: argparse.Namespace, workers: int) -> Run:
         paced_worker.TOKEN_S: str(args.token_s),
         paced_worker.STEP_S: str(args.step_s),
     }
-    program = local_service.PROGRAM if args.unpaced else PACED
+    program = local_service.PROGRAM if args.unpaced else paced_worker.SERVICE
     with (
         tempfile.TemporaryDirectory(prefix="kvstitch-validate-") as folder,
         local_service.service(Path(folder), demo_model(), program=program) as url,
