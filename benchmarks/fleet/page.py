@@ -1,4 +1,4 @@
-"""Writes the tables of docs/fleet.md from the results: `python -m benchmarks.fleet.page`."""
+"""Writes the tables of docs/fleet-proofs.md from the results: `python -m benchmarks.fleet.page`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path("benchmarks/results/fleet")
-PAGE = Path("docs/fleet.md")
+PAGE = Path("docs/fleet-proofs.md")
 BEGIN, END = "<!-- scale: begin -->", "<!-- scale: end -->"
 
 

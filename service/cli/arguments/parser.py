@@ -8,6 +8,7 @@ from functools import partial
 
 from service import __version__
 from service.cli import completion
+from service.cli.arguments.bulk import add_bulk
 from service.cli.arguments.cluster import add_cluster
 from service.cli.arguments.common import DEFAULT_URL
 from service.cli.arguments.preparing import add_keys, add_migrate, add_model, add_tune
@@ -19,7 +20,6 @@ from service.cli.arguments.using import (
     add_jobs,
     add_status,
 )
-from service.cli.bulk.arguments import add_bulk
 
 
 def parser() -> argparse.ArgumentParser:

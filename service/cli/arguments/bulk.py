@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from service.cli.bulk import commands
+from service.cli import bulk
+from service.cli.arguments.common import positive
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = "Stopped half-way, the same command goes on: nothing is stored twice."
     add = parser.add_argument
-    add("--workers", type=_positive, default=1, help="worker processes, each with the model, in "
+    add("--workers", type=positive, default=1, help="worker processes, each with the model, in "
         "all of the Ray cluster (default: 1)")  # fmt: skip
     add("--gpus-per-worker", type=float, default=0.0, metavar="N", help="default: 0")
     add("--cpus-per-worker", type=float, default=1.0, metavar="N", help="default: 1")
@@ -26,15 +27,15 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
     add("--tenant", default="", help="whose they are (default: the unnamed tenant's)")
     add("--metadata", action="append", metavar="NAME=VALUE", help="of all; or a JSON object; may "
         "be repeated")  # fmt: skip
-    add("--range-documents", type=_positive, default=256, metavar="N", help="documents that are "
+    add("--range-documents", type=positive, default=256, metavar="N", help="documents that are "
         "claimed, and tried again, together (default: 256)")  # fmt: skip
     add("--again", action="store_true", help="look at everything again, e.g. when a tier was lost")
     add("--dry-run", action="store_true", help="count documents, chunks, tokens and bytes")
-    parser.set_defaults(command=commands.run)
+    parser.set_defaults(command=bulk.run)
     _common(parser, default=None)
     actions = parser.add_subparsers(metavar="ACTION")
     status = actions.add_parser("status", help="how far runs are, also while they go on")
-    status.set_defaults(command=commands.status)
+    status.set_defaults(command=bulk.status)
     _common(status, default=argparse.SUPPRESS)
 
 
@@ -71,10 +72,3 @@ def _common(parser: argparse.ArgumentParser, *, default: Any) -> None:
         parser.add_argument(name, dest=dest, help=help, type=int, default=default)
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="JSON on "
                         "stdout and nothing else: a line per event")  # fmt: skip
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -1,1 +1,0 @@
-"""`kvstitch bulk`: very many documents into a fleet's catalog and KV tiers, by workers on Ray."""
