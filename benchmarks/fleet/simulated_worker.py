@@ -209,7 +209,8 @@ class SimulatedWorker:
         self._prefill = self._queue.popleft()
         request, fleet = self._prefill.request, self._fleet
         waited_s = self._now - request.at
-        computed, stale = fleet.question, 0  # tokens
+        computed: float = fleet.question  # tokens
+        stale = 0  # stored tokens that may be computed anew
         self._left_s = fleet.load.overhead_s
         for position, document in enumerate(request.documents):
             tokens = fleet.tokens(document)

@@ -215,8 +215,8 @@ def replay(args: argparse.Namespace, workers: int) -> Run:
     """What `run_real` returned when its answers were kept."""
     text = (args.replay / f"{workers}.json").read_text(encoding="utf-8")
     alone, answers, before, after = json.loads(text)
-    parts = [[Answer(**answer) for answer in kept] for kept in (alone, answers)]
-    return Run(*parts, {name: after[name] - before[name] for name in after})
+    alone, answers = ([Answer(**answer) for answer in kept] for kept in (alone, answers))
+    return Run(alone, answers, {name: after[name] - before[name] for name in after})
 
 
 def simulate(args: argparse.Namespace, workers: int, measured: Costs, real: Run) -> list[Outcome]:
