@@ -34,8 +34,9 @@ def prices(
         reused: first tokens of the prompt whose KV an earlier one left there `[workers]`.
     """
     crowd = np.where(table.in_flight > 0, CROWDED, 1.0)
-    token_s = table.token_s * crowd
-    overhead_s = table.overhead_s * crowd
+    speeds = table.speeds()
+    token_s = speeds.token_s * crowd
+    overhead_s = speeds.overhead_s * crowd
     tokens = np.array(work.documents, np.float64)[:, None]
     compute_s = tokens * token_s
     loaded_s = work.repair * compute_s
@@ -51,6 +52,7 @@ def prices(
     rest_s = overhead_s + rest * token_s
     prefill_s = np.where(reused > 0, np.minimum(rest_s, prefill_s), prefill_s)
     away_s = AWAY * (compute_s * away).sum(axis=0)
-    decode_s = work.answer * table.step_s(table.in_flight + 1)
+    step_s = speeds.step_s + speeds.step_sequence_s * (table.in_flight + 1)
+    decode_s = work.answer * step_s
     found: Floats = table.backlog_s + prefill_s + decode_s + away_s
     return found

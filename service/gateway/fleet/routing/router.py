@@ -138,7 +138,7 @@ class Router:
     def sent(self, prompt: RoutedPrompt, number: int) -> None:
         """A prompt is sent to a worker."""
         self._chosen += 1
-        self._table.chosen[number] += 1
+        self._table.sent(number)
         self._directory.expect(number, prompt.names)
         self._prefixes.note(prompt.blocks, number)
 

@@ -2,12 +2,17 @@
 
 With a thousand workers, a walk over their objects for every request takes longer than the sums.
 Rows are workers by their numbers.
+
+A worker learns how fast it is by what it is sent. One that seems slow, by a guess or by one bad
+moment, would never be sent anything, and seem slow for ever. So the speeds of a worker that was
+sent nothing for a while count as the usual ones, unless they are better.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +24,30 @@ from service.records import WorkerLoad
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 _UNUSED = (np.inf, 0.0)  # of a tier that a worker does not have: never the fastest
+STALE_S = 30.0  # after which what a worker said of its speed is doubted, if it was sent nothing
+
+
+class Speeds(NamedTuple):
+    """How fast workers are believed to be, each `[workers]`.
+
+    Attributes:
+        token_s: seconds to compute a prompt token.
+        overhead_s: seconds of any prefill besides its tokens.
+        step_s: seconds of a decode step, besides its sequences.
+        step_sequence_s: seconds that a sequence adds to a decode step.
+    """
+
+    token_s: Floats
+    overhead_s: Floats
+    step_s: Floats
+    step_sequence_s: Floats
 
 
 class WorkerTable:
     """Of one pool. Members write into it, the router reads.
 
     Args:
-        clock: that of the workers' backlogs.
+        clock: that of the workers' backlogs, in seconds.
 
     Attributes:
         loads: what each reported last.
@@ -38,7 +60,9 @@ class WorkerTable:
         self.loads: list[WorkerLoad] = []
         self.in_flight: Counts = np.zeros(0, np.int64)
         self.chosen: Counts = np.zeros(0, np.int64)
-        self._costs: Floats = np.zeros((5, 0))
+        self._sent_at: Floats = np.zeros(0)
+        self._speeds: Floats = np.zeros((4, 0))
+        self._token_bytes: Floats = np.zeros(0)
         self._tiers: Floats = np.zeros((1, 2, 0))  # seconds of a read, and of a byte
         self._backlogs: Floats = np.zeros((2, 0))
 
@@ -51,7 +75,9 @@ class WorkerTable:
             self.loads += [WorkerLoad()] * more
             self.in_flight = np.pad(self.in_flight, (0, more))
             self.chosen = np.pad(self.chosen, (0, more))
-            self._costs = np.pad(self._costs, ((0, 0), (0, more)))
+            self._sent_at = np.pad(self._sent_at, (0, more), constant_values=-np.inf)
+            self._speeds = np.pad(self._speeds, ((0, 0), (0, more)))
+            self._token_bytes = np.pad(self._token_bytes, (0, more))
             self._tiers = np.pad(self._tiers, ((0, 0), (0, 0), (0, more)))
             self._backlogs = np.pad(self._backlogs, ((0, 0), (0, more)))
         self.set_load(number, WorkerLoad())
@@ -59,19 +85,24 @@ class WorkerTable:
     def set_load(self, number: int, load: WorkerLoad) -> None:
         """A worker says how fast it is."""
         self.loads[number] = load
-        self._costs[:, number] = (
+        self._speeds[:, number] = (
             load.token_s,
             load.overhead_s,
             load.step_s,
             load.step_sequence_s,
-            load.token_bytes,
         )
+        self._token_bytes[number] = load.token_bytes
         tiers = list(load.tiers.values()) or [UNKNOWN_TIER]
         if (more := len(tiers) - len(self._tiers)) > 0:
             unused = np.empty((more, 2, len(self)))
             unused[:] = np.array(_UNUSED)[:, None]
             self._tiers = np.concatenate([self._tiers, unused])
         self._tiers[:, :, number] = tiers + [_UNUSED] * (len(self._tiers) - len(tiers))
+
+    def sent(self, number: int) -> None:
+        """A worker is sent a request."""
+        self.chosen[number] += 1
+        self._sent_at[number] = self._clock()
 
     def set_backlog(self, number: int, backlog: Backlog) -> None:
         """A worker has reported, or was sent something."""
@@ -84,22 +115,13 @@ class WorkerTable:
         now: Floats = np.maximum(uncounted_s, idle_at - self._clock())
         return now
 
-    @property
-    def token_s(self) -> Floats:
-        """Seconds to compute a prompt token, at each `[workers]`."""
-        found: Floats = self._costs[0]
-        return found
-
-    @property
-    def overhead_s(self) -> Floats:
-        """Seconds of any prefill besides its tokens, at each `[workers]`."""
-        found: Floats = self._costs[1]
-        return found
-
-    def step_s(self, sequences: Counts) -> Floats:
-        """Seconds of a decode step of so many sequences `[workers]`, at each `[workers]`."""
-        found: Floats = self._costs[2] + self._costs[3] * sequences
-        return found
+    def speeds(self) -> Speeds:
+        """What workers say; of those that were sent nothing lately, no worse than the median."""
+        tried = self._sent_at > self._clock() - STALE_S
+        if tried.all() or not tried.any():
+            return Speeds(*self._speeds)
+        usual = np.median(self._speeds[:, tried], axis=1)[:, None]
+        return Speeds(*np.where(tried, self._speeds, np.minimum(self._speeds, usual)))
 
     def read_s(self, tokens: Floats) -> Floats:
         """Seconds to read as many tokens' KV from the fastest slower tier.
@@ -110,6 +132,6 @@ class WorkerTable:
         Returns:
             `[documents, workers]`.
         """
-        nbytes = tokens * self._costs[4]
+        nbytes = tokens * self._token_bytes
         found: Floats = np.minimum.reduce([read_s + nbytes * b for read_s, b in self._tiers])
         return found

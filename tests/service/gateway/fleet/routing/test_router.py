@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,25 @@ def test_the_largest_overlap_wins_in_any_order() -> None:
     assert chosen.choose(prompt(TEXTS[2], TEXTS[0], TEXTS[1]), range(3)).number == 1
     assert chosen.choose(prompt(TEXTS[1], TEXTS[2], TEXTS[0]), range(3)).number == 1
     assert chosen.choose(prompt(*TEXTS[:3]), [0, 2]).number == 0
+
+
+def test_a_worker_that_seems_slow_is_tried_again() -> None:
+    """It is believed for as long as it was sent something lately, and then once more."""
+    went: list[int] = []
+    table = WorkerTable(lambda: float(len(went)))  # a request a second
+    for number, token_s in enumerate((1e-3, 1e-3, 8e-3)):
+        table.add(number)
+        table.set_load(number, replace(LOAD, token_s=token_s, step_s=10 * token_s))
+    chosen, directory = router(table, slower_tiers=False)
+    hold(directory, 2, *TEXTS[:3])
+    while len(went) < 100:
+        choice = chosen.choose(prompt(*TEXTS[:3]), range(3)).number
+        chosen.sent(prompt(*TEXTS[:3]), choice)
+        went.append(choice)
+    assert went[0] != 2, "nothing is usual yet: it is believed"
+    assert [n for n, number in enumerate(went) if number == 2] == [1, 31, 61, 91]
+    table.set_load(2, LOAD)  # it was only a guess
+    assert chosen.choose(prompt(*TEXTS[:3]), range(3)).number == 2
 
 
 def test_a_backlog_longer_than_what_is_saved_sends_it_elsewhere() -> None:
