@@ -205,23 +205,26 @@ def tree_cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def ray_cluster(temp: str) -> Iterator[tuple[Any, list[Any]]]:
+def ray_cluster(folder: Path) -> Iterator[tuple[Any, list[Any]]]:
     """Three nodes with a processor each; the first is the head, which stays."""
-    from ray.cluster_utils import Cluster
-
+    temp = folder / "ray"
+    temp.mkdir()
     os.environ |= {
+        "RAY_TMPDIR": str(folder),  # read once, when ray is imported
         "RAY_USAGE_STATS_ENABLED": "0",
         # Nodes of a machine that is busy with other things take longer to start than they may.
         "RAY_raylet_start_wait_time_s": str(round(START_S)),
         "RAY_agent_register_timeout_ms": str(round(1000 * START_S)),
     }
+    from ray.cluster_utils import Cluster
+
     options: dict[str, Any] = {
         "num_cpus": 1,
         "object_store_memory": 80 << 20,
         "include_dashboard": False,
     }
     with _patient_start():
-        head = {**options, **_agent_ports(), "temp_dir": temp}
+        head = {**options, **_agent_ports(), "temp_dir": str(temp)}
         cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         try:
             nodes = [
@@ -303,7 +306,7 @@ def main() -> None:
         }
         result["packages"] = {"ray": _version("ray")}
         rows: list[dict[str, Any]] = []
-        with ray_cluster(f"{folder}/r") as (cluster, nodes):
+        with ray_cluster(Path(folder)) as (cluster, nodes):
             for workers in args.workers:
                 with redis_server() as redis:
                     bench = Bench(postgresql.database(), redis, embedder, part, args.codec)
