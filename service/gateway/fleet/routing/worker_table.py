@@ -3,9 +3,10 @@
 With a thousand workers, a walk over their objects for every request takes longer than the sums.
 Rows are workers by their numbers.
 
-A worker learns how fast it is by what it is sent. One that seems slow, by a guess or by one bad
-moment, would never be sent anything, and seem slow for ever. So the speeds of a worker that was
-sent nothing for a while count as the usual ones, unless they are better.
+A worker learns how fast it is by what it is sent. One that seems slow, by a guess, by its first
+prompts, which take longer, or by one bad moment, would never be sent anything, and seem slow for
+ever. So the speeds of a worker that was sent little, or nothing for a while, count as the usual
+ones, unless they are better.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from service.records import WorkerLoad
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 _UNUSED = (np.inf, 0.0)  # of a tier that a worker does not have: never the fastest
-STALE_S = 30.0  # after which what a worker said of its speed is doubted, if it was sent nothing
+# What a worker says of its speed is believed after so many requests, and as long as there was one
+# in so many seconds.
+TRIALS = 8
+STALE_S = 30.0
 
 
 class Speeds(NamedTuple):
@@ -116,8 +120,8 @@ class WorkerTable:
         return now
 
     def speeds(self) -> Speeds:
-        """What workers say; of those that were sent nothing lately, no worse than the median."""
-        tried = self._sent_at > self._clock() - STALE_S
+        """What workers say; where that is not believed, no worse than the others' median."""
+        tried = (self._sent_at > self._clock() - STALE_S) & (self.chosen >= TRIALS)
         if tried.all() or not tried.any():
             return Speeds(*self._speeds)
         usual = np.median(self._speeds[:, tried], axis=1)[:, None]

@@ -12,7 +12,7 @@ from service.gateway.fleet.routing.backlog import Backlog
 from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.prefixes import PrefixMap
 from service.gateway.fleet.routing.router import Policy, RoutedPrompt, Router
-from service.gateway.fleet.routing.worker_table import WorkerTable
+from service.gateway.fleet.routing.worker_table import STALE_S, TRIALS, WorkerTable
 from service.messages import Chunk, Generate, Holdings, Method
 from service.records import WorkerLoad
 
@@ -58,7 +58,7 @@ def test_the_largest_overlap_wins_in_any_order() -> None:
 
 
 def test_a_worker_that_seems_slow_is_tried_again() -> None:
-    """It is believed for as long as it was sent something lately, and then once more."""
+    """It is believed once it was sent some requests, for as long as there was one lately."""
     went: list[int] = []
     table = WorkerTable(lambda: float(len(went)))  # a request a second
     for number, token_s in enumerate((1e-3, 1e-3, 8e-3)):
@@ -67,11 +67,16 @@ def test_a_worker_that_seems_slow_is_tried_again() -> None:
     chosen, directory = router(table, slower_tiers=False)
     hold(directory, 2, *TEXTS[:3])
     while len(went) < 100:
-        choice = chosen.choose(prompt(*TEXTS[:3]), range(3)).number
-        chosen.sent(prompt(*TEXTS[:3]), choice)
-        went.append(choice)
-    assert went[0] != 2, "nothing is usual yet: it is believed"
-    assert [n for n, number in enumerate(went) if number == 2] == [1, 31, 61, 91]
+        went.append(chosen.choose(prompt(*TEXTS[:3]), range(3)).number)
+        chosen.sent(prompt(*TEXTS[:3]), went[-1])
+    tried = [second for second, number in enumerate(went) if number == 2]
+    first = tried[0]
+    assert first >= TRIALS, "before, nothing is usual"
+    last = first + TRIALS - 1
+    assert tried == [
+        *range(first, last + 1),
+        *range(last + int(STALE_S) + 1, 100, int(STALE_S) + 1),
+    ]
     table.set_load(2, LOAD)  # it was only a guess
     assert chosen.choose(prompt(*TEXTS[:3]), range(3)).number == 2
 
