@@ -109,13 +109,9 @@ class Bench:
             values = int(client.dbsize())
         with psycopg.connect(self.database) as connection:
             row = connection.execute("SELECT count(*) FROM kvstitch_catalog.chunks").fetchone()
-            texts = connection.execute(
-                "SELECT count(DISTINCT text) FROM kvstitch_catalog.chunks"
-            ).fetchone()
-        assert row is not None and texts is not None
+        assert row is not None
         return {
             "catalog_chunks": int(row[0]),
-            "different_texts": int(texts[0]),
             "redis_chunks": heads,
             "redis_values": values,
             "redis_sets": int(commands["cmdstat_set"]["calls"]),
@@ -158,14 +154,15 @@ def exactly_once(bench: Bench, cluster: Any, nodes: list[Any], args: Any) -> dic
     cluster.remove_node(nodes.pop(), allow_graceful=False)
     kills.append({"what": "node", "at_chunks": chunks})
     ended = finish(second, may_fail=True)
-    failed = []
+    failed: list[int] = []
     while ended["failed"] and len(failed) < MOST_COMMANDS:
         failed.append(ended["failed"])
         ended = finish(bench.start(cluster.address, 1, args.range_documents), may_fail=True)
     counts = bench.counts()
     report = {name: ended[name] for name in ("done", "failed", "chunks", "stored", "present")}
-    whole = counts["catalog_chunks"] == counts["different_texts"] == ended["chunks"]
-    more = counts["redis_chunks"] - counts["catalog_chunks"]  # S may be one
+    whole = counts["catalog_chunks"] == ended["chunks"]
+    # One key per chunk, as every document has a title of its own; S may be one more.
+    more = counts["redis_chunks"] - counts["catalog_chunks"]
     return {
         "kills": kills,
         "failed_until_asked_again": failed,
