@@ -305,7 +305,7 @@ def main() -> None:
         write_documents(part, round(count / args.chunks_per_document), args.seed + 1)
         result: dict[str, Any] = {
             "machine": describe(),
-            "command": " ".join(sys.argv[1:]),
+            "given": {name: value for name, value in vars(args).items() if name != "out"},
             "embedder": "hashed words behind HTTP (benchmarks/fleet/hashing_endpoint.py), no model",
             "model": "demo model, one thread per worker",
             "chunk_tokens": CHUNK_TOKENS,

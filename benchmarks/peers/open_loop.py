@@ -59,7 +59,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 1
     write(args.out, NAME, result | {"machine": before}, raw)
     if args.into is not None:
-        into(args.into, "open-loop", brief(result))
+        into(args.into, args.place, brief(result))
     return 0 if any(step["valid"] for step in result["steps"]) else 2
 
 
@@ -91,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     add("--only", nargs="+", default=list(SERVERS), help="servers, by the beginning of their names")
     add("--out", type=Path, default=Path("benchmarks/results/peers"))
     add("--into", type=Path, help="a page with a place for the table")
+    add("--place", default="open-loop", help="the table's place on that page")
     return out
 
 
