@@ -34,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args(arguments)
     try:
-        adapter = load_model(str(args.model), dtype=args.dtype, device=args.device)
+        decoder = load_model(str(args.model), dtype=args.dtype, device=args.device)
         prober = DemoProber(args.model, tokens=args.tokens)
         found = calibrate(
-            adapter,
+            decoder,
             (prober.make(args.probes, i, args.seed) for i in range(args.samples)),
             encode=prober.tokenizer.encode_text,
             decode=lambda ids: prober.stops(prober.tokenizer.decode(ids)),

@@ -30,13 +30,13 @@ import torch
 
 from benchmarks.fidelity.prompts import of_file
 from kvstore import MemoryTier, TieredStore
-from service.records import Chunk, ColdMode, Method, Report, Sampling, TokenLogprobs
+from service.records import ChunkTokens, ColdMode, Method, Report, Sampling, TokenLogprobs
 from service.tuning.measuring.bootstrap import Bootstrap, Estimate
 from service.tuning.measuring.environment import describe
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.record_file import RecordFile
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     DoneEvent,
     Engine,
     Request,
@@ -102,16 +102,16 @@ class Answer:
 
 
 @contextmanager
-def engine_of(adapter: DecoderAdapter, prompt: Prompt) -> Iterator[Engine]:
+def engine_of(decoder: DecoderModel, prompt: Prompt) -> Iterator[Engine]:
     with (
         TieredStore([MemoryTier(MEMORY_BYTES)]) as store,
-        open_engine(adapter, store, pool_tokens=prompt.tokens + 64) as engine,
+        open_engine(decoder, store, pool_tokens=prompt.tokens + 64) as engine,
     ):
         yield engine
 
 
-def chunks_of(prompt: Prompt) -> list[Chunk]:
-    return [Chunk(number, list(ids)) for number, ids in enumerate(prompt.documents)]
+def chunks_of(prompt: Prompt) -> list[ChunkTokens]:
+    return [ChunkTokens(number, list(ids)) for number, ids in enumerate(prompt.documents)]
 
 
 def ask(engine: Engine, prompt: Prompt, method: Method, cold: ColdMode) -> Answer:
@@ -166,7 +166,7 @@ def configuration(method: Method, stored: str, cold: ColdMode) -> str:
 
 
 def measure(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     prompt: Prompt,
     methods: Sequence[Method],
     stored: str,
@@ -181,11 +181,11 @@ def measure(
     ]
     if not todo:
         return
-    with engine_of(adapter, prompt) as engine:
+    with engine_of(decoder, prompt) as engine:
         full = ask(engine, prompt, FULL, "in_context")
     prefix = len(prompt.system)
     for method, cold in todo:
-        with engine_of(adapter, prompt) as engine:
+        with engine_of(decoder, prompt) as engine:
             _store(engine, prompt, stored)
             first = ask(engine, prompt, method, cold)
             missing = [len(prompt.system), *(prefix + len(d) for d in prompt.documents)]
@@ -206,7 +206,7 @@ def measure(
                     background_s=background_s,
                     second_s=second.seconds,
                     first_flops=first.report.flops,
-                    background_flops=sum(full_prefill_flops(adapter, n) for n in later),
+                    background_flops=sum(full_prefill_flops(decoder, n) for n in later),
                     second_flops=second.report.flops,
                     first_kl=divergence(full.first_token, first.first_token),
                     second_kl=divergence(full.first_token, second.first_token),
@@ -316,7 +316,7 @@ def _cell(column: str, value: Estimate) -> str:
 
 def write(
     out: Path,
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     given: argparse.Namespace,
     prompts: Sequence[Prompt],
     file: RecordFile[Record],
@@ -328,7 +328,7 @@ def write(
         "model": given.model.name,
         "task": prompts[0].task,
         "threads": given.threads,
-        "dtype": str(adapter.dtype).removeprefix("torch."),
+        "dtype": str(decoder.dtype).removeprefix("torch."),
         "answer_tokens": ANSWER_TOKENS,
         "environment": describe(),
         "rows": rows,
@@ -355,13 +355,13 @@ def main() -> None:
     prompts = of_file(given.model, given.prompts)[: given.samples]
     file = RecordFile(given.out.with_suffix(".jsonl"), Record)
     file.load()
-    adapter = load_model(str(given.model))
+    decoder = load_model(str(given.model))
     methods = [METHODS[name] for name in given.methods]
     for stored in STORED:
         for number, prompt in enumerate(prompts, start=1):
-            measure(adapter, prompt, methods, stored, file)
+            measure(decoder, prompt, methods, stored, file)
             print(f"{stored} stored, prompt {number} of {len(prompts)} done", flush=True)
-            write(given.out, adapter, given, prompts, file)
+            write(given.out, decoder, given, prompts, file)
 
 
 if __name__ == "__main__":

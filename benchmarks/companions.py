@@ -35,7 +35,7 @@ from service.worker.api import (
     Address,
     Addressing,
     ChunkPrefill,
-    DecoderAdapter,
+    DecoderModel,
     compute_chunk,
     load_model,
     model_fingerprint,
@@ -75,7 +75,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(given)
     torch.set_num_threads(args.threads)
-    adapter = load_model(str(args.model), dtype=args.dtype, device="cpu")
+    decoder = load_model(str(args.model), dtype=args.dtype, device="cpu")
     prompts = PromptBuilder(args.model, Settings.model_validate({}))
     embedder = LocalEmbedder()
     with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +85,7 @@ def main(given: Sequence[str] | None = None) -> int:
             retriever.ingest(documents("test"))
             companions = {kind: choose(retriever, kind) for kind in KINDS}
             chunks = of_groups(retriever, companions["primer"], args.most)
-            timed = time_modes(adapter, prompts, chunks, companions, args.rounds)
+            timed = time_modes(decoder, prompts, chunks, companions, args.rounds)
             churn = changed(retriever, companions, args.seed)
     result: dict[str, Any] = {
         "model": {"folder": args.model.name, "fingerprint": model_fingerprint(str(args.model))},
@@ -137,14 +137,14 @@ def of_groups(retriever: Retriever, primers: dict[int, list[Chunk]], most: int) 
 
 
 def time_modes(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     prompts: PromptBuilder,
     chunks: Sequence[Chunk],
     companions: dict[Kind, dict[int, list[Chunk]]],
     rounds: int,
 ) -> dict[str, list[float]]:
     """Speed of every mode over that of `before`, by round."""
-    addressing = Addressing(adapter, fingerprint="companions", codec="raw")
+    addressing = Addressing(decoder, fingerprint="companions", codec="raw")
 
     def address(chunk: Chunk, mode: str) -> Address:
         behind = [] if mode == "system" else companions[mode][chunk.chunk_id]  # type: ignore[index]
@@ -154,7 +154,7 @@ def time_modes(
     def run(mode: str, fresh: bool = False) -> float:
         store = Store()
         if mode == "neighbours":  # all chunks are stored alone first, and counted
-            alone = ChunkPrefill(adapter)
+            alone = ChunkPrefill(decoder)
         prefill = made(store)
         started = time.perf_counter()
         for chunk in chunks if mode == "neighbours" else ():
@@ -165,7 +165,7 @@ def time_modes(
         return time.perf_counter() - started
 
     def made(store: Store) -> ChunkPrefill:
-        prefill = ChunkPrefill(adapter, store.read)
+        prefill = ChunkPrefill(decoder, store.read)
         prefill.write = lambda part, computed: store.held.update({part.key: computed.chunk})
         return prefill
 

@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """For each prompt and way: the answer, its steps and its seconds of decoding."""
     encoder, rng = Encoder(args.model), random.Random(args.seed)
     found = sources(natural_questions.load("test"))
-    adapter = load_model(str(args.model), dtype="bfloat16", device="cpu")
+    decoder = load_model(str(args.model), dtype="bfloat16", device="cpu")
     records = []
     with ExitStack() as stack:
         engines = {}
         for way, draft_tokens in WAYS.items():
             store = stack.enter_context(TieredStore([MemoryTier(1 << 26)]))
             engines[way] = stack.enter_context(
-                open_engine(adapter, store, pool_tokens=8192, draft_tokens=draft_tokens)
+                open_engine(decoder, store, pool_tokens=8192, draft_tokens=draft_tokens)
             )
         for number in range(args.prompts):
             chosen = rng.sample(found, DOCUMENTS)

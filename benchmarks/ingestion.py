@@ -39,11 +39,11 @@ from kvstore import SsdTier, TieredStore
 from service.gateway.api import PromptBuilder
 from service.models.model_finder import resolve
 from service.prompt import document_ids
-from service.records import Chunk
+from service.records import ChunkTokens
 from service.settings import Settings
 from service.tuning.measuring.environment import describe
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     Engine,
     load_model,
     model_fingerprint,
@@ -72,10 +72,10 @@ def main(given: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     os.environ["KVSTITCH_THREADS"] = str(args.threads)
     folder = resolve(args.model)
-    adapter = load_model(str(folder), dtype="bfloat16", device="cpu")
+    decoder = load_model(str(folder), dtype="bfloat16", device="cpu")
     parts = passages(args.documents, args.rounds)
     for mode in args.prefix_mode:
-        taken = list(measure(adapter, folder, mode, parts))
+        taken = list(measure(decoder, folder, mode, parts))
         record = {
             "prefix_mode": mode,
             "model": {"folder": folder.name, "fingerprint": model_fingerprint(str(folder))},
@@ -121,14 +121,14 @@ def passages(count: int, rounds: int) -> list[list[CorpusDocument]]:
 
 
 def measure(
-    adapter: DecoderAdapter, folder: Path, mode: str, parts: list[list[CorpusDocument]]
+    decoder: DecoderModel, folder: Path, mode: str, parts: list[list[CorpusDocument]]
 ) -> Iterator[dict[str, Any]]:
     """Times of every round; which of the three comes first changes from round to round."""
     prompts = PromptBuilder(folder, Settings.model_validate({}))
     os.environ["KVSTITCH_PREFIX_MODE"] = mode
     with (
         tempfile.TemporaryDirectory() as scratch,
-        engine_on_ssd(adapter, Path(scratch)) as engine,
+        engine_on_ssd(decoder, Path(scratch)) as engine,
         running_service(folder, Path(scratch)) as (client, service_clock),
         torch.inference_mode(),
     ):
@@ -144,7 +144,7 @@ def measure(
                 return {"http": done, "rest": timed(client.wait_complete, service_clock)}
 
             def plain(ids: list[int] = ids) -> dict[str, Any]:
-                return {"plain": timed(lambda: plain_prefill(adapter, ids))}
+                return {"plain": timed(lambda: plain_prefill(decoder, ids))}
 
             def alone(ids: list[int] = ids) -> dict[str, Any]:
                 chunks = cut(ids, mode)
@@ -172,10 +172,10 @@ def figures(taken: list[dict[str, Any]]) -> list[Figure]:
 
 
 @contextmanager
-def engine_on_ssd(adapter: DecoderAdapter, folder: Path) -> Iterator[Engine]:
+def engine_on_ssd(decoder: DecoderModel, folder: Path) -> Iterator[Engine]:
     with (
         TieredStore([SsdTier(folder / "chunks", 1 << 36)]) as store,
-        open_engine(adapter, store, pool_tokens=PLAIN_TOKENS) as engine,
+        open_engine(decoder, store, pool_tokens=PLAIN_TOKENS) as engine,
     ):
         yield engine
 
@@ -192,25 +192,27 @@ def running_service(model: Path, folder: Path) -> Iterator[tuple[Client, Clock]]
         yield client, lambda: processor_seconds(process.pid)
 
 
-def plain_prefill(adapter: DecoderAdapter, ids: list[int]) -> None:
+def plain_prefill(decoder: DecoderModel, ids: list[int]) -> None:
     for start in range(0, len(ids), PLAIN_TOKENS):
-        prefill_ids(adapter, ids[start : start + PLAIN_TOKENS])
+        prefill_ids(decoder, ids[start : start + PLAIN_TOKENS])
 
 
-def cut(ids: list[int], mode: str) -> list[Chunk]:
+def cut(ids: list[int], mode: str) -> list[ChunkTokens]:
     """Chunks of equal length; each group stands behind the first chunks of the next."""
     cuts = [ids[start : start + CHUNK_TOKENS] for start in range(0, len(ids), CHUNK_TOKENS)]
     if mode != "primer":
-        return [Chunk(number, each) for number, each in enumerate(cuts)]
+        return [ChunkTokens(number, each) for number, each in enumerate(cuts)]
     chunks = []
     for number, each in enumerate(cuts):
         following = (number // GROUP + 1) * GROUP
         start = following if following + COMPANIONS <= len(cuts) else 0
-        chunks.append(Chunk(number, each, cuts[start : start + COMPANIONS]))
+        chunks.append(ChunkTokens(number, each, cuts[start : start + COMPANIONS]))
     return chunks
 
 
-def precompute(engine: Engine, prompts: PromptBuilder, chunks: list[Chunk], mode: str) -> None:
+def precompute(
+    engine: Engine, prompts: PromptBuilder, chunks: list[ChunkTokens], mode: str
+) -> None:
     queue = engine.precompute_queue
     for address in engine.admission.addresses(prompts.system, chunks, mode, "")[1:]:
         if address is not None:

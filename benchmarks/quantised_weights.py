@@ -31,7 +31,7 @@ from benchmarks.quality.tasks import natural_questions
 from service.prompt import Turn
 from service.tuning.measuring.environment import describe
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     KVPool,
     SequenceKV,
     decode_step,
@@ -99,11 +99,11 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 @torch.inference_mode()
-def measured(args: argparse.Namespace, models: dict[str, DecoderAdapter]) -> Any:
+def measured(args: argparse.Namespace, models: dict[str, DecoderModel]) -> Any:
     """A record for each prompt."""
     encoder, rng = Encoder(args.model), random.Random(args.seed)
     found = sources(natural_questions.load("test"))
-    pools = {way: kv_pool(adapter, 16384) for way, adapter in models.items()}
+    pools = {way: kv_pool(decoder, 16384) for way, decoder in models.items()}
     for number in range(args.prompts):
         chosen = rng.sample(found, DOCUMENTS)
         turns = [Turn("user", chosen[0].question)]
@@ -123,21 +123,21 @@ def measured(args: argparse.Namespace, models: dict[str, DecoderAdapter]) -> Any
 
 
 def of_one(
-    adapter: DecoderAdapter, pool: KVPool, ids: list[int], batch: int
+    decoder: DecoderModel, pool: KVPool, ids: list[int], batch: int
 ) -> tuple[dict[str, Any], Tensor]:
     """Times and tokens of one prompt, and the first token's logits."""
     kv = pool.reserve(len(ids) + STEPS + 2)
     assert kv is not None
     began, used = time.perf_counter(), time.process_time()
-    logits = prefill_ids(adapter, ids, kv=kv).logits
+    logits = prefill_ids(decoder, ids, kv=kv).logits
     prefill = [time.perf_counter() - began, time.process_time() - used]
     kv.set_length(len(ids))
     first = int(logits.argmax())
     others = [together(pool, kv, len(ids), first) for _ in range(batch)]
     one = Running(kv, len(ids), first)
-    record = {"prefill": prefill, "step": timed(adapter, [one]), "tokens": one.tokens}
+    record = {"prefill": prefill, "step": timed(decoder, [one]), "tokens": one.tokens}
     if batch:
-        record["batch step"] = timed(adapter, others)
+        record["batch step"] = timed(decoder, others)
     for sequence in (one, *others):
         assert sequence.kv is not None
         sequence.kv.release()
@@ -153,12 +153,12 @@ def together(pool: KVPool, kv: SequenceKV, tokens: int, first: int) -> Running:
     return Running(copy, tokens, first)
 
 
-def timed(adapter: DecoderAdapter, running: list[Running]) -> list[float]:
+def timed(decoder: DecoderModel, running: list[Running]) -> list[float]:
     """The median step by the clock and in processor time, seconds; greedy."""
     clock, processor = [], []
     for _ in range(STEPS + 1):
         began, used = time.perf_counter(), time.process_time()
-        logits = decode_step(adapter, running)
+        logits = decode_step(decoder, running)
         clock.append(time.perf_counter() - began)
         processor.append(time.process_time() - used)
         for sequence, row in zip(running, logits, strict=True):
@@ -166,9 +166,9 @@ def timed(adapter: DecoderAdapter, running: list[Running]) -> list[float]:
     return [statistics.median(clock[1:]), statistics.median(processor[1:])]
 
 
-def weight_bytes(adapter: DecoderAdapter) -> int:
+def weight_bytes(decoder: DecoderModel) -> int:
     """Of what decode steps multiply by."""
-    weights = adapter.weights()
+    weights = decoder.weights()
     assert weights is not None
     tensors = [x for w in weights.weights for x in (w.values, w.scales) if x is not None]
     return sum(x.numel() * x.element_size() for x in tensors)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from service.worker.api import DecoderAdapter, adapter_for
+from service.worker.api import DecoderModel, decoder_for
 
 QWEN2 = {
     "qwen2.5-0.5b": {
@@ -41,7 +41,7 @@ def random_qwen2(
     seed: int = 0,
     layers: int | None = None,
 ) -> Any:
-    """A Qwen2 model of transformers, without an adapter."""
+    """A Qwen2 model of transformers, without a decoder."""
     numbers = sizes(name)
     if layers is not None:
         numbers["num_hidden_layers"] = min(layers, numbers["num_hidden_layers"])
@@ -59,9 +59,9 @@ def random_qwen2(
 
 def qwen2_5_0_5b(
     *, dtype: torch.dtype = torch.bfloat16, seed: int = 0, layers: int = 24
-) -> DecoderAdapter:
+) -> DecoderModel:
     """Shape of Qwen2.5-0.5B: 24 layers, hidden 896, 14 heads, 2 KV heads, vocabulary 151,936."""
-    return adapter_for(random_qwen2("qwen2.5-0.5b", dtype=dtype, seed=seed, layers=layers))
+    return decoder_for(random_qwen2("qwen2.5-0.5b", dtype=dtype, seed=seed, layers=layers))
 
 
 def _random_model(cls: Any, config: Any, dtype: torch.dtype, seed: int) -> Any:

@@ -30,10 +30,10 @@ from benchmarks.redis import redis_url
 from benchmarks.shapes import qwen2_5_0_5b
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
-from service.records import Chunk, Method, Report, Sampling
+from service.records import ChunkTokens, Method, Report, Sampling
 from service.tuning.measuring.environment import describe
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     DoneEvent,
     Engine,
     Request,
@@ -58,7 +58,7 @@ SYSTEM_TOKENS = 16
 @dataclass(frozen=True)
 class Prompt:
     system: list[int]
-    documents: list[Chunk]
+    documents: list[ChunkTokens]
     question: list[int]
 
 
@@ -74,11 +74,11 @@ class Place:
 
 @contextmanager
 def place(
-    adapter: DecoderAdapter, tier: Tier, pool: int, cool: Callable[[], None]
+    decoder: DecoderModel, tier: Tier, pool: int, cool: Callable[[], None]
 ) -> Iterator[Place]:
     with (
         TieredStore([tier]) as store,
-        open_engine(adapter, store, pool_tokens=pool, sketches=True) as engine,
+        open_engine(decoder, store, pool_tokens=pool, sketches=True) as engine,
     ):
         yield Place(engine, store, tier.name, cool)
 
@@ -144,23 +144,25 @@ def measure(
     *, passages: int, tokens: int, repetitions: int, threads: int, seed: int, layers: int
 ) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    adapter = qwen2_5_0_5b(seed=seed, layers=layers)
+    decoder = qwen2_5_0_5b(seed=seed, layers=layers)
     random = torch.Generator().manual_seed(seed)
 
     def ids(count: int) -> list[int]:
-        return torch.randint(0, adapter.vocabulary, (count,), generator=random).tolist()
+        return torch.randint(0, decoder.vocabulary, (count,), generator=random).tolist()
 
     prompt = Prompt(
-        ids(SYSTEM_TOKENS), [Chunk(i, ids(tokens)) for i in range(passages)], ids(QUESTION_TOKENS)
+        ids(SYSTEM_TOKENS),
+        [ChunkTokens(i, ids(tokens)) for i in range(passages)],
+        ids(QUESTION_TOKENS),
     )
     pool = passages * tokens + 256
     runs: list[dict[str, dict[str, Any]]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         redis_url() as url,
-        place(adapter, SsdTier(folder, 1 << 36), pool, lambda: drop_pages(Path(folder))) as ssd,
-        place(adapter, RedisTier(url), pool, lambda: None) as redis,
-        place(adapter, MemoryTier(1 << 20), pool, lambda: None) as nowhere,
+        place(decoder, SsdTier(folder, 1 << 36), pool, lambda: drop_pages(Path(folder))) as ssd,
+        place(decoder, RedisTier(url), pool, lambda: None) as redis,
+        place(decoder, MemoryTier(1 << 20), pool, lambda: None) as nowhere,
     ):
         with torch.inference_mode():
             for where in (ssd, redis):

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from kvstore import SsdTier, TieredStore
-from service.records import Chunk, Method, Report, Sampling
+from service.records import ChunkTokens, Method, Report, Sampling
 from service.tuning.measuring.environment import describe
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     DoneEvent,
     Engine,
     FailedEvent,
@@ -52,12 +52,12 @@ SEED = 7
 class Conversation:
     """Its documents, and what has been said so far."""
 
-    def __init__(self, adapter: DecoderAdapter, tokens: int, method: Method) -> None:
+    def __init__(self, decoder: DecoderModel, tokens: int, method: Method) -> None:
         self._random = torch.Generator().manual_seed(SEED + tokens)
-        self._vocabulary = adapter.vocabulary
+        self._vocabulary = decoder.vocabulary
         self._method = method
         self.system = self._ids(SYSTEM_TOKENS)
-        self.documents = [Chunk(n, self._ids(tokens // DOCUMENTS)) for n in range(DOCUMENTS)]
+        self.documents = [ChunkTokens(n, self._ids(tokens // DOCUMENTS)) for n in range(DOCUMENTS)]
         self.said = self._ids(TURN_TOKENS)
 
     def request(self, name: str, max_tokens: int) -> Request:
@@ -102,12 +102,12 @@ def ask(engine: Engine, request: Request) -> tuple[float, list[int], Report]:
 
 
 @contextmanager
-def engine(adapter: DecoderAdapter, folder: Path, tokens: int, *, stores: bool) -> Iterator[Engine]:
+def engine(decoder: DecoderModel, folder: Path, tokens: int, *, stores: bool) -> Iterator[Engine]:
     """A new engine on the folders of the one before."""
     with (
         TieredStore([SsdTier(folder / "kv", 8 * GIB)]) as store,
         open_engine(
-            adapter,
+            decoder,
             store,
             pool_tokens=3 * (tokens + 1024),
             prefix_cache=True,
@@ -117,9 +117,9 @@ def engine(adapter: DecoderAdapter, folder: Path, tokens: int, *, stores: bool) 
         yield opened
 
 
-def first_turns(adapter: DecoderAdapter, folder: Path, talk: Conversation, tokens: int) -> float:
+def first_turns(decoder: DecoderModel, folder: Path, talk: Conversation, tokens: int) -> float:
     """Two turns; returns the seconds until the prompt was on disk, after the answer."""
-    with engine(adapter, folder, tokens, stores=True) as opened:
+    with engine(decoder, folder, tokens, stores=True) as opened:
         with torch.inference_mode():
             for address in opened.admission.addresses(talk.system, talk.documents, "none", ""):
                 if address is not None:
@@ -145,19 +145,19 @@ def forget_files(folder: Path) -> None:
             os.close(file)
 
 
-def measure(adapter: DecoderAdapter, name: str, tokens: int, rounds: int) -> dict[str, Any]:
+def measure(decoder: DecoderModel, name: str, tokens: int, rounds: int) -> dict[str, Any]:
     """One row of the result."""
-    talk = Conversation(adapter, tokens, METHODS[name])
+    talk = Conversation(decoder, tokens, METHODS[name])
     seconds: dict[bool, list[float]] = {True: [], False: []}
     reports: dict[bool, Report] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        stored_s = first_turns(adapter, folder, talk, tokens)
+        stored_s = first_turns(decoder, folder, talk, tokens)
         nbytes = sum(f.stat().st_size for f in (folder / "prompts").rglob("*.*") if f.is_file())
         for number in range(rounds):
             for stores in (True, False):
                 forget_files(folder)
-                with engine(adapter, folder, tokens, stores=stores) as opened:
+                with engine(decoder, folder, tokens, stores=stores) as opened:
                     first_s, _, report = ask(opened, talk.request(f"round {number}", 1))
                 seconds[stores].append(first_s)
                 reports[stores] = report
@@ -188,16 +188,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
-    adapter = load_model(str(given.model))
+    decoder = load_model(str(given.model))
     rows = [
-        measure(adapter, name, tokens, given.rounds)
+        measure(decoder, name, tokens, given.rounds)
         for tokens in given.tokens
         for name in given.methods
     ]
     result = {
         "environment": describe(),
         "model": given.model.name,
-        "dtype": str(adapter.dtype).removeprefix("torch."),
+        "dtype": str(decoder.dtype).removeprefix("torch."),
         "seed": SEED,
         "load": os.getloadavg(),
         "rows": rows,

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from service.records import Chunk
+from service.records import ChunkTokens
 
 ID_BYTES = 16
 
@@ -32,7 +32,7 @@ class ChunkIds:
         self._start.update(repr((tenant, prefix_mode, lora)).encode())
         self._start.update(_bytes(system))
 
-    def of(self, chunk: Chunk) -> bytes:
+    def of(self, chunk: ChunkTokens) -> bytes:
         """The chunk's name: 16 bytes that nothing else has."""
         name = self._start.copy()
         for ids in (*chunk.behind, chunk.ids):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from service.records import (
-    Chunk,
+    ChunkTokens,
     ColdMode,
     Forecast,
     GateState,
@@ -37,7 +37,7 @@ __all__ = [
     "Abort",
     "AskGate",
     "AskHoldings",
-    "Chunk",
+    "ChunkTokens",
     "ColdMode",
     "Done",
     "Explain",
@@ -119,7 +119,7 @@ class Generate(Message, frozen=True):
 
     id: str
     system: list[int]
-    documents: list[Chunk]
+    documents: list[ChunkTokens]
     question: list[int]
     fusion: Method
     eviction: Method | None = None
@@ -153,7 +153,7 @@ class Prefetch(Message, frozen=True):
 
     fusion: str
     system: list[int]
-    documents: list[Chunk]
+    documents: list[ChunkTokens]
     prefix_mode: str = "none"
     tenant: str = ""
     lora: str = ""
@@ -164,7 +164,7 @@ class Precompute(Message, frozen=True):
 
     id: str
     system: list[int]
-    documents: list[Chunk]
+    documents: list[ChunkTokens]
     prefix_mode: str = "none"
     tenant: str = ""
     lora: str = ""  # the LoRA adapter that they are computed with; empty: the base model
@@ -175,7 +175,7 @@ class Purge(Message, frozen=True):
 
     id: str
     system: list[int]
-    documents: list[Chunk]
+    documents: list[ChunkTokens]
     prefix_mode: str = "none"
     tenant: str = ""
 

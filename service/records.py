@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkTokens:
     """One retrieved document segment D_i.
 
     Attributes:

@@ -82,9 +82,9 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     folder = args.model or demo_model()
     try:
-        adapter = load_model(str(folder), dtype=args.dtype, device=args.device)
+        decoder = load_model(str(folder), dtype=args.dtype, device=args.device)
         prompts = _prompts(args, folder)
-        _check_lengths(prompts, adapter.max_context)
+        _check_lengths(prompts, decoder.max_context)
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -95,7 +95,7 @@ def main(given: Sequence[str] | None = None) -> int:
     records.load()
     longest = max(p.tokens for p in prompts)
     decode = tokenizer_of(folder).decode
-    measurer = Measurer(adapter, decode, longest=longest, together=args.together)
+    measurer = Measurer(decoder, decode, longest=longest, together=args.together)
     facts: dict[str, Any] = {
         "model": {"folder": folder.name, "fingerprint": model, "dtype": args.dtype},
         "threads": args.threads,
@@ -103,7 +103,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "chunk_tokens": None if args.prompts else args.chunk_tokens,
     }
     modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
-    configurations = standard(adapter.layers)
+    configurations = standard(decoder.layers)
     if args.real:
         repeat = tokenizer_of(folder).encode_text(REPEAT)
         configurations = [*real(repeat), *behind(modes, repeat)]
@@ -135,7 +135,7 @@ def main(given: Sequence[str] | None = None) -> int:
         measured,
         summaries,
         bootstrap,
-        depths=metrics.depths(adapter.layers),
+        depths=metrics.depths(decoder.layers),
         base=next((s for s in summaries if s.name == rival), None),
     )
     print("\n".join(map(str, paths)))

@@ -21,7 +21,7 @@ from service.tuning.measuring.divergence import agreement, divergence
 from service.tuning.measuring.greedy_answers import NEXT, forced, free, greedy
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.segment_store import SegmentStore, part_store
-from service.worker.api import DecoderAdapter, SequenceKV, Vanilla, full_prefill_flops, kv_pool
+from service.worker.api import DecoderModel, SequenceKV, Vanilla, full_prefill_flops, kv_pool
 from service.worker.methods.api import PrefillResult
 
 TOGETHER = 32
@@ -63,14 +63,14 @@ class _Run:
 
     @property
     def filled(self) -> Filled:
-        return Filled(self.case.adapter, self.case.layout, self.case.kv, self.result.observed)
+        return Filled(self.case.decoder, self.case.layout, self.case.kv, self.result.observed)
 
 
 class Measurer:
     """Measures configurations on prompts.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         decode: turns answer ids into text, for prompts with known answers.
         longest: tokens of the longest prompt.
         together: configurations that are held in memory at the same time.
@@ -78,23 +78,23 @@ class Measurer:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         decode: Callable[[Sequence[int]], str],
         *,
         longest: int,
         together: int = TOGETHER,
     ) -> None:
-        self._adapter = adapter
+        self._decoder = decoder
         self._decode = decode
         self._together = together
-        self._depths = metrics.depths(adapter.layers)
+        self._depths = metrics.depths(decoder.layers)
         self._parts = part_store()
-        self._pool = kv_pool(adapter, (longest + NEXT + 1) * together)
+        self._pool = kv_pool(decoder, (longest + NEXT + 1) * together)
 
     @torch.inference_mode()
     def measure(self, prompt: Prompt, configurations: Sequence[Configuration]) -> list[Record]:
         """Records in the order of `configurations`."""
-        store = SegmentStore(self._adapter, self._parts)
+        store = SegmentStore(self._decoder, self._parts)
         reference = self._reference(prompt, store)
         records: list[Record] = []
         for start in range(0, len(configurations), self._together):
@@ -115,17 +115,17 @@ class Measurer:
     def _reference(self, prompt: Prompt, store: SegmentStore) -> Reference:
         n, kv = prompt.tokens, self._reserve(prompt)
         case = Case.of(
-            self._adapter, prompt, store, kv,
+            self._decoder, prompt, store, kv,
             prefix_mode="none", codec="raw", attention_scores=torch.empty(0),
         )  # fmt: skip
         result = case.prefill(Vanilla())
-        filled = Filled(self._adapter, case.layout, kv, result.observed)
-        layers = [filled.layer(layer) for layer in range(self._adapter.layers)]
+        filled = Filled(self._decoder, case.layout, kv, result.observed)
+        layers = [filled.layer(layer) for layer in range(self._decoder.layers)]
         k, v = [k.clone() for k, _ in layers], [v.clone() for _, v in layers]
         maps = {depth: filled.question_attention(depth) for depth in self._depths}
         attention_scores = filled.attention_scores()
         kv.set_length(n)
-        logits = greedy(self._adapter, kv, n, result.logits)
+        logits = greedy(self._decoder, kv, n, result.logits)
         kv.release()
         return Reference(k, v, maps, attention_scores, logits)
 
@@ -138,7 +138,7 @@ class Measurer:
     ) -> _Run:
         kv = self._reserve(prompt)
         case = Case.of(
-            self._adapter, prompt, store, kv,
+            self._decoder, prompt, store, kv,
             prefix_mode=configuration.prefix_mode,
             codec=configuration.codec,
             attention_scores=reference.attention_scores,
@@ -153,13 +153,13 @@ class Measurer:
         n, taught = prompt.tokens, reference.answer
         kvs = [run.case.kv for run in runs]
         filled = [(run.case.kv, run.result.logits) for run in runs]
-        logits = forced(self._adapter, filled, n, taught)
+        logits = forced(self._decoder, filled, n, taught)
         # One sequence after the other, because a real vocabulary is large.
         kl = [divergence(reference.logits, each).tolist() for each in logits]
         agree = [agreement(reference.logits, each).tolist() for each in logits]
         # What is generated writes only behind the prompts, so their KV stays that of the prefill.
         made: list[Record] = []
-        said = free(self._adapter, kvs, n, taught, logits) if prompt.answers else []
+        said = free(self._decoder, kvs, n, taught, logits) if prompt.answers else []
         for i, run in enumerate(runs):
             made.append(self._record(prompt, run, reference, kl[i], agree[i]))
             if said:
@@ -169,7 +169,7 @@ class Measurer:
         return made
 
     def _full(self, reference: Reference) -> str:
-        ends = self._adapter.end_ids
+        ends = self._decoder.end_ids
         return self._decode([token for token in reference.answer.tolist() if token not in ends])
 
     def _record(
@@ -183,7 +183,7 @@ class Measurer:
         filled, configuration = run.filled, run.configuration
         first, last = len(prompt.system), run.case.layout.question_start
         documents = slice(first, last)
-        layers = [filled.layer(layer) for layer in range(self._adapter.layers)]
+        layers = [filled.layer(layer) for layer in range(self._decoder.layers)]
         recomputed = [row for row in run.result.rows.tolist() if first <= row < last]
         count = len(kl) - 1
         return Record(
@@ -198,7 +198,7 @@ class Measurer:
             right=None,
             rows=len(recomputed),
             hit=metrics.hit_rate(recomputed, reference.attention_scores, documents),
-            flops=run.result.flops / full_prefill_flops(self._adapter, prompt.tokens),
+            flops=run.result.flops / full_prefill_flops(self._decoder, prompt.tokens),
             bytes=run.case.stored_bytes if configuration.reads_cache else 0,
             seconds=run.seconds,
             map_l2=[

@@ -33,14 +33,14 @@ from service.errors import InvalidRequest, KvstitchError
 from service.tuning.measuring.environment import describe
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.report.calibration_file import merge
-from service.worker.api import A3, CALIBRATION_FILE, DecoderAdapter, load_model
+from service.worker.api import A3, CALIBRATION_FILE, DecoderModel, load_model
 
 SMALLEST = 1e-7
 """A smaller KL is rounding error, and its logarithm would be noise."""
 
 
 def divergence_by_layer(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     folder: Path,
     prompts: Sequence[Prompt],
     *,
@@ -50,7 +50,7 @@ def divergence_by_layer(
 ) -> dict[int, float]:
     """Geometric mean of the first token's KL, for each selection layer 1..deepest."""
     longest = max(prompt.tokens for prompt in prompts)
-    measurer = Measurer(adapter, tokenizer_of(folder).decode, longest=longest)
+    measurer = Measurer(decoder, tokenizer_of(folder).decode, longest=longest)
     layers = {
         layer: Configuration("a3", A3(ratio, layer), f"r={ratio:g}", f"layer {layer}", prefix_mode)
         for layer in range(1, deepest + 1)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32")
     args = parser.parse_args(arguments)
     try:
-        adapter = load_model(str(args.model), dtype=args.dtype, device="auto")
+        decoder = load_model(str(args.model), dtype=args.dtype, device="auto")
         if args.prompts is not None:
             prompts = of_file(args.model, args.prompts)
         else:
@@ -94,10 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 args.model, list(TASKS), chunk_tokens=48, samples=args.samples, seed=args.seed,
                 held_out=False,
             )  # fmt: skip
-        deepest = args.deepest or max(1, adapter.layers // 3)
-        if not prompts or deepest >= adapter.layers:
+        deepest = args.deepest or max(1, decoder.layers // 3)
+        if not prompts or deepest >= decoder.layers:
             raise InvalidRequest(
-                f"there must be prompts, and --deepest must be below {adapter.layers}",
+                f"there must be prompts, and --deepest must be below {decoder.layers}",
                 field="deepest",
             )
     except (KvstitchError, OSError) as error:
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     with torch.inference_mode():
         kl = divergence_by_layer(
-            adapter, args.model, prompts, ratio=args.ratio, deepest=deepest,
+            decoder, args.model, prompts, ratio=args.ratio, deepest=deepest,
             prefix_mode=args.prefix_mode,
         )  # fmt: skip
     for layer, value in kl.items():

@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args(arguments)
     try:
-        adapter = load_model(str(args.model), dtype=args.dtype, device=args.device)
+        decoder = load_model(str(args.model), dtype=args.dtype, device=args.device)
         tokenizer = Prober(args.model).tokenizer
         found = []
         for text in texts(args.documents, args.tokens, args.samples, args.seed):
-            ids = tokenizer.encode_text(text)[: adapter.max_context]
+            ids = tokenizer.encode_text(text)[: decoder.max_context]
             if len(ids) >= LEAST_BLOCKS * 64:
-                found.append(deviations(decay_of(adapter, ids)))
+                found.append(deviations(decay_of(decoder, ids)))
         if not found:
             raise InvalidRequest(
                 f"no document has {LEAST_BLOCKS * 64} tokens: give longer ones", field="documents"
@@ -70,12 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KvstitchError, OSError, ValueError, KeyError) as error:
         print(error, file=sys.stderr)
         return 1
-    chosen = stable_layers(found, adapter.layers)
+    chosen = stable_layers(found, decoder.layers)
     about = {"documents": len(found), "seed": args.seed, "environment": describe()}
     path = merge(
         args.model / CALIBRATION_FILE, stable_layers=list(chosen), stable_layers_from=about
     )
-    print(f"layers {', '.join(map(str, chosen))} of {adapter.layers}, written to {path}")
+    print(f"layers {', '.join(map(str, chosen))} of {decoder.layers}, written to {path}")
     return 0
 
 

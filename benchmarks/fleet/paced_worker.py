@@ -18,7 +18,7 @@ from service.worker.core.flops import full_prefill
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
 from service.worker.engine.engine import Engine
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 from service.worker.server.load_meter import SAMPLE_TOKENS
 
 SERVICE = ("benchmarks.fleet.paced_service",)
@@ -33,7 +33,7 @@ class PacedEngine(Engine):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        token_flops = full_prefill(self.adapter, SAMPLE_TOKENS) / SAMPLE_TOKENS
+        token_flops = full_prefill(self.decoder, SAMPLE_TOKENS) / SAMPLE_TOKENS
         self._flop_s = float(os.environ[TOKEN_S]) / token_flops
         self._step_s = float(os.environ[STEP_S])
         # As if one prefill had been measured: the first requests are routed by these costs too.
@@ -48,7 +48,7 @@ class PacedEngine(Engine):
             if sequence not in begun and sequence.steps is not None:
                 sequence.steps = self._paced(sequence, sequence.steps)
 
-    def _paced(self, sequence: Sequence, steps: Steps[PrefillResult]) -> Steps[PrefillResult]:
+    def _paced(self, sequence: EngineSequence, steps: Steps[PrefillResult]) -> Steps[PrefillResult]:
         """The same steps, and then sleep until their operations' time is over."""
         while True:
             try:
@@ -65,7 +65,7 @@ class PacedEngine(Engine):
             began = time.monotonic()
         return result
 
-    def _decode_paced(self, running: list[Sequence]) -> None:
+    def _decode_paced(self, running: list[EngineSequence]) -> None:
         ends_at = time.monotonic() + self._step_s
         self._decode_at_once(running)
         time.sleep(max(0.0, ends_at - time.monotonic()))

@@ -32,7 +32,7 @@ from benchmarks.speed.records import save
 from benchmarks.speed.report import text
 from kvstore import MemoryTier
 from service.tuning.measuring.environment import describe
-from service.worker.api import Decoder, DecoderAdapter, adapter_for, full_prefill_flops
+from service.worker.api import BatchDecoder, DecoderModel, decoder_for, full_prefill_flops
 
 RESULTS = Path(__file__).parent.parent / "results" / "speed"
 LLAMA_3_8B = {
@@ -50,7 +50,7 @@ class Run:
     """What to run.
 
     Attributes:
-        adapter: the model.
+        decoder: the model.
         repetitions: of every measurement.
         tokens: of the prompt and of every decoded context.
         chunks: documents of the prompt.
@@ -62,7 +62,7 @@ class Run:
         contexts: other lengths of prompts, in tokens.
     """
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     repetitions: int
     tokens: int = 8192
     chunks: int = 16
@@ -76,17 +76,17 @@ class Run:
 
 def prefill(run: Run) -> Outcome:
     """Full prefill relative to matrix products, A3 to full prefill, int8 to raw."""
-    adapter, number = run.adapter, count()
-    prompt = Prompt(adapter, run.tokens, run.chunks, 0)
-    ways: dict[str, Work] = {"product": synchronised(adapter, _product(run))}
+    decoder, number = run.decoder, count()
+    prompt = Prompt(decoder, run.tokens, run.chunks, 0)
+    ways: dict[str, Work] = {"product": synchronised(decoder, _product(run))}
     sizes: dict[str, int] = {}
     raw, int8 = (MemoryTier(64 << 30) for _ in "ab")
     with (
-        place(adapter, raw, len(prompt.ids)) as plain,
-        place(adapter, int8, len(prompt.ids), codec="int8") as small,
+        place(decoder, raw, len(prompt.ids)) as plain,
+        place(decoder, int8, len(prompt.ids), codec="int8") as small,
     ):
         for name, engine in ((A3, plain), ("a3, int8", small)):
-            chunks = prompt.random_chunks(engine, adapter)
+            chunks = prompt.random_chunks(engine, decoder)
             for key, chunk in chunks.items():
                 engine.store.put(key, chunk)
             sizes[name] = sum(chunk.nbytes for chunk in chunks.values())
@@ -94,11 +94,11 @@ def prefill(run: Run) -> Outcome:
             def ttft(engine: Any, method: str) -> None:
                 answer(engine, prompt.request(str(next(number)), METHODS[method]))
 
-            ways[name] = synchronised(adapter, partial(ttft, engine, A3))
+            ways[name] = synchronised(decoder, partial(ttft, engine, A3))
         for name in (FULL, PIE, SCOUT):
-            ways[name] = synchronised(adapter, partial(ttft, plain, name))
+            ways[name] = synchronised(decoder, partial(ttft, plain, name))
         paired = run_paired(ways, run.repetitions)
-    work = full_prefill_flops(adapter, len(prompt.ids)) / (2.0 * run.square**3)
+    work = full_prefill_flops(decoder, len(prompt.ids)) / (2.0 * run.square**3)
     figures = [
         paired.figure(
             f"full prefill of {run.tokens} tokens, operations/s over a matrix product's",
@@ -118,9 +118,9 @@ def contexts(run: Run) -> Outcome:
     """TTFT at other lengths, relative to full prefill."""
     figures, seconds = [], {}
     for tokens in run.contexts:
-        prompt = Prompt(run.adapter, tokens, run.chunks, 0)
-        with place(run.adapter, MemoryTier(64 << 30), len(prompt.ids)) as engine:
-            for key, chunk in prompt.random_chunks(engine, run.adapter).items():
+        prompt = Prompt(run.decoder, tokens, run.chunks, 0)
+        with place(run.decoder, MemoryTier(64 << 30), len(prompt.ids)) as engine:
+            for key, chunk in prompt.random_chunks(engine, run.decoder).items():
                 engine.store.put(key, chunk)
             number = count()
 
@@ -129,7 +129,7 @@ def contexts(run: Run) -> Outcome:
 
             names = (FULL, A3, SCOUT, PIE)
             ways: dict[str, Work] = {
-                name: synchronised(run.adapter, partial(ttft, engine, prompt, number, name))
+                name: synchronised(run.decoder, partial(ttft, engine, prompt, number, name))
                 for name in names
             }
             paired = run_paired(ways, run.repetitions)
@@ -143,23 +143,23 @@ def contexts(run: Run) -> Outcome:
 
 def transfer(run: Run) -> Outcome:
     """Copying chunks to the device, relative to one copy of the same number of pinned bytes."""
-    adapter = run.adapter
-    prompt = Prompt(adapter, run.tokens, run.chunks, 0)
-    with place(adapter, MemoryTier(64 << 30), len(prompt.ids)) as engine:
-        chunks = list(prompt.random_chunks(engine, adapter).values())
+    decoder = run.decoder
+    prompt = Prompt(decoder, run.tokens, run.chunks, 0)
+    with place(decoder, MemoryTier(64 << 30), len(prompt.ids)) as engine:
+        chunks = list(prompt.random_chunks(engine, decoder).values())
     pinned = torch.empty(sum(c.nbytes for c in chunks), dtype=torch.uint8)
-    if adapter.device.type == "cuda":
+    if decoder.device.type == "cuda":
         pinned = pinned.pin_memory()
 
     def ours() -> None:
-        for layer in range(adapter.layers):
+        for layer in range(decoder.layers):
             for chunk in chunks:
-                chunk.encoded_layer(layer, device=adapter.device)
+                chunk.encoded_layer(layer, device=decoder.device)
 
     def bare() -> None:
-        pinned.to(adapter.device, non_blocking=True)
+        pinned.to(decoder.device, non_blocking=True)
 
-    ways = {"ours": synchronised(adapter, ours), "bare": synchronised(adapter, bare)}
+    ways = {"ours": synchronised(decoder, ours), "bare": synchronised(decoder, bare)}
     paired = run_paired(ways, run.repetitions)
     what = "host to device, bytes/s over pinned"
     figure = paired.figure(what, "bare", "ours", at_least(0.8))
@@ -168,24 +168,24 @@ def transfer(run: Run) -> Outcome:
 
 def decoding(run: Run) -> Outcome:
     """TPOT at batch 1 relative to reading weights and KV once; a large batch evicted."""
-    adapter, steps = run.adapter, run.steps
+    decoder, steps = run.decoder, run.steps
     room = steps * (run.repetitions + 1) * 2 + 1
     batch = _fitting(run, run.tokens + room)
-    pool = pool_for(adapter, [run.tokens] * batch, room)
+    pool = pool_for(decoder, [run.tokens] * batch, room)
     contexts = [filled(pool, run.tokens, room) for _ in range(batch)]
-    decoder = Decoder(adapter, pool)
-    weights = sum(p.nbytes for p in adapter.model.parameters())
-    weights -= adapter.model.get_input_embeddings().weight.nbytes  # only one row of it is read
-    once = weights + run.tokens * adapter.kv_bytes_per_token
-    source = torch.empty(run.copied, dtype=torch.uint8, device=adapter.device)
+    decoding = BatchDecoder(decoder, pool)
+    weights = sum(p.nbytes for p in decoder.model.parameters())
+    weights -= decoder.model.get_input_embeddings().weight.nbytes  # only one row of it is read
+    once = weights + run.tokens * decoder.kv_bytes_per_token
+    source = torch.empty(run.copied, dtype=torch.uint8, device=decoder.device)
     target = torch.empty_like(source)
     ways: dict[str, Work] = {
-        "copy": synchronised(adapter, partial(target.copy_, source)),
-        "one": synchronised(adapter, partial(decode, decoder, contexts[:1], steps)),
+        "copy": synchronised(decoder, partial(target.copy_, source)),
+        "one": synchronised(decoder, partial(decode, decoding, contexts[:1], steps)),
     }
     alone = run_paired(ways, run.repetitions)
     del source, target, ways
-    whole = synchronised(adapter, lambda: decode(decoder, contexts, steps))
+    whole = synchronised(decoder, lambda: decode(decoding, contexts, steps))
     before = run_paired({"all": whole}, run.repetitions)
     for number, context in enumerate(contexts):
         evict(context, run.budget / run.tokens, room, seed=number)
@@ -210,31 +210,31 @@ def decoding(run: Run) -> Outcome:
 def _fitting(run: Run, tokens: int) -> int:
     """The largest power of two of contexts, at most `run.batch`, that the device has room for."""
     batch = run.batch
-    if run.adapter.device.type == "cuda":
+    if run.decoder.device.type == "cuda":
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
         # The two buffers of the copy, and a tenth for the products' own memory.
         free = int(0.9 * free) - 2 * run.copied
-        while batch > 1 and batch * tokens * run.adapter.kv_bytes_per_token > free:
+        while batch > 1 and batch * tokens * run.decoder.kv_bytes_per_token > free:
             batch //= 2
     return batch
 
 
 def kernel_table(run: Run) -> Outcome:
     """Our kernels relative to what torch offers for the same job."""
-    config = run.adapter.config
+    config = run.decoder.config
     return kernels(
-        run.adapter.device, run.tokens, run.chunks, run.batch, run.repetitions,
-        heads=config.num_attention_heads, kv_heads=run.adapter.kv_heads, d=run.adapter.head_dim,
+        run.decoder.device, run.tokens, run.chunks, run.batch, run.repetitions,
+        heads=config.num_attention_heads, kv_heads=run.decoder.kv_heads, d=run.decoder.head_dim,
     )  # fmt: skip
 
 
-def synchronised(adapter: DecoderAdapter, work: Work) -> Work:
+def synchronised(decoder: DecoderModel, work: Work) -> Work:
     """The work including the wait until the device has finished it."""
 
     def done() -> None:
         work()
-        if adapter.device.type == "cuda":
+        if decoder.device.type == "cuda":
             torch.cuda.synchronize()
 
     return done
@@ -242,7 +242,7 @@ def synchronised(adapter: DecoderAdapter, work: Work) -> Work:
 
 def _product(run: Run) -> Work:
     a, b = (
-        torch.randn(run.square, run.square, dtype=torch.bfloat16, device=run.adapter.device)
+        torch.randn(run.square, run.square, dtype=torch.bfloat16, device=run.decoder.device)
         for _ in "ab"
     )
     return lambda: a @ b
@@ -268,10 +268,10 @@ def main() -> int:
         print("there is no GPU here: nothing was measured", file=sys.stderr)
         return 2
     sizes = TINY if given.quick else LLAMA_3_8B
-    adapter = adapter_for(_model(sizes, given.device))
-    run = Run(adapter, given.repetitions)
+    decoder = decoder_for(_model(sizes, given.device))
+    run = Run(decoder, given.repetitions)
     if given.quick:
-        run = Run(adapter, given.repetitions, 128, 4, 64, 1 << 20, 3, 32, 2, (64,))
+        run = Run(decoder, given.repetitions, 128, 4, 64, 1 << 20, 3, 32, 2, (64,))
     failed: list[str] = []
     for name, line in LINES.items():
         started = time.perf_counter()

@@ -24,7 +24,7 @@ from benchmarks.quality.real.table import into
 from benchmarks.shapes import random_qwen2
 from benchmarks.speed.paired import Paired
 from service.tuning.measuring.environment import describe
-from service.worker.api import DecoderAdapter, adapter_for, load_model
+from service.worker.api import DecoderModel, decoder_for, load_model
 
 OUT = Path("benchmarks/results/kernels")
 
@@ -46,10 +46,10 @@ def main(given: Sequence[str] | None = None) -> int:
     args = parser.parse_args(given)
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    adapter = _adapter(args.model)
+    decoder = _decoder(args.model)
     with torch.inference_mode():
-        alone = beside_libraries(adapter, args.tokens, args.repetitions, compiled=args.compile)
-    whole = without_each(adapter, args.tokens, args.repetitions, args.seed)
+        alone = beside_libraries(decoder, args.tokens, args.repetitions, compiled=args.compile)
+    whole = without_each(decoder, args.tokens, args.repetitions, args.seed)
     page = f"{table(alone, OURS)}\n\n{table(whole, EVERY)}"
     args.out.mkdir(parents=True, exist_ok=True)
     name = f"{Path(args.model).name.partition('-')[0]}_{args.threads}"
@@ -69,10 +69,10 @@ def main(given: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _adapter(model: str) -> DecoderAdapter:
+def _decoder(model: str) -> DecoderModel:
     if Path(model).is_dir():
         return load_model(model, dtype="bfloat16", device="cpu")
-    return adapter_for(random_qwen2(model))
+    return decoder_for(random_qwen2(model))
 
 
 def table(measured: Mapping[str, Paired], base: str) -> str:

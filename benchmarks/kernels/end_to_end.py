@@ -14,7 +14,7 @@ from benchmarks.kernels.without import EVERY, switches
 from benchmarks.speed.engines import FULL, METHODS, PIE, SCOUT, Prompt, answer, place, precompute
 from benchmarks.speed.paired import Paired, Work, run_paired
 from kvstore import MemoryTier
-from service.worker.api import DecoderAdapter, SequenceKV, decode_step, kv_pool
+from service.worker.api import DecoderModel, SequenceKV, decode_step, kv_pool
 
 STEPS = 5
 """Decode steps of a sample."""
@@ -40,7 +40,7 @@ class Decoding:
 
 
 def without_each(
-    adapter: DecoderAdapter, tokens: int, repetitions: int, seed: int
+    decoder: DecoderModel, tokens: int, repetitions: int, seed: int
 ) -> dict[str, Paired]:
     """Seconds by what is measured, with all kernels and without each.
 
@@ -49,9 +49,9 @@ def without_each(
         repetitions: of every measurement.
         seed: of the prompt's random tokens.
     """
-    prompt, number = Prompt(adapter, tokens, DOCUMENTS, seed), count()
+    prompt, number = Prompt(decoder, tokens, DOCUMENTS, seed), count()
     jobs: dict[str, Work] = {}
-    with place(adapter, MemoryTier(4 << 30), len(prompt.ids)) as engine, torch.inference_mode():
+    with place(decoder, MemoryTier(4 << 30), len(prompt.ids)) as engine, torch.inference_mode():
         precompute(engine, prompt)
 
         def first_token(name: str) -> None:
@@ -60,7 +60,7 @@ def without_each(
         for name in (FULL, SCOUT, PIE):
             jobs[f"TTFT, {name}"] = partial(first_token, name)
         for name, size in TPOT.items():
-            jobs[name] = partial(decode, adapter, sequences(adapter, tokens, size))
+            jobs[name] = partial(decode, decoder, sequences(decoder, tokens, size))
         return {job: run_paired(ways(work), repetitions) for job, work in jobs.items()}
 
 
@@ -74,19 +74,19 @@ def ways(work: Work) -> dict[str, Work]:
     return {name: partial(switched, switch) for name, switch in switches().items()}
 
 
-def sequences(adapter: DecoderAdapter, tokens: int, size: int) -> list[Decoding]:
+def sequences(decoder: DecoderModel, tokens: int, size: int) -> list[Decoding]:
     """Sequences with KV of so many tokens, whatever it holds."""
     room = tokens + STEPS
-    pool = kv_pool(adapter, room * size)
+    pool = kv_pool(decoder, room * size)
     reserved = [pool.reserve(room) for _ in range(size)]
     return [Decoding(kv, tokens) for kv in reserved if kv is not None]
 
 
-def decode(adapter: DecoderAdapter, running: list[Decoding]) -> None:
+def decode(decoder: DecoderModel, running: list[Decoding]) -> None:
     for sequence in running:
         sequence.restart()
     for _ in range(STEPS):
-        decode_step(adapter, running)
+        decode_step(decoder, running)
         for sequence in running:
             sequence.position += 1
 

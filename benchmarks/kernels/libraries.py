@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.speed.paired import Paired, Work, run_paired
-from service.worker.api import DecoderAdapter, attend_rows
+from service.worker.api import DecoderModel, attend_rows
 from service.worker.core.steps import run
 from service.worker.kernels.cpu import (
     cpu_linear,
@@ -33,12 +33,12 @@ Ways = dict[str, Callable[[int], object]]
 
 
 def beside_libraries(
-    adapter: DecoderAdapter, tokens: int, repetitions: int, *, compiled: bool
+    decoder: DecoderModel, tokens: int, repetitions: int, *, compiled: bool
 ) -> dict[str, Paired]:
     """Seconds of `CALLS` calls, by job and way.
 
     Args:
-        adapter: gives the shapes.
+        decoder: gives the shapes.
         tokens: of a prompt.
         repetitions: of every measurement.
         compiled: whether to try torch.compile and flex_attention.
@@ -46,15 +46,15 @@ def beside_libraries(
     jobs: dict[str, Ways] = {}
     few, some = (1, 8), (32, tokens * 15 // 100, tokens)
     for rows in few:
-        jobs[f"gate and up, {rows} rows"] = _products(adapter, rows, compiled=compiled)
+        jobs[f"gate and up, {rows} rows"] = _products(decoder, rows, compiled=compiled)
     for rows in some:
-        jobs[f"gate and up, {rows} rows"] = _products(adapter, rows, compiled=compiled)
-        jobs[f"MLP, {rows} rows"] = _mlps(adapter, rows, compiled=compiled)
+        jobs[f"gate and up, {rows} rows"] = _products(decoder, rows, compiled=compiled)
+        jobs[f"MLP, {rows} rows"] = _mlps(decoder, rows, compiled=compiled)
     for rows in some:
         jobs[f"attention, {rows} of {tokens} rows"] = _attention(
-            adapter, rows, tokens, compiled=compiled
+            decoder, rows, tokens, compiled=compiled
         )
-    jobs[f"rotation, {tokens} rows"] = _rotations(adapter, tokens)
+    jobs[f"rotation, {tokens} rows"] = _rotations(decoder, tokens)
     return {job: _timed(ways, repetitions) for job, ways in jobs.items()}
 
 
@@ -104,9 +104,9 @@ def _pointwise(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def _products(adapter: DecoderAdapter, rows: int, *, compiled: bool) -> Ways:
-    x = _drawn(rows, adapter.hidden)
-    weights = _weights(2 * adapter.intermediate, adapter.hidden)
+def _products(decoder: DecoderModel, rows: int, *, compiled: bool) -> Ways:
+    x = _drawn(rows, decoder.hidden)
+    weights = _weights(2 * decoder.intermediate, decoder.hidden)
     packed = _prepacked(weights, rows)
     ways: Ways = {
         OURS: lambda i: cpu_linear.linear(x, weights[i]),
@@ -130,10 +130,10 @@ def _by(
     return product(x, ws[i])
 
 
-def _mlps(adapter: DecoderAdapter, rows: int, *, compiled: bool) -> Ways:
-    x = _drawn(rows, adapter.hidden)
-    gates, ups = (_weights(adapter.intermediate, adapter.hidden) for _ in range(2))
-    downs = _weights(adapter.hidden, adapter.intermediate)
+def _mlps(decoder: DecoderModel, rows: int, *, compiled: bool) -> Ways:
+    x = _drawn(rows, decoder.hidden)
+    gates, ups = (_weights(decoder.intermediate, decoder.hidden) for _ in range(2))
+    downs = _weights(decoder.hidden, decoder.intermediate)
     packed = [_prepacked(weights, rows) for weights in (gates, ups, downs)]
 
     def by_torch(gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -160,14 +160,14 @@ def _mlps(adapter: DecoderAdapter, rows: int, *, compiled: bool) -> Ways:
     return ways
 
 
-def _attention(adapter: DecoderAdapter, rows: int, tokens: int, *, compiled: bool) -> Ways:
+def _attention(decoder: DecoderModel, rows: int, tokens: int, *, compiled: bool) -> Ways:
     """Rows at random places of a prompt; all of them for full prefill."""
     places = torch.randperm(tokens)[:rows].sort().values
-    q = _drawn(rows, adapter.heads, adapter.head_dim)
-    k, v = (_drawn(adapter.kv_heads, tokens, adapter.head_dim) for _ in range(2))
+    q = _drawn(rows, decoder.heads, decoder.head_dim)
+    k, v = (_drawn(decoder.kv_heads, tokens, decoder.head_dim) for _ in range(2))
     mask = torch.arange(tokens) <= places[:, None]
     first, keys, values = q.transpose(0, 1)[None], k[None], v[None]
-    scale = adapter.scale
+    scale = decoder.scale
     sdpa = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=True)
     ways: Ways = {
         OURS: lambda _: attend_rows(q, k, v, places, scale),
@@ -189,9 +189,9 @@ def _attention(adapter: DecoderAdapter, rows: int, tokens: int, *, compiled: boo
     return ways
 
 
-def _rotations(adapter: DecoderAdapter, rows: int) -> Ways:
-    x, positions = _drawn(rows, adapter.kv_heads, adapter.head_dim), torch.arange(rows)
-    rope: RotaryTable = adapter.ropes[0]
+def _rotations(decoder: DecoderModel, rows: int) -> Ways:
+    x, positions = _drawn(rows, decoder.kv_heads, decoder.head_dim), torch.arange(rows)
+    rope: RotaryTable = decoder.ropes[0]
     return {
         OURS: lambda _: rope.rotate(x, positions),
         "torch": lambda _: rope.at(positions)(x),

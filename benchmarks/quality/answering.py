@@ -19,7 +19,7 @@ from service.tuning.measuring.case import Case
 from service.tuning.measuring.greedy_answers import NEXT, greedy
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.segment_store import SegmentStore, part_store
-from service.worker.api import DecoderAdapter, SamKV, compute_sketch, kv_pool, prefill_sparse
+from service.worker.api import DecoderModel, SamKV, compute_sketch, kv_pool, prefill_sparse
 from service.worker.methods.api import ModelFacts, Sketch
 
 
@@ -53,29 +53,29 @@ class Answerer:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         facts: ModelFacts,
         decode: Callable[[Sequence[int]], str],
         *,
         longest: int,
     ) -> None:
-        self._adapter, self._facts, self._decode = adapter, facts, decode
+        self._decoder, self._facts, self._decode = decoder, facts, decode
         self._sketches: dict[object, Sketch] = {}  # of the prompt at hand
         self._parts = part_store()
-        self._pool = kv_pool(adapter, longest + NEXT + 1)
+        self._pool = kv_pool(decoder, longest + NEXT + 1)
 
     @torch.inference_mode()
     def measure(self, prompt: Prompt, configurations: Sequence[Compared]) -> list[Answer]:
         """Answers in the order of `configurations`."""
         self._sketches.clear()
-        store = SegmentStore(self._adapter, self._parts)
+        store = SegmentStore(self._decoder, self._parts)
         return [self._answer(prompt, compared, store) for compared in configurations]
 
     def _answer(self, prompt: Prompt, compared: Compared, store: SegmentStore) -> Answer:
         kv = self._pool.reserve(prompt.tokens + NEXT + 1)
         assert kv is not None, "the pool holds the longest prompt"
         case = Case.of(
-            self._adapter, prompt, store, kv,
+            self._decoder, prompt, store, kv,
             prefix_mode=compared.prefix_mode, codec="raw", attention_scores=torch.empty(0),
         )  # fmt: skip
         prefixes = [p.ids for p in store.prefixes(prompt, compared.prefix_mode)]
@@ -86,7 +86,7 @@ class Answerer:
                 said = self._prefilled(prompt, case, prefixes, compared)
         finally:
             kv.release()
-        ends = self._adapter.end_ids
+        ends = self._decoder.end_ids
         text = self._decode([t for t in said.tokens if t not in ends]).strip()
         return Answer(
             prompt.key,
@@ -108,7 +108,7 @@ class Answerer:
             sketches = self._prompt_sketches(prompt, case, prefixes, compared.block)
             started = time.perf_counter()
             result = prefill_sparse(
-                self._adapter,
+                self._decoder,
                 self._facts,
                 case.layout,
                 case.segments,
@@ -123,7 +123,7 @@ class Answerer:
         seconds = time.perf_counter() - started
         held = result.entries_per_head or prompt.tokens
         case.kv.set_length(held)
-        logits = greedy(self._adapter, case.kv, prompt.tokens, result.logits)
+        logits = greedy(self._decoder, case.kv, prompt.tokens, result.logits)
         first, last = len(prompt.system), case.layout.question_start
         documents = max(1, last - first)
         fresh = int(((result.rows >= first) & (result.rows < last)).sum())
@@ -135,15 +135,15 @@ class Answerer:
     ) -> _Said:
         segments = [(prompt.system, ()), *zip(prompt.documents, prefixes, strict=True)]
         scores = [
-            relevance(self._adapter, ids, before, method.local) if ids else None
+            relevance(self._decoder, ids, before, method.local) if ids else None
             for ids, before in segments
         ]
-        context = Context(self._adapter, case.layout, case.segments, scores, method)
+        context = Context(self._decoder, case.layout, case.segments, scores, method)
         started = time.perf_counter()
         logits = context.extend(prompt.question)
         seconds, kept = time.perf_counter() - started, context.kept
         tokens = [int(logits.argmax())]
-        while tokens[-1] not in self._adapter.end_ids and len(tokens) <= NEXT:
+        while tokens[-1] not in self._decoder.end_ids and len(tokens) <= NEXT:
             tokens.append(int(context.extend(tokens[-1:]).argmax()))
         return _Said(tokens, kept, 0.0, seconds)
 
@@ -155,6 +155,6 @@ class Answerer:
         for ids, prefix, stored in zip(prompt.documents, prefixes, case.segments[1:], strict=True):
             key = (ids, tuple(prefix), block)
             if stored is not None and key not in self._sketches:
-                self._sketches[key] = compute_sketch(self._adapter, ids, prefix=prefix, block=block)
+                self._sketches[key] = compute_sketch(self._decoder, ids, prefix=prefix, block=block)
             found.append(None if stored is None else self._sketches[key])
         return found

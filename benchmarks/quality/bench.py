@@ -17,9 +17,9 @@ from benchmarks.quality.sample import Sample
 from benchmarks.quality.scores import score
 from kvstore import MemoryTier, TieredStore
 from service.errors import WorkerFault
-from service.records import Chunk, Report, Sampling
+from service.records import ChunkTokens, Report, Sampling
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     DoneEvent,
     Engine,
     Event,
@@ -99,7 +99,7 @@ class Bench:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         facts: ModelFacts,
         fingerprint: str,
         decode: Decode,
@@ -108,7 +108,7 @@ class Bench:
         memory_bytes: int,
         stack: ExitStack,
     ) -> None:
-        self._adapter, self._facts, self._fingerprint = adapter, facts, fingerprint
+        self._decoder, self._facts, self._fingerprint = decoder, facts, fingerprint
         self._decode = decode
         self._pool_tokens, self._memory_bytes = pool_tokens, memory_bytes
         self._stack = stack
@@ -120,7 +120,7 @@ class Bench:
     @contextmanager
     def open(
         cls,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         facts: ModelFacts,
         fingerprint: str,
         decode: Decode,
@@ -131,7 +131,7 @@ class Bench:
         """Starts the engines on demand and closes them at the end.
 
         Args:
-            adapter: the model.
+            decoder: the model.
             facts: its sizes and calibration.
             fingerprint: of the model.
             decode: turns token ids into text.
@@ -141,7 +141,7 @@ class Bench:
         add_folder(METHODS_FOLDER)
         with ExitStack() as stack:
             yield cls(
-                adapter,
+                decoder,
                 facts,
                 fingerprint,
                 decode,
@@ -205,7 +205,7 @@ class Bench:
             store = self._stack.enter_context(TieredStore([MemoryTier(self._memory_bytes)]))
             self._engines[codec] = self._stack.enter_context(
                 open_engine(
-                    self._adapter,
+                    self._decoder,
                     store,
                     pool_tokens=self._pool_tokens,
                     codec=codec,
@@ -308,5 +308,7 @@ class Bench:
         )
 
 
-def _chunks(sample: Sample, documents: bool) -> list[Chunk]:
-    return [Chunk(i, list(ids)) for i, ids in enumerate(sample.documents)] if documents else []
+def _chunks(sample: Sample, documents: bool) -> list[ChunkTokens]:
+    return (
+        [ChunkTokens(i, list(ids)) for i, ids in enumerate(sample.documents)] if documents else []
+    )

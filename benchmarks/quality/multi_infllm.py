@@ -8,7 +8,7 @@ InfLLM, Xiao et al. 2024).
 The service cannot run it: its decode attends to a cache that is fixed when the prompt is in place,
 here every layer would attend to another set of blocks at every step, keys of blocks unrotated and
 the query turned by a constant distance. So it is a measured comparator, with its own decode loop
-over the same adapter, that holds everything and only attends to part. What docs/specification.md
+over the same decoder, that holds everything and only attends to part. What docs/specification.md
 leaves open is decided as in the test suite's reference: S stays beside init, blocks are a grid
 across documents, one can be picked once it lies outside the window of the chunk's first row, and
 tokens that no block can bring back (the grid's rest, the question, the answer so far) stay visible.
@@ -23,7 +23,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from service.worker.api import DecoderAdapter, prefill_ids, weighted_values
+from service.worker.api import DecoderModel, prefill_ids, weighted_values
 from service.worker.methods.api import (
     CachedSegment,
     LayerView,
@@ -56,7 +56,7 @@ class MultiInfLLM:
 
 
 def relevance(
-    adapter: DecoderAdapter, ids: Sequence[int], prefix: Sequence[int], local: int
+    decoder: DecoderModel, ids: Sequence[int], prefix: Sequence[int], local: int
 ) -> list[Tensor]:
     """Per layer `[heads, T]` fp32: attention that each token of a segment, precomputed behind
     `prefix`, gets from the `local` queries after it. Makes a T × T matrix per layer."""
@@ -71,7 +71,7 @@ def relevance(
         near = (distance > 0) & (distance <= local)
         found.append((weights[:, :, first:] * near).sum(1))
 
-    prefill_ids(adapter, [*prefix, *ids], capture=capture)
+    prefill_ids(decoder, [*prefix, *ids], capture=capture)
     return found
 
 
@@ -83,13 +83,13 @@ class Context:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         layout: PromptLayout,
         segments: Sequence[CachedSegment | None],
         scores: Sequence[Sequence[Tensor] | None],
         method: MultiInfLLM,
     ) -> None:
-        self._adapter, self._method = adapter, method
+        self._decoder, self._method = decoder, method
         self._system, self._end = layout.segments[0].tokens, layout.question_start
         self._init = min(self._end, self._system + method.init)
         starts = range(self._init, self._end, method.block)
@@ -103,14 +103,14 @@ class Context:
         self._keys: list[Tensor] = []  # [layer] of blocks, [blocks, heads, d]
         present = [s for s in segments if s is not None]
         relevant = [s for s in scores if s is not None]
-        for layer in range(adapter.layers):
+        for layer in range(decoder.layers):
             stored = [segment.layer(layer) for segment in present]
             k, v = self._nothing(), self._nothing()
             if stored:
-                k, v = (torch.cat(part).to(adapter.device) for part in zip(*stored, strict=True))
+                k, v = (torch.cat(part).to(decoder.device) for part in zip(*stored, strict=True))
                 self._keys.append(self._block_keys(k, torch.cat([s[layer] for s in relevant], 1)))
             self._near.append(
-                adapter.ropes[0].rotate(k, torch.arange(len(k), device=adapter.device))
+                decoder.ropes[0].rotate(k, torch.arange(len(k), device=decoder.device))
             )
             self._far.append(self._unturned(k))
             self._v.append(v)
@@ -124,7 +124,7 @@ class Context:
         """Share of the documents' tokens that the last row of the last chunk saw, mean over
         layers."""
         documents = slice(self._system, self._end)
-        row = torch.tensor([self.tokens - 1], device=self._adapter.device)
+        row = torch.tensor([self.tokens - 1], device=self._decoder.device)
         near, far = zip(*(self._visible(row, layer) for layer in range(len(self._v))), strict=True)
         seen = (torch.cat(near) | torch.cat(far))[:, documents]
         return float(seen.float().mean()) if seen.numel() else 0.0
@@ -137,28 +137,28 @@ class Context:
         return logits
 
     def _run_chunk(self, ids: Sequence[int]) -> Tensor:
-        adapter, local = self._adapter, self._method.local
+        decoder, local = self._decoder, self._method.local
         row = self.tokens
-        rows = torch.arange(row, row + len(ids), device=adapter.device)
+        rows = torch.arange(row, row + len(ids), device=decoder.device)
         among = [i for i, block in enumerate(self.blocks) if row - block[-1] >= local]
         self.candidates.append(among)
         self.picked.append([])
-        x = adapter.embed(torch.tensor(ids, device=adapter.device))
+        x = decoder.embed(torch.tensor(ids, device=decoder.device))
         far_rows = torch.full_like(rows, local)
-        for layer in range(adapter.layers):
-            q, k, v = adapter.qkv(layer, x)
+        for layer in range(decoder.layers):
+            q, k, v = decoder.qkv(layer, x)
             self.picked[-1].append(self._pick(layer, q, among))
-            self._near[layer] = torch.cat([self._near[layer], adapter.ropes[0].rotate(k, rows)])
+            self._near[layer] = torch.cat([self._near[layer], decoder.ropes[0].rotate(k, rows)])
             self._far[layer] = torch.cat([self._far[layer], self._unturned(k)])
             self._v[layer] = torch.cat([self._v[layer], v])
             near, far = self._visible(rows, layer)
-            scores = self._scores(adapter.ropes[0].rotate(q, rows), self._near[layer])
-            distant = self._scores(adapter.ropes[0].rotate(q, far_rows), self._far[layer])
+            scores = self._scores(decoder.ropes[0].rotate(q, rows), self._near[layer])
+            distant = self._scores(decoder.ropes[0].rotate(q, far_rows), self._far[layer])
             scores = scores.masked_fill(~near, float("-inf"))
             scores = torch.where(far, distant, scores)
             v_heads = self._v[layer].transpose(0, 1)
-            x = adapter.finish(layer, x, weighted_values(scores.softmax(-1), v_heads))
-        return adapter.logits(x[-1:])[0]
+            x = decoder.finish(layer, x, weighted_values(scores.softmax(-1), v_heads))
+        return decoder.logits(x[-1:])[0]
 
     def _pick(self, layer: int, q: Tensor, among: list[int]) -> list[int]:
         """The best of the blocks `among` for the mean query of `q` `[m, heads, d]`."""
@@ -166,7 +166,7 @@ class Context:
             return []
         mean = q.float().mean(0, keepdim=True)
         place = torch.tensor([self._method.local], device=q.device)
-        turned = self._adapter.ropes[0].rotate(mean, place)[0]
+        turned = self._decoder.ropes[0].rotate(mean, place)[0]
         scores = (self._keys[layer][among] * turned).sum((1, 2))
         return [among[i] for i in stable_topk(scores, self.topk).tolist()]
 
@@ -185,13 +185,13 @@ class Context:
         """Scaled products in fp32 `[heads, m, n]`."""
         m, heads, d = q.shape
         grouped = q.float().view(m, k.shape[1], -1, d)
-        out = torch.einsum("mgjd,ngd->gjmn", grouped, k.float()) * self._adapter.scale
+        out = torch.einsum("mgjd,ngd->gjmn", grouped, k.float()) * self._decoder.scale
         return out.reshape(heads, m, len(k))
 
     def _block_keys(self, k: Tensor, scores: Tensor) -> Tensor:
         """`[blocks, heads, d]` fp32: per query head the mean key before RoPE of a block's most
         relevant tokens. k `[context, kv_heads, d]`, scores `[heads, context]`."""
-        heads = self._adapter.heads
+        heads = self._decoder.heads
         k = k.float().repeat_interleave(heads // k.shape[1], dim=1).transpose(0, 1)
         out = [torch.empty(0, heads, k.shape[-1], device=k.device)]
         for block in self.blocks:
@@ -203,11 +203,11 @@ class Context:
 
     def _unturned(self, k: Tensor) -> Tensor:
         """At position 0: as before RoPE up to YaRN's factor, which rotated keys carry."""
-        return self._adapter.ropes[0].rotate(
+        return self._decoder.ropes[0].rotate(
             k, torch.zeros(len(k), dtype=torch.long, device=k.device)
         )
 
     def _nothing(self) -> Tensor:
-        adapter = self._adapter
-        shape = (0, adapter.kv_heads, adapter.head_dim)
-        return torch.empty(shape, dtype=adapter.dtype, device=adapter.device)
+        decoder = self._decoder
+        shape = (0, decoder.kv_heads, decoder.head_dim)
+        return torch.empty(shape, dtype=decoder.dtype, device=decoder.device)

@@ -84,21 +84,21 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     folder = args.model or demo_model()
     try:
-        adapter = load_model(str(folder), dtype=args.dtype, device=args.device)
+        decoder = load_model(str(folder), dtype=args.dtype, device=args.device)
         prefix = args.prefix_mode or load_format(ModelFolder(folder)).prefix_mode
         model = model_fingerprint(str(folder))
         known = read_calibration(
-            folder, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
+            folder, layers=decoder.layers, heads=decoder.heads, kv_heads=decoder.kv_heads
         )
         prompts = of_tasks(
             folder, args.tasks, samples=args.samples, chunk_tokens=args.document_tokens,
             seed=args.seed,
         )  # fmt: skip
         longest = max(p.tokens for p in prompts)
-        if longest + NEXT + 1 > adapter.max_context:
+        if longest + NEXT + 1 > decoder.max_context:
             raise InvalidRequest(
                 f"a prompt has {longest} tokens; with {NEXT + 1} of answer the model takes "
-                f"{adapter.max_context}: leave its task out",
+                f"{decoder.max_context}: leave its task out",
                 field="tasks",
             )
     except (KvstitchError, OSError) as error:
@@ -112,7 +112,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if args.fresh:
         records.discard()
     records.load()
-    answerer = Answerer(adapter, known, tokenizer_of(folder).decode, longest=longest)
+    answerer = Answerer(decoder, known, tokenizer_of(folder).decode, longest=longest)
     made = measure_all(answerer, prompts, compared, records)
     made += measure_all(answerer, fewer, parts, records)
     measured = complete(prompts, compared, records)

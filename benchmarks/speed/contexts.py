@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from service.worker.api import Decoder, DecoderAdapter, KVPool, SequenceKV, kv_pool
+from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV, kv_pool
 
 
 @dataclass
@@ -24,9 +24,9 @@ def spread(tokens: int, batch: int) -> list[int]:
     return [tokens + max(1, tokens // 64) * (2 * i - batch + 1) for i in range(batch)]
 
 
-def pool_for(adapter: DecoderAdapter, lengths: Sequence[int], room: int) -> KVPool:
+def pool_for(decoder: DecoderModel, lengths: Sequence[int], room: int) -> KVPool:
     """A pool for contexts of these lengths, each with `room` for more tokens."""
-    return kv_pool(adapter, sum(lengths) + room * len(lengths))
+    return kv_pool(decoder, sum(lengths) + room * len(lengths))
 
 
 def filled(pool: KVPool, tokens: int, room: int) -> Context:
@@ -53,10 +53,10 @@ def evict(context: Context, share: float, room: int, seed: int) -> None:
         context.kv.keep(layer, kept, room)
 
 
-def decode(decoder: Decoder, contexts: list[Context], steps: int) -> None:
+def decode(decoding: BatchDecoder, contexts: list[Context], steps: int) -> None:
     """Decodes `steps` tokens greedily for every context."""
     for _ in range(steps):
-        tokens = decoder.step(contexts).argmax(-1).tolist()
+        tokens = decoding.step(contexts).argmax(-1).tolist()
         for context, token in zip(contexts, tokens, strict=True):
             context.tokens.append(token)
             context.position += 1

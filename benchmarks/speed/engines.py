@@ -13,10 +13,10 @@ import torch
 
 from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
 from kvstore.tiers.base import Tier
-from service.records import Chunk, Method, Report, Sampling
+from service.records import ChunkTokens, Method, Report, Sampling
 from service.worker.api import (
     Address,
-    DecoderAdapter,
+    DecoderModel,
     DoneEvent,
     Engine,
     FailedEvent,
@@ -50,14 +50,14 @@ def _wait() -> None:
 class Prompt:
     """A prompt of random token ids, with its documents."""
 
-    def __init__(self, adapter: DecoderAdapter, tokens: int, chunks: int, seed: int) -> None:
+    def __init__(self, decoder: DecoderModel, tokens: int, chunks: int, seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
 
         def ids(count: int) -> list[int]:
-            return torch.randint(0, adapter.vocabulary, (count,), generator=random).tolist()
+            return torch.randint(0, decoder.vocabulary, (count,), generator=random).tolist()
 
         self.system, self.question = ids(SYSTEM_TOKENS), ids(QUESTION_TOKENS)
-        self.documents = [Chunk(i, ids(tokens // chunks)) for i in range(chunks)]
+        self.documents = [ChunkTokens(i, ids(tokens // chunks)) for i in range(chunks)]
 
     @property
     def ids(self) -> list[int]:
@@ -74,9 +74,9 @@ class Prompt:
         found = engine.admission.addresses(self.system, self.documents, "none", "")
         return [address for address in found if address is not None]
 
-    def computed(self, adapter: DecoderAdapter) -> dict[str, EncodedChunk]:
+    def computed(self, decoder: DecoderModel) -> dict[str, EncodedChunk]:
         """The chunks by key, really precomputed."""
-        with place(adapter, MemoryTier(1 << 33), len(self.ids)) as engine:
+        with place(decoder, MemoryTier(1 << 33), len(self.ids)) as engine:
             precompute(engine, self)
             out = {}
             for address in self.addresses(engine):
@@ -85,13 +85,13 @@ class Prompt:
                 out[address.key] = found
             return out
 
-    def random_chunks(self, engine: Engine, adapter: DecoderAdapter) -> dict[str, EncodedChunk]:
+    def random_chunks(self, engine: Engine, decoder: DecoderModel) -> dict[str, EncodedChunk]:
         """Chunks of random KV by key: as large as real ones, but made quickly."""
         chunks = {}
         for address in self.addresses(engine):
             shape = address.spec.shape
-            layers = [torch.randn(shape).to(adapter.dtype) for _ in range(adapter.layers)]
-            pin = adapter.device.type == "cuda"
+            layers = [torch.randn(shape).to(decoder.dtype) for _ in range(decoder.layers)]
+            pin = decoder.device.type == "cuda"
             chunks[address.key] = encode_chunk(address.spec, layers, layers, pin=pin)
         return chunks
 
@@ -127,7 +127,7 @@ class Throttled:
 
 @contextmanager
 def place(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     tier: Tier,
     pool_tokens: int,
     chunks: Mapping[str, EncodedChunk] | None = None,
@@ -141,7 +141,7 @@ def place(
             store.put(key, chunk)
         store.flush(60)
         with open_engine(
-            adapter,
+            decoder,
             store,
             pool_tokens=pool_tokens + 512,
             codec=codec,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.shapes import random_qwen2, sizes
-from service.worker.api import DecoderAdapter, adapter_for
+from service.worker.api import DecoderModel, decoder_for
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,16 @@ class Setup:
     seed: int = 0
 
     @cached_property
-    def adapter(self) -> DecoderAdapter:
-        return self.adapter_of()
+    def decoder(self) -> DecoderModel:
+        return self.decoder_of()
 
     @cached_property
     def stock(self) -> Any:
         """A transformers model with the same weights, to compare with."""
         return random_qwen2(self.shape.model, seed=self.seed)
 
-    def adapter_of(self, layers: int | None = None) -> DecoderAdapter:
-        return adapter_for(random_qwen2(self.shape.model, seed=self.seed, layers=layers))
+    def decoder_of(self, layers: int | None = None) -> DecoderModel:
+        return decoder_for(random_qwen2(self.shape.model, seed=self.seed, layers=layers))
 
     def begin(self) -> None:
         """Resets what another line may have changed; called before every line."""

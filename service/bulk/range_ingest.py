@@ -36,7 +36,7 @@ from service.gateway.corpus.jobs.stored_sizes import record_sizes
 from service.gateway.corpus.precompute_calls import CALLS_UNDER_WAY
 from service.gateway.corpus.purge_queue import CHUNKS_PER_CALL
 from service.gateway.corpus.side_by_side import side_by_side
-from service.messages import Chunk
+from service.messages import ChunkTokens
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class RangeIngest:
     ) -> None:
         """One call of the worker, which looks for each chunk before it computes it."""
         prompts = self._corpus.prompts
-        chunks = [Chunk(target.chunk_id, target.ids) for target in part]
+        chunks = [ChunkTokens(target.chunk_id, target.ids) for target in part]
         try:
             replies = self._corpus.worker.precompute(
                 prompts.system, chunks, prompts.prefix_mode, part[0].tenant, lora

@@ -20,7 +20,7 @@ from service.tuning.search_space import LAYER_METHOD, LAYER_RATIO, fixed_default
 from service.tuning.stages import Stage, Stages
 from service.tuning.time_budget import TimeBudget
 from service.tuning.trials import Trials
-from service.worker.api import DecoderAdapter
+from service.worker.api import DecoderModel
 from service.worker.methods.api import ModelFacts
 
 MOST_PROMPTS = 100
@@ -87,7 +87,7 @@ class Outcome:
 def run(
     plan: Plan,
     corpus: Corpus,
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     facts: ModelFacts,
     *,
     model_folder: Path,
@@ -100,7 +100,7 @@ def run(
     Args:
         plan: what to do.
         corpus: the documents.
-        adapter: the model.
+        decoder: the model.
         facts: its sizes and calibration.
         model_folder: the model's.
         records: the file that trials are appended to; what is in it is not measured again.
@@ -118,7 +118,7 @@ def run(
     passages = corpus.passages(CALIBRATED_PASSAGES, random.Random(plan.seed))
     model = measured(
         records.with_suffix(".model.json"),
-        adapter,
+        decoder,
         model_folder,
         [passage.text for passage in passages],
         seed=plan.seed,
@@ -129,7 +129,7 @@ def run(
     half = (len(prompts) + 1) // 2
     development, test = prompts[:half][:MOST_PROMPTS], prompts[half:][:MOST_PROMPTS]
     longest = max(prompt.tokens for prompt in (*development, *test))
-    runner = TrialRunner(adapter, facts, longest=longest, memory_bytes=MEMORY_BYTES)
+    runner = TrialRunner(decoder, facts, longest=longest, memory_bytes=MEMORY_BYTES)
     trials = Trials(records, runner, budget, on_progress)
     fixed = fixed_defaults(plan.prefix_mode)
     stages = Stages(trials, development, test, fixed, facts=facts, has_bos=has_bos, seed=plan.seed)

@@ -52,7 +52,7 @@ from service.worker.methods.registry import (
     fusion_methods,
 )
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.load import default_pool_tokens, load
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
@@ -106,16 +106,14 @@ def serve(settings: WorkerSettings) -> int:
         return _serve(settings, *_load(settings, stack))
 
 
-def _load(
-    settings: WorkerSettings, stack: ExitStack
-) -> tuple[DecoderAdapter, Callable[..., KVPool]]:
+def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Callable[..., KVPool]]:
     """Loads and checks the model and its LoRA adapters.
 
     Args:
         stack: ends the processes that have parts of it.
 
     Returns:
-        The adapter, and what makes the KV pool.
+        The decoder, and what makes the KV pool.
     """
     make_pool: Callable[..., KVPool] = KVPool
     if settings.tensor_parallel > 1:
@@ -126,49 +124,49 @@ def _load(
             Gang(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
         )
         make_pool = gang.make_pool
-        adapter, differences = gang.load(
+        decoder, differences = gang.load(
             settings.model, dtype=settings.dtype, threads=settings.threads
         )
     else:
         set_threads(settings.threads)
         if settings.methods_dir:
             add_folder(Path(settings.methods_dir))
-        adapter = load(
+        decoder = load(
             settings.model,
             dtype=settings.dtype,
             device=settings.device,
             quantize=settings.quantize,
         )
-        differences = selfcheck.check(adapter)
+        differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = lora_check.add(adapter, name, Path(folder))
+        off, moved = lora_check.add(decoder, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
-    return adapter, make_pool
+    return decoder, make_pool
 
 
 def _serve(
-    settings: WorkerSettings, adapter: DecoderAdapter, make_pool: Callable[..., KVPool]
+    settings: WorkerSettings, decoder: DecoderModel, make_pool: Callable[..., KVPool]
 ) -> int:
-    if adapter.device.type == "cpu" and (reason := why_missing()):
+    if decoder.device.type == "cpu" and (reason := why_missing()):
         log.warning("torch's slower operations are used instead of the kernels: %s", reason)
     model_fingerprint = fingerprint(settings.model, settings.quantize)
     facts = read_calibration(
         Path(settings.model),
-        layers=adapter.layers,
-        heads=adapter.heads,
-        kv_heads=adapter.kv_heads,
+        layers=decoder.layers,
+        heads=decoder.heads,
+        kv_heads=decoder.kv_heads,
         first=Path(settings.calibration) if settings.calibration else None,
         ranks=settings.tensor_parallel,
     )
     addressing = Addressing(
-        adapter,
+        decoder,
         fingerprint=model_fingerprint,
         codec=settings.codec,
         secret=bytes.fromhex(settings.tenant_secret),
         tenants_secret=bytes.fromhex(settings.tenants_secret),
     )
-    on_gpu = adapter.device.type == "cuda"
+    on_gpu = decoder.device.type == "cuda"
     inbox = Inbox()
     held = HeldChunks()
     leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None) if settings.shared else None
@@ -194,13 +192,13 @@ def _serve(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
         engine = Engine(
-            adapter,
+            decoder,
             addressing,
             store,
             loader,
             facts=facts,
             pool_tokens=settings.pool_tokens
-            or default_pool_tokens(adapter, settings.max_running, settings.workers),
+            or default_pool_tokens(decoder, settings.max_running, settings.workers),
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             planner=settings.planner,
@@ -210,18 +208,18 @@ def _serve(
             draft_tokens=settings.draft_tokens,
             checks=gate_settings(settings),
             grammars=Grammars(
-                Path(settings.model) / "tokenizer.json", adapter.vocabulary, adapter.end_ids
+                Path(settings.model) / "tokenizer.json", decoder.vocabulary, decoder.end_ids
             ),
             make_pool=make_pool,
         )
         ready = m.Ready(
-            model=model_info(settings, adapter, model_fingerprint, engine.pool.tokens),
+            model=model_info(settings, decoder, model_fingerprint, engine.pool.tokens),
             fusion=describe(fusion_methods(), facts),
             eviction=describe(eviction_methods(), facts),
             pool_tokens=engine.pool.tokens,
             adapters=[
                 m.LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
-                for each in adapter.loras.values()
+                for each in decoder.loras.values()
             ],
             protocol=m.PROTOCOL,
         )
@@ -255,21 +253,21 @@ def _serve(
 
 
 def model_info(
-    settings: WorkerSettings, adapter: DecoderAdapter, model_fingerprint: str, pool_tokens: int
+    settings: WorkerSettings, decoder: DecoderModel, model_fingerprint: str, pool_tokens: int
 ) -> m.ModelInfo:
     """What gateways are told of the model."""
     return m.ModelInfo(
         name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
         fingerprint=model_fingerprint,
-        family=adapter.family,
-        layers=adapter.layers,
-        kv_heads=adapter.kv_heads,
-        head_dim=adapter.head_dim,
-        dtype=str(adapter.dtype).removeprefix("torch."),
-        max_context=min(adapter.max_context, pool_tokens),
-        kv_bytes_per_token=adapter.kv_bytes_per_token,
+        family=decoder.family,
+        layers=decoder.layers,
+        kv_heads=decoder.kv_heads,
+        head_dim=decoder.head_dim,
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        max_context=min(decoder.max_context, pool_tokens),
+        kv_bytes_per_token=decoder.kv_bytes_per_token,
         codec=settings.codec,
-        device=str(adapter.device),
+        device=str(decoder.device),
     )
 
 

@@ -22,7 +22,7 @@ from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import decode_step
-from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.forward.evict import evict
 from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.lora_check import add as add_lora
@@ -67,7 +67,7 @@ from service.worker.model.attention import (
     attend_rows,
     weighted_values,
 )
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from service.worker.model.load import default_pool_tokens
 from service.worker.model.load import load as load_model
 
@@ -77,11 +77,11 @@ __all__ = [
     "OUTLIER_SIGMAS",
     "Address",
     "Addressing",
+    "BatchDecoder",
     "CacheBlend",
     "Capture",
     "ChunkPrefill",
-    "Decoder",
-    "DecoderAdapter",
+    "DecoderModel",
     "DoneEvent",
     "Engine",
     "Event",
@@ -99,7 +99,6 @@ __all__ = [
     "StagedSegment",
     "TokenEvent",
     "Vanilla",
-    "adapter_for",
     "add_folder",
     "add_lora",
     "attend_rows",
@@ -107,6 +106,7 @@ __all__ = [
     "compute_chunk",
     "compute_sketch",
     "decode_step",
+    "decoder_for",
     "default_pool_tokens",
     "evict",
     "eviction_methods",

@@ -34,13 +34,13 @@ from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 
 
 @contextmanager
 def open_engine(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     store: TieredStore,
     *,
     pool_tokens: int,
@@ -61,7 +61,7 @@ def open_engine(
     """An engine on an open store; its loader runs until the context is left.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         store: where chunks are read from and written to.
         pool_tokens: size of the KV pool.
         codec: that chunks are stored with.
@@ -78,7 +78,7 @@ def open_engine(
         loader_threads: that read from the store.
         on_load: called on a loader's thread when a read is done.
     """
-    addressing = Addressing(adapter, fingerprint=fingerprint, codec=codec)
+    addressing = Addressing(decoder, fingerprint=fingerprint, codec=codec)
     loader = Loader(store, threads=loader_threads, on_ready=on_load)
     with ExitStack() as opened:
         prompts = None
@@ -88,7 +88,7 @@ def open_engine(
         loader.start()
         opened.callback(loader.close)
         yield Engine(
-            adapter,
+            decoder,
             addressing,
             store,
             loader,
@@ -116,20 +116,20 @@ def precompute_now(engine: Engine, address: Address) -> None:
         queue.finished()
 
 
-def kv_pool(adapter: DecoderAdapter, tokens: int) -> KVPool:
+def kv_pool(decoder: DecoderModel, tokens: int) -> KVPool:
     """A KV pool for `tokens` tokens of this model."""
     return KVPool(
-        adapter.layers,
-        adapter.own_kv_heads,
-        adapter.head_dim,
+        decoder.layers,
+        decoder.own_kv_heads,
+        decoder.head_dim,
         tokens,
-        dtype=adapter.dtype,
-        device=adapter.device,
+        dtype=decoder.dtype,
+        device=decoder.device,
     )
 
 
 def prefill_ids(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     ids: Sequence[int],
     *,
     kv: PromptKV | None = None,
@@ -138,18 +138,18 @@ def prefill_ids(
     """Full prefill of bare token ids, without stored KV.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         ids: the prompt.
         kv: where its KV goes; by default every layer's is dropped after use.
         capture: sees every layer.
     """
-    layout = PromptLayout.of(ids, [], [], uncached=[True], device=adapter.device)
-    target = kv or ScratchKV(adapter, layout.tokens)
-    return run(prefill(adapter, layout, [None], Vanilla(), target, capture=capture))
+    layout = PromptLayout.of(ids, [], [], uncached=[True], device=decoder.device)
+    target = kv or ScratchKV(decoder, layout.tokens)
+    return run(prefill(decoder, layout, [None], Vanilla(), target, capture=capture))
 
 
 def prefill_prompt(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     layout: PromptLayout,
     cached: Sequence[CachedSegment | None],
     method: DenseMethod,
@@ -161,7 +161,7 @@ def prefill_prompt(
     """Prefill of one prompt by a dense or two-pass method.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         layout: the prompt.
         cached: stored KV of its segments; None for those that are computed.
         method: decides which rows are recomputed.
@@ -169,11 +169,11 @@ def prefill_prompt(
         eviction: observes queries; evicting is left to the caller.
         capture: sees every layer.
     """
-    return run(prefill(adapter, layout, cached, method, kv, eviction=eviction, capture=capture))
+    return run(prefill(decoder, layout, cached, method, kv, eviction=eviction, capture=capture))
 
 
 def prefill_sparse(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     facts: ModelFacts,
     layout: PromptLayout,
     cached: Sequence[EncodedChunk | None],
@@ -186,7 +186,7 @@ def prefill_sparse(
     """Prefill of one prompt by a sparse method, with whole chunks at hand.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         facts: its sizes and calibration.
         layout: the prompt.
         cached: stored KV of S and every document; None for empty ones.
@@ -202,21 +202,21 @@ def prefill_sparse(
             documents.append(SketchedDocument(segment.start, grid, sketch))
             ends.append(WholeChunk(chunk))
     prompt = SketchedPrompt(layout, documents, facts)
-    loop = SparseLayerLoop(adapter, prompt, cached[0], ends, kv, fetch=_nothing_to_read)
+    loop = SparseLayerLoop(decoder, prompt, cached[0], ends, kv, fetch=_nothing_to_read)
     return run(method.run(loop))
 
 
 def attention_scores(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     layout: PromptLayout,
     cached: Sequence[CachedSegment | None],
     method: TwoPassMethod,
     kv: PromptKV,
 ) -> Tensor:
     """The question pass of a two-pass method alone: the scores `[layers that count, n]` fp32."""
-    with KVPlacer(adapter, layout, cached, method.key_positions(layout), kv) as placer:
+    with KVPlacer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
-            adapter=adapter,
+            decoder=decoder,
             layout=layout,
             cached=cached,
             kv=kv,
@@ -236,18 +236,18 @@ def compute_chunk(chunks: ChunkPrefill, address: Address) -> EncodedChunk:
 
 
 def compute_sketch(
-    adapter: DecoderAdapter, ids: Sequence[int], *, prefix: Sequence[int] = (), block: int = BLOCK
+    decoder: DecoderModel, ids: Sequence[int], *, prefix: Sequence[int] = (), block: int = BLOCK
 ) -> Sketch:
     """The sketch of a document, in fp32.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         ids: the document.
         prefix: token ids that it is precomputed behind.
         block: tokens of a block.
     """
     builder = SketchBuilder(len(prefix), block)
-    prefill_ids(adapter, [*prefix, *ids], capture=builder.add)
+    prefill_ids(decoder, [*prefix, *ids], capture=builder.add)
     return builder.sketch()
 
 

@@ -26,4 +26,4 @@ def measured(
     model: Tiny, *configurations: Configuration, prompt: Prompt | None = None
 ) -> list[Record]:
     prompt = prompt or a_prompt()
-    return Measurer(model.adapter, decode, longest=prompt.tokens).measure(prompt, configurations)
+    return Measurer(model.decoder, decode, longest=prompt.tokens).measure(prompt, configurations)

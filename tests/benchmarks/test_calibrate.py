@@ -137,7 +137,7 @@ def test_answer_and_scores_are_the_references(family: str, words: list[int]) -> 
                 if order[0] in probe.needle and ids[order[0]] == token:
                     r[layer, head] += 1 / 24
                 r2[layer, head] += sum(weights[t] for t in order[:24] if t in probe.needle) / 24
-    found = answer(model.adapter, probe, steps)
+    found = answer(model.decoder, probe, steps)
     assert found.tokens == tokens
     assert_close("calibrate: R", found.r, r)
     assert_close("calibrate: R2", found.r2, r2)
@@ -149,9 +149,9 @@ def test_an_end_token_ends_the_answer_and_scores_nothing() -> None:
     tokens = greedy(tiny_of(random_model(tiny_config("llama"))), ids, 6)
     end = next(i for i in range(1, 6) if tokens[i] not in tokens[:i])
     config = tiny_config("llama", eos_token_id=tokens[end])
-    found = answer(tiny_of(random_model(config)).adapter, Probe(ids, range(4, 9), ""), 6)
+    found = answer(tiny_of(random_model(config)).decoder, Probe(ids, range(4, 9), ""), 6)
     plain = tiny_of(random_model(tiny_config("llama")))
-    same = answer(plain.adapter, Probe(ids, range(4, 9), ""), end)
+    same = answer(plain.decoder, Probe(ids, range(4, 9), ""), end)
     assert found.tokens == tokens[:end] == same.tokens
     assert found.r2.equal(same.r2)
 

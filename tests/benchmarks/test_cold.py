@@ -16,13 +16,13 @@ PROMPT = Prompt("tiny", tuple(S), (tuple(D1), tuple(D2), tuple(D3)), tuple(Q))
 
 
 def test_records_of_a_prompt(tmp_path: Path) -> None:
-    adapter = tiny_of(random_model(tiny_config("llama", "llama3"))).adapter
+    decoder = tiny_of(random_model(tiny_config("llama", "llama3"))).decoder
     path = tmp_path / "cold.jsonl"
     file = RecordFile(path, Record)
     for stored in STORED:
-        measure(adapter, PROMPT, [METHODS["pie"]], stored, file)
+        measure(decoder, PROMPT, [METHODS["pie"]], stored, file)
     written = path.read_text()
-    measure(adapter, PROMPT, [METHODS["pie"]], "half", file)
+    measure(decoder, PROMPT, [METHODS["pie"]], "half", file)
     assert path.read_text() == written, "what is known is not measured again"
     rows = {(row["stored"], row["cold"]): row for row in summary([PROMPT], file)}
     assert set(rows) == {(stored, cold) for stored in STORED for cold in MODES}

@@ -37,11 +37,11 @@ def context(
 ) -> Context:
     segments = [(system, ()), *((ids, prefix) for ids in documents)]
     return Context(
-        model.adapter,
+        model.decoder,
         PromptLayout.of(system, documents, Q, uncached=[not ids for ids, _ in segments]),
         [model.precompute(ids, before) if ids else None for ids, before in segments],
         [
-            relevance(model.adapter, ids, before, method.local) if ids else None
+            relevance(model.decoder, ids, before, method.local) if ids else None
             for ids, before in segments
         ],
         method,

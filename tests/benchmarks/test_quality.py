@@ -26,9 +26,9 @@ PAPER = SamKV(max_kept=1.0, max_recomputed=1.0)
 
 
 def answers(model: Tiny, prompt: Prompt, *compared: Compared) -> list[Answer]:
-    adapter = model.adapter
-    facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
-    return Answerer(adapter, facts, decode, longest=prompt.tokens).measure(prompt, compared)
+    decoder = model.decoder
+    facts = ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
+    return Answerer(decoder, facts, decode, longest=prompt.tokens).measure(prompt, compared)
 
 
 def of(method: object, block: int = 4, prefix_mode: str = "none") -> Compared:

@@ -46,10 +46,10 @@ TASKS = ("border", "pronoun", "update", "chain")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Record]]]:
     folder = demo_model()
     with torch.inference_mode():
-        adapter = load_model(str(folder), dtype="float32", device="cpu")
+        decoder = load_model(str(folder), dtype="float32", device="cpu")
         prompts = of_tasks(folder, TASKS, chunk_tokens=48, samples=6, seed=5)
         longest = max(prompt.tokens for prompt in prompts)
-        measurer = Measurer(adapter, tokenizer_of(folder).decode, longest=longest)
+        measurer = Measurer(decoder, tokenizer_of(folder).decode, longest=longest)
         records = Records(Path(tmp_path_factory.mktemp("order")) / "records.jsonl")
         made = {n: Configuration(n, m, prefix_mode="system") for n, m in METHODS.items()}
         measure_all(measurer, prompts, list(made.values()), records)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from service import messages as m
 from service import wire
-from service.records import Chunk
+from service.records import ChunkTokens
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 TEXT = st.text(max_size=20)
-CHUNKS = st.lists(st.builds(Chunk, st.integers(-5, 2**40), IDS), max_size=4)
+CHUNKS = st.lists(st.builds(ChunkTokens, st.integers(-5, 2**40), IDS), max_size=4)
 PARAMETERS = st.dictionaries(
     TEXT, st.integers(-9, 9) | st.floats(allow_nan=False) | TEXT, max_size=3
 )

@@ -13,7 +13,7 @@ import pytest
 
 from service import messages as m
 from service import wire
-from service.records import Chunk, Method, Sampling
+from service.records import ChunkTokens, Method, Sampling
 
 MODEL = {
     "name": "demo", "fingerprint": "0123456789abcdef", "family": "llama", "layers": 12,
@@ -42,7 +42,7 @@ FROM_EARLIER_GATEWAY: list[tuple[dict[str, Any], m.Message]] = [
     (
         {"type": "Generate", "id": "r", "system": [1], "documents": [{"chunk_id": 7, "ids": [2]}],
          "question": [3], "fusion": {"name": "pie"}},
-        m.Generate("r", [1], [Chunk(7, [2])], [3], Method("pie"), sampling=Sampling()),
+        m.Generate("r", [1], [ChunkTokens(7, [2])], [3], Method("pie"), sampling=Sampling()),
     ),
     (
         {"type": "Precompute", "id": "c", "system": [1], "documents": []},

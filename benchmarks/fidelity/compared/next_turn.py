@@ -39,7 +39,7 @@ class NextTurn:
         earlier = replace(case, layout=first).prefill(self.method)
         rest = PromptLayout(layout.ids, (), split)
         queries = QuestionQueries()
-        later = prefill_prompt(case.adapter, rest, [], Pie(), case.kv, eviction=queries)
+        later = prefill_prompt(case.decoder, rest, [], Pie(), case.kv, eviction=queries)
         both = zip(earlier.observed, later.observed, strict=True)
         return replace(
             later,

@@ -62,7 +62,7 @@ class QCFuse:
             torch.cat([case.layout.question_rows[:0], *of_layer])
             for of_layer in zip(*self._anchors(case), strict=True)
         ]
-        return case.prefill(_Online(self.ratio, critical_layers(case.adapter.layers), anchors))
+        return case.prefill(_Online(self.ratio, critical_layers(case.decoder.layers), anchors))
 
     def _anchors(self, case: Case) -> list[list[Tensor]]:
         """For every document, its anchors at each layer as prompt rows."""
@@ -79,16 +79,16 @@ class QCFuse:
                 device=prompt.ids.device,
             )
             scores = attention_scores(
-                case.adapter,
+                case.decoder,
                 layout,
                 [case.segments[0], stored],
                 _Digest(),
-                ScratchKV(case.adapter, layout.tokens),
+                ScratchKV(case.decoder, layout.tokens),
             )
             inside = scores[:, system.end : system.end + segment.tokens]
             wanted = math.ceil(self.digest * segment.tokens)
             found.append([segment.start + stable_topk(of_layer, wanted) for of_layer in inside])
-        return found or [[prompt.question_rows[:0]] * case.adapter.layers]
+        return found or [[prompt.question_rows[:0]] * case.decoder.layers]
 
 
 def _largest(weights: Tensor, rows: Tensor) -> Tensor:

@@ -139,9 +139,9 @@ def main(given: Sequence[str] | None = None) -> int:
     args = parser.parse_args(given)
     torch.set_num_threads(args.threads)
     prompts = of_file(args.model, args.prompts)[: args.samples]
-    adapter = load_model(str(args.model), dtype=args.dtype)
+    decoder = load_model(str(args.model), dtype=args.dtype)
     facts = read_calibration(
-        args.model, layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads
+        args.model, layers=decoder.layers, heads=decoder.heads, kv_heads=decoder.kv_heads
     )
     fingerprint = model_fingerprint(str(args.model))
     mode = next(iter(prompts[0].behind), "system")
@@ -153,7 +153,7 @@ def main(given: Sequence[str] | None = None) -> int:
     file = RecordFile(args.out / f"{args.name}-{fingerprint[:12]}-{args.dtype}.jsonl", Trial)
     file.load()
     longest = max(prompt.tokens for prompt in prompts)
-    runner = TrialRunner(adapter, facts, longest=longest, memory_bytes=MEMORY_BYTES)
+    runner = TrialRunner(decoder, facts, longest=longest, memory_bytes=MEMORY_BYTES)
     about: dict[str, object] = {
         "model": args.model.name,
         "fingerprint": fingerprint,

@@ -89,7 +89,7 @@ def _whole(args: argparse.Namespace, subject: Subject) -> int:
         choice = arguments.choice(args, args.suite, subject)
         makers.append(Maker(subject, choice, args.out, plain))
     if needles:
-        short = subject.adapter.max_context <= SHORT_CONTEXT
+        short = subject.decoder.max_context <= SHORT_CONTEXT
         choice = arguments.choice(args, "short_needle" if short else "needle", subject)
         choice = replace(choice, tasks=(), samples=args.cell)
         makers.append(Maker(subject, choice, args.out, needles))

@@ -55,7 +55,7 @@ def choice(args: argparse.Namespace, suite: str, subject: Subject) -> Choice:
         seeds=args.seeds or SPLITS[args.split],
         chunk_tokens=args.chunk_tokens,
         length=args.length,
-        small_words=subject.adapter.config.vocab_size <= SMALL_VOCABULARY,
+        small_words=subject.decoder.config.vocab_size <= SMALL_VOCABULARY,
         lengths=args.lengths,
         depths=args.depths,
         data=args.data,

@@ -41,7 +41,7 @@ class Maker:
             PromptTooLong: the model cannot hold a prompt.
         """
         subject = self._subject
-        self._samples = draw(self._choice, subject.encoder, subject.adapter.max_context)
+        self._samples = draw(self._choice, subject.encoder, subject.decoder.max_context)
         evictions, self._notes = usable(subject.facts)
         setting = Setting(
             subject.encoder.prefix_mode,

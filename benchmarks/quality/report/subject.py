@@ -15,7 +15,7 @@ from benchmarks.quality.run import TOGETHER
 from benchmarks.quality.sample import Sample
 from service.errors import InvalidRequest
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     default_pool_tokens,
     load_model,
     model_fingerprint,
@@ -48,21 +48,21 @@ class Subject:
         """
         torch.set_num_threads(place.threads)
         self.place = place
-        self.adapter: DecoderAdapter = load_model(
+        self.decoder: DecoderModel = load_model(
             str(place.folder), dtype=place.dtype, device=place.device
         )
         self.facts: ModelFacts = read_calibration(
             place.folder,
-            layers=self.adapter.layers,
-            heads=self.adapter.heads,
-            kv_heads=self.adapter.kv_heads,
+            layers=self.decoder.layers,
+            heads=self.decoder.heads,
+            kv_heads=self.decoder.kv_heads,
         )
         self.fingerprint = model_fingerprint(str(place.folder))
         self.encoder = Encoder(place.folder)
 
     @property
     def dtype(self) -> str:
-        return str(self.adapter.dtype).removeprefix("torch.")
+        return str(self.decoder.dtype).removeprefix("torch.")
 
     @property
     def label(self) -> str:
@@ -79,19 +79,19 @@ class Subject:
         Raises:
             InvalidRequest: memory does not suffice for one.
         """
-        room = default_pool_tokens(self.adapter, TOGETHER)
+        room = default_pool_tokens(self.decoder, TOGETHER)
         if longest > room:
             raise InvalidRequest(
                 f"a prompt has {longest} tokens with its answer and memory is for {room}",
                 field="samples",
             )
         with Bench.open(
-            self.adapter,
+            self.decoder,
             self.facts,
             self.fingerprint,
             self.encoder.tokenizer.decode,
             pool_tokens=min(room, TOGETHER * longest),
-            memory_bytes=STORED * longest * self.adapter.kv_bytes_per_token,
+            memory_bytes=STORED * longest * self.decoder.kv_bytes_per_token,
         ) as bench:
             yield bench
 

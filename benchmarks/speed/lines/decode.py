@@ -20,7 +20,7 @@ from benchmarks.speed.paired import Work, run_paired
 from benchmarks.speed.peers.generate import Generate
 from benchmarks.speed.peers.llama import Absent, LlamaCpp
 from benchmarks.speed.setup import Setup
-from service.worker.api import Decoder
+from service.worker.api import BatchDecoder
 
 BATCH = 8
 OURS, EIGHT = "ours, batch 1", "ours, batch 8"
@@ -28,19 +28,19 @@ THEIRS, LLAMA = "transformers generate, batch 1", "llama.cpp, batch 1"
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter, steps = setup.shape, setup.adapter, setup.shape.answer
+    shape, decoder, steps = setup.shape, setup.decoder, setup.shape.answer
     lengths = spread(shape.tokens, BATCH)
     room = steps * (setup.repetitions + 1) + 1
-    pool = pool_for(adapter, [shape.tokens, *lengths], room)
-    decoder = Decoder(adapter, pool)
+    pool = pool_for(decoder, [shape.tokens, *lengths], room)
+    decoding = BatchDecoder(decoder, pool)
     one = [filled(pool, shape.tokens, room)]
     eight = [filled(pool, n, room) for n in lengths]
     theirs = Generate(setup.stock, shape.tokens)
     notes: list[str] = []
     ways: dict[str, Work] = {
-        OURS: partial(decode, decoder, one, steps),
+        OURS: partial(decode, decoding, one, steps),
         THEIRS: partial(theirs.decode, steps),
-        EIGHT: partial(decode, decoder, eight, steps),
+        EIGHT: partial(decode, decoding, eight, steps),
     }
     before: dict[str, Work] = {THEIRS: theirs.fill}
     with torch.inference_mode(), ExitStack() as stack:

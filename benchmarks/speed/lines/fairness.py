@@ -25,13 +25,13 @@ TARGETS = {A3: at_most(2.0), FULL: None}
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter = setup.shape, setup.adapter
-    prompt = Prompt(adapter, shape.long_tokens, shape.long_chunks, setup.seed)
+    shape, decoder = setup.shape, setup.decoder
+    prompt = Prompt(decoder, shape.long_tokens, shape.long_chunks, setup.seed)
     room = len(prompt.ids) + STREAMS * (STREAM_PROMPT + STREAM_ANSWER)
     samples: dict[str, list[float]] = {A3: [], FULL: []}
     intervals: list[dict[str, Any]] = []
-    with place(adapter, MemoryTier(1 << 34), room) as engine:
-        for key, chunk in prompt.random_chunks(engine, adapter).items():
+    with place(decoder, MemoryTier(1 << 34), room) as engine:
+        for key, chunk in prompt.random_chunks(engine, decoder).items():
             engine.store.put(key, chunk)
         _start_streams(engine, prompt)
         for turn in range(setup.repetitions):

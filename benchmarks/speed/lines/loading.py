@@ -24,15 +24,15 @@ PLAIN, SLOWED = "SSD", "SSD as slow as computing"
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter = setup.shape, setup.adapter
-    prompt = Prompt(adapter, shape.tokens, shape.chunks, setup.seed)
-    stored, tokens = prompt.computed(adapter), len(prompt.ids)
+    shape, decoder = setup.shape, setup.decoder
+    prompt = Prompt(decoder, shape.tokens, shape.chunks, setup.seed)
+    stored, tokens = prompt.computed(decoder), len(prompt.ids)
     nbytes = sum(chunk.nbytes for chunk in stored.values())
     runs: dict[str, list[dict[str, Any]]] = {PLAIN: [], SLOWED: []}
     a3 = METHODS[A3]
     with (
         tempfile.TemporaryDirectory() as folder,
-        place(adapter, MemoryTier(1 << 33), tokens, stored) as memory,
+        place(decoder, MemoryTier(1 << 33), tokens, stored) as memory,
     ):
         answer(memory, prompt.request("warm-up", a3))
         pace = answer(memory, prompt.request("pace", a3)).ttft_s
@@ -41,7 +41,7 @@ def run(setup: Setup) -> Outcome:
             tier: Any = SsdTier(path, 1 << 36)
             if label == SLOWED:
                 tier = Throttled(tier, nbytes / pace)
-            with place(adapter, tier, tokens, stored) as engine:
+            with place(decoder, tier, tokens, stored) as engine:
                 for turn in range(setup.repetitions):
                     drop_pages(path)
                     loading = load_alone(engine, prompt)

@@ -13,9 +13,9 @@ from kvstore import MemoryTier
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter, number = setup.shape, setup.adapter, count()
-    prompt = Prompt(adapter, shape.long_tokens, shape.long_chunks, setup.seed)
-    with place(adapter, MemoryTier(4 << 30), len(prompt.ids)) as engine:
+    shape, decoder, number = setup.shape, setup.decoder, count()
+    prompt = Prompt(decoder, shape.long_tokens, shape.long_chunks, setup.seed)
+    with place(decoder, MemoryTier(4 << 30), len(prompt.ids)) as engine:
         precompute(engine, prompt)
 
         def ttft(name: str) -> None:

@@ -31,9 +31,9 @@ ASKED = 3
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter = setup.shape, setup.adapter_of(layers=setup.shape.planner_layers)
-    prompt = Prompt(adapter, shape.planner_tokens, shape.chunks, setup.seed)
-    stored = prompt.computed(adapter)
+    shape, decoder = setup.shape, setup.decoder_of(layers=setup.shape.planner_layers)
+    prompt = Prompt(decoder, shape.planner_tokens, shape.chunks, setup.seed)
+    stored = prompt.computed(decoder)
     size = sum(chunk.nbytes for chunk in stored.values())
     runs: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -43,7 +43,7 @@ def run(setup: Setup) -> Outcome:
             tier = SsdTier(folder / f"{speed}-{method}-{planner}", 1 << 36)
             slow: Any = Throttled(tier, speed * MB)
             tokens = len(prompt.ids)
-            return stack.enter_context(place(adapter, slow, tokens, stored, planner=planner))
+            return stack.enter_context(place(decoder, slow, tokens, stored, planner=planner))
 
         engines = {
             (speed, name, on): engine_at(speed, name, on)

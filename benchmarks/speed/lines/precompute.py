@@ -21,15 +21,15 @@ SHORT_TOKENS = 128
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter, number = setup.shape, setup.adapter, count(1)
+    shape, decoder, number = setup.shape, setup.decoder, count(1)
     with (
         tempfile.TemporaryDirectory() as folder,
-        place(adapter, SsdTier(Path(folder), 1 << 36), shape.tokens) as engine,
+        place(decoder, SsdTier(Path(folder), 1 << 36), shape.tokens) as engine,
     ):
 
         def fresh(chunks: int) -> Prompt:
             """A prompt whose documents are not stored yet."""
-            return Prompt(adapter, shape.tokens, chunks, seed=next(number))
+            return Prompt(decoder, shape.tokens, chunks, seed=next(number))
 
         def precompute(chunks: int) -> None:
             prompt = fresh(chunks)
@@ -45,7 +45,7 @@ def run(setup: Setup) -> Outcome:
 
         def plain() -> None:
             for document in fresh(shape.chunks).documents:
-                prefill_ids(adapter, document.ids)
+                prefill_ids(decoder, document.ids)
 
         short = max(1, shape.tokens // SHORT_TOKENS)
         ways = {LONG: lambda: precompute(shape.chunks), SHORT: lambda: precompute(short)}

@@ -17,8 +17,8 @@ from benchmarks.speed.engines import answer
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, SsdTier, TieredStore
-from service.records import Chunk, Method, Sampling
-from service.worker.api import Request, adapter_for, open_engine, precompute_now
+from service.records import ChunkTokens, Method, Sampling
+from service.worker.api import Request, decoder_for, open_engine, precompute_now
 
 TOKENS, DRAWN, ENDS = 48, 4, 100
 METHOD = Method("a3", {"ratio": 0.15})
@@ -26,19 +26,21 @@ METHOD = Method("a3", {"ratio": 0.15})
 
 def run(setup: Setup) -> Outcome:
     shape = setup.shape
-    adapter = adapter_for(random_qwen2("tiny", seed=setup.seed))
+    decoder = decoder_for(random_qwen2("tiny", seed=setup.seed))
     chooser = random.Random(setup.seed)
-    vocabulary = range(adapter.vocabulary)
+    vocabulary = range(decoder.vocabulary)
     system = chooser.choices(vocabulary, k=16)
-    documents = [Chunk(i, chooser.choices(vocabulary, k=TOKENS)) for i in range(shape.documents)]
-    memory = shape.documents * TOKENS * adapter.kv_bytes_per_token // 4
+    documents = [
+        ChunkTokens(i, chooser.choices(vocabulary, k=TOKENS)) for i in range(shape.documents)
+    ]
+    memory = shape.documents * TOKENS * decoder.kv_bytes_per_token // 4
     hits: list[bool] = []
     seen: set[tuple[int, ...]] = set()
     with (
         tempfile.TemporaryDirectory() as folder,
         TieredStore([MemoryTier(memory), SsdTier(Path(folder), 1 << 32)]) as store,
     ):
-        with open_engine(adapter, store, pool_tokens=1024, planner=False) as engine:
+        with open_engine(decoder, store, pool_tokens=1024, planner=False) as engine:
             with torch.inference_mode():
                 for address in engine.admission.addresses(system, documents, "none", ""):
                     assert address is not None

@@ -28,16 +28,16 @@ OURS, THEIRS = "a3 r=0.15", "transformers generate_batch"
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter, stock, number = setup.shape, setup.adapter, setup.stock, count()
+    shape, decoder, stock, number = setup.shape, setup.decoder, setup.stock, count()
     prompts = [
-        Prompt(adapter, shape.tokens, shape.chunks, setup.seed + i)
+        Prompt(decoder, shape.tokens, shape.chunks, setup.seed + i)
         for i in range(shape.concurrency)
     ]
     ids = [prompt.ids for prompt in prompts]
     room = sum(len(one) + shape.answer for one in ids)
-    with place(adapter, MemoryTier(4 << 30), room) as engine:
+    with place(decoder, MemoryTier(4 << 30), room) as engine:
         for prompt in prompts:
-            for key, chunk in prompt.random_chunks(engine, adapter).items():
+            for key, chunk in prompt.random_chunks(engine, decoder).items():
                 engine.store.put(key, chunk)
 
         def ours() -> None:

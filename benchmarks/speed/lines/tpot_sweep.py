@@ -13,17 +13,17 @@ from benchmarks.speed.contexts import decode, evict, filled, pool_for, spread
 from benchmarks.speed.outcome import Figure, Outcome
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
-from service.worker.api import Decoder
+from service.worker.api import BatchDecoder
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter = setup.shape, setup.adapter
+    shape, decoder = setup.shape, setup.decoder
     steps = max(2, shape.answer // 4)
     room = steps * (setup.repetitions + 1) * len(shape.batches) + 1
     most = max(shape.batches)
     lengths = spread(shape.tokens, most)
-    pool = pool_for(adapter, lengths * len(shape.budgets), room)
-    decoder = Decoder(adapter, pool)
+    pool = pool_for(decoder, lengths * len(shape.budgets), room)
+    decoding = BatchDecoder(decoder, pool)
     ways = {}
     for budget in shape.budgets:
         contexts = [filled(pool, n, room) for n in lengths]
@@ -31,7 +31,7 @@ def run(setup: Setup) -> Outcome:
             if budget < 1:
                 evict(context, budget, room, seed=number)
         for batch in shape.batches:
-            ways[f"{batch} {budget}"] = partial(decode, decoder, contexts[:batch], steps)
+            ways[f"{batch} {budget}"] = partial(decode, decoding, contexts[:batch], steps)
     with torch.inference_mode():
         paired = run_paired(ways, setup.repetitions)
     tpot = {name: [s / steps for s in taken.wall] for name, taken in paired.taken.items()}

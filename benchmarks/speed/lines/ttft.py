@@ -34,12 +34,12 @@ THEIRS = "transformers forward"
 
 
 def run(setup: Setup) -> Outcome:
-    shape, adapter, stock = setup.shape, setup.adapter, setup.stock
-    prompt = Prompt(adapter, shape.tokens, shape.chunks, setup.seed)
+    shape, decoder, stock = setup.shape, setup.decoder, setup.stock
+    prompt = Prompt(decoder, shape.tokens, shape.chunks, setup.seed)
     ids, number = torch.tensor([prompt.ids]), count()
     stages: dict[str, list[dict[str, float]]] = {name: [] for name in METHODS}
 
-    with place(adapter, MemoryTier(4 << 30), len(prompt.ids)) as engine, torch.inference_mode():
+    with place(decoder, MemoryTier(4 << 30), len(prompt.ids)) as engine, torch.inference_mode():
         precompute(engine, prompt)
 
         def ours(name: str) -> None:

@@ -41,14 +41,14 @@ def run(setup: Setup) -> Outcome:
 
 
 def by_context(setup: Setup, tokens: int) -> Paired:
-    prompt = Prompt(setup.adapter, tokens, setup.shape.chunks, setup.seed)
+    prompt = Prompt(setup.decoder, tokens, setup.shape.chunks, setup.seed)
     with _in_memory(setup, prompt) as engine:
         return _ttft(setup, engine, prompt, METHODS)
 
 
 def by_ratio(setup: Setup) -> Paired:
     """TTFT by `method ratio` for every ratio, and of full prefill."""
-    prompt = Prompt(setup.adapter, setup.shape.tokens // SHORT, setup.shape.chunks, setup.seed)
+    prompt = Prompt(setup.decoder, setup.shape.tokens // SHORT, setup.shape.chunks, setup.seed)
     methods = {FULL: METHODS[FULL]} | {
         f"{name} {ratio}": Method(name, {"ratio": ratio})
         for name in BY_RATIO
@@ -60,8 +60,8 @@ def by_ratio(setup: Setup) -> Paired:
 
 def by_tier(setup: Setup) -> Paired:
     """TTFT of A3 with its chunks in only one tier."""
-    prompt = Prompt(setup.adapter, setup.shape.tokens // SHORT, setup.shape.chunks, setup.seed)
-    chunks, number = prompt.computed(setup.adapter), count()
+    prompt = Prompt(setup.decoder, setup.shape.tokens // SHORT, setup.shape.chunks, setup.seed)
+    chunks, number = prompt.computed(setup.decoder), count()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(redis_url())
@@ -71,7 +71,7 @@ def by_tier(setup: Setup) -> Paired:
             "redis": RedisTier(url, timeout_s=10, deadline_s=60),
         }
         engines = {
-            name: stack.enter_context(place(setup.adapter, tier, len(prompt.ids), chunks))
+            name: stack.enter_context(place(setup.decoder, tier, len(prompt.ids), chunks))
             for name, tier in tiers.items()
         }
 
@@ -83,8 +83,8 @@ def by_tier(setup: Setup) -> Paired:
 
 @contextmanager
 def _in_memory(setup: Setup, prompt: Prompt) -> Iterator[Engine]:
-    with place(setup.adapter, MemoryTier(4 << 30), len(prompt.ids)) as engine:
-        for key, chunk in prompt.random_chunks(engine, setup.adapter).items():
+    with place(setup.decoder, MemoryTier(4 << 30), len(prompt.ids)) as engine:
+        for key, chunk in prompt.random_chunks(engine, setup.decoder).items():
             engine.store.put(key, chunk)
         yield engine
 

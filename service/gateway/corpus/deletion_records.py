@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from service.messages import Chunk
+from service.messages import ChunkTokens
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PurgeTarget:
     doc_id: str
     chunk_id: int
     ids: list[int]
-    copies: list[Chunk] = field(default_factory=list)
+    copies: list[ChunkTokens] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from retriever.sql.connection import Connection, Row
 from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget, Receipt
 from service.gateway.corpus.fleet import membership
 from service.gateway.corpus.jobs.job_database import JobDatabase
-from service.messages import Chunk
+from service.messages import ChunkTokens
 
 _MAX_DOC_IDS = 100
 
@@ -224,7 +224,7 @@ def _insert_purges(
 
 
 def _pending(row: Row) -> PendingPurge:
-    copies = [Chunk(**copy) for copy in json.loads(row["copies"])]
+    copies = [ChunkTokens(**copy) for copy in json.loads(row["copies"])]
     return PendingPurge(**{**dict(row), "ids": json.loads(row["ids"]), "copies": copies})
 
 

@@ -49,7 +49,7 @@ from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Chunk
+from service.messages import ChunkTokens
 
 logger = logging.getLogger(__name__)
 
@@ -237,12 +237,12 @@ class PrecomputeLoop:
         """How many chunks are stored of one before its document is done."""
         return len(self._wanted(target)) * len(self._models)
 
-    def _wanted(self, target: PurgeTarget) -> list[Chunk]:
+    def _wanted(self, target: PurgeTarget) -> list[ChunkTokens]:
         """What is to be stored of a chunk before its document is done.
 
         A chunk behind neighbours is put together from these, so all chunks are needed alone.
         """
-        alone = Chunk(target.chunk_id, target.ids)
+        alone = ChunkTokens(target.chunk_id, target.ids)
         if not target.copies:
             return [alone]
         return [*([alone] if self._behind.kind == "neighbours" else []), *target.copies]

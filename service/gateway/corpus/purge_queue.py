@@ -27,7 +27,7 @@ from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_p
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Chunk
+from service.messages import ChunkTokens
 
 NO_CHUNK = -1  # of a purge that only deletes copies
 CHUNKS_PER_CALL = 64  # in one message to the worker
@@ -202,7 +202,7 @@ class PurgeQueue:
         return purged
 
     async def _purge(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:
-        chunks = [Chunk(purge.chunk_id, purge.ids) for purge in due if not purge.shared]
+        chunks = [ChunkTokens(purge.chunk_id, purge.ids) for purge in due if not purge.shared]
         chunks += [copy for purge in due for copy in purge.copies]
         done = await self._worker.purge(
             self._prompts.system, chunks, self._prompts.prefix_mode, tenant

@@ -8,7 +8,7 @@ from service.gateway.fleet.routing.backlog import Backlog
 from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
-from service.messages import Chunk, Holdings
+from service.messages import ChunkTokens, Holdings
 from service.records import WorkerLoad
 
 
@@ -57,7 +57,7 @@ class Member:
         process = self._supervisor.pid
         return self.client.ready is None and (process is None or process != self._served_by)
 
-    def compute_s(self, chunks: Sequence[Chunk]) -> float:
+    def compute_s(self, chunks: Sequence[ChunkTokens]) -> float:
         """Seconds that it takes to compute chunks."""
         return sum(len(chunk.ids) for chunk in chunks) * self.load.token_s
 

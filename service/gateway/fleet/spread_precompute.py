@@ -9,7 +9,7 @@ from service.chunk_ids import ChunkIds
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.router import Router
-from service.messages import Chunk, Precompute, Precomputed
+from service.messages import ChunkTokens, Precompute, Precomputed
 
 
 async def spread_precompute(
@@ -25,7 +25,7 @@ async def spread_precompute(
     names = ChunkIds(message.system, message.prefix_mode, message.tenant, message.lora)
     replies: asyncio.Queue[Precomputed | Exception] = asyncio.Queue()
 
-    async def compute(member: Member, part: Sequence[Chunk]) -> None:
+    async def compute(member: Member, part: Sequence[ChunkTokens]) -> None:
         pending_s = member.compute_s(part)
         member.precompute_s += pending_s
         try:
@@ -40,7 +40,7 @@ async def spread_precompute(
 
     backlogs = {member.number: member.precompute_s for member in members}
     by_number = {member.number: member for member in members}
-    parts: dict[int, list[Chunk]] = {}
+    parts: dict[int, list[ChunkTokens]] = {}
     by_id: dict[int, list[bytes]] = {}  # a chunk may be wanted alone and behind others
     for chunk in message.documents:
         name = names.of(chunk)

@@ -26,7 +26,7 @@ from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.connection import RETRY_AFTER_S
 from service.gateway.worker_client.protocol import Event
 from service.messages import (
-    Chunk,
+    ChunkTokens,
     Done,
     Failed,
     Forecast,
@@ -206,7 +206,7 @@ class WorkerPool:
     async def precompute(
         self,
         system: list[int],
-        chunks: Sequence[Chunk],
+        chunks: Sequence[ChunkTokens],
         prefix_mode: str,
         tenant: str,
         lora: str = "",
@@ -221,7 +221,7 @@ class WorkerPool:
                 yield reply
 
     async def purge(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
+        self, system: list[int], chunks: Sequence[ChunkTokens], prefix_mode: str, tenant: str
     ) -> Purged:
         """Delete the KV of chunks in every tier of every worker.
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from retriever import Chunk as TextChunk
-from retriever import Companions, Kind, Scope
+from retriever import Chunk, Companions, Kind, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.messages import Chunk
+from service.messages import ChunkTokens
 
 KINDS: dict[str, Kind] = {"primer": "primer", "neighbours": "neighbours"}
 
@@ -26,8 +25,8 @@ class Chosen:
         replaced: What was stored for it behind others, and is to be purged.
     """
 
-    chunk: Chunk
-    replaced: list[Chunk] = field(default_factory=list)
+    chunk: ChunkTokens
+    replaced: list[ChunkTokens] = field(default_factory=list)
 
 
 class PrecomputedBehind:
@@ -48,7 +47,7 @@ class PrecomputedBehind:
         self._companions = companions
         self._count = count
 
-    def in_prompt(self, chunks: Sequence[TextChunk]) -> list[Chunk]:
+    def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
         """The segments of a prompt, in its order, each as it was precomputed for its place."""
         segments = self._prompts.segments(chunks)
         if self.kind is None or len(segments) < 2:
@@ -59,7 +58,7 @@ class PrecomputedBehind:
             for segment in segments[1:]
         ]
 
-    def choose(self, chunk: TextChunk, scope: Scope, max_context: int) -> Chosen:
+    def choose(self, chunk: Chunk, scope: Scope, max_context: int) -> Chosen:
         """Chooses the companions of a chunk that is about to be precomputed.
 
         They stay as they are unless there are fewer than wanted: the collection may have grown.
@@ -80,12 +79,12 @@ class PrecomputedBehind:
         copy = self._copy(chunk, now)
         return Chosen(copy, [other for other in old if other != copy])
 
-    def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[Chunk]]:
+    def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[ChunkTokens]]:
         """What is stored behind each of these chunks, or is theirs and stands behind others.
 
         Call it before any of them is removed: all of it holds their text, or follows from it.
         """
-        found: dict[int, list[Chunk]] = {chunk_id: [] for chunk_id in chunk_ids}
+        found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
         for companion_id, behind in self._companions.behind(chunk_ids).items():
             found[companion_id] += with_prefixes(
                 [self._copy(a.chunk, a.companions) for a in behind]
@@ -106,14 +105,16 @@ class PrecomputedBehind:
         """The chunks are stored behind S alone, too."""
         self._companions.set_exact(chunk_ids)
 
-    def _copy(self, chunk: TextChunk, companions: Sequence[TextChunk]) -> Chunk:
-        return Chunk(chunk.chunk_id, self._prompts.segment(chunk), self._ids(companions))
+    def _copy(self, chunk: Chunk, companions: Sequence[Chunk]) -> ChunkTokens:
+        return ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk), self._ids(companions))
 
-    def _ids(self, companions: Sequence[TextChunk]) -> list[list[int]]:
+    def _ids(self, companions: Sequence[Chunk]) -> list[list[int]]:
         return [self._prompts.segment(chunk) for chunk in companions]
 
 
-def with_prefixes(copies: Sequence[Chunk]) -> list[Chunk]:
+def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:
     """These copies, and before them what they stand behind: a primer is stored as one chunk."""
     prefixes = {tuple(token for ids in copy.behind for token in ids): copy for copy in copies}
-    return [Chunk(copy.chunk_id, list(ids)) for ids, copy in prefixes.items() if ids] + list(copies)
+    return [ChunkTokens(copy.chunk_id, list(ids)) for ids, copy in prefixes.items() if ids] + list(
+        copies
+    )

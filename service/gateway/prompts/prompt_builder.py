@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retriever import Chunk as TextChunk
-from retriever import ChunkSettings
+from retriever import Chunk, ChunkSettings
 from service.errors import PromptTooLong
 from service.gateway.prompts.conversation import conversation_format
 from service.gateway.prompts.detokenizer import AnswerText
@@ -19,7 +18,7 @@ from service.gateway.prompts.tool_conversation import tool_conversation
 from service.gateway.tool_calls.forms import ToolForm
 from service.gateway.tool_calls.tools import ToolSet
 from service.prompt import Turn, document_ids, system_ids
-from service.records import Chunk
+from service.records import ChunkTokens
 from service.settings import Settings
 
 CHARS_PER_TOKEN_ESTIMATE = 3
@@ -30,7 +29,7 @@ class PromptPlan:
     """The segments of one prompt as token ids, in the order S ‖ D_1 … D_k ‖ Q."""
 
     system: list[int]
-    documents: list[Chunk]
+    documents: list[ChunkTokens]
     question: list[int]
 
     @property
@@ -83,7 +82,7 @@ class PromptBuilder:
             render=self.format.render_document,
         )
 
-    def segment(self, chunk: TextChunk) -> list[int]:
+    def segment(self, chunk: Chunk) -> list[int]:
         """The token ids of a chunk, the same when it is precomputed and at every request."""
 
         def encode() -> list[int]:
@@ -93,8 +92,8 @@ class PromptBuilder:
             return encode()
         return self._segment_ids.get(chunk.chunk_id, chunk.revision, encode)
 
-    def segments(self, chunks: Sequence[TextChunk]) -> list[Chunk]:
-        return [Chunk(chunk.chunk_id, self.segment(chunk)) for chunk in chunks]
+    def segments(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
+        return [ChunkTokens(chunk.chunk_id, self.segment(chunk)) for chunk in chunks]
 
     @property
     def tool_form(self) -> ToolForm:
@@ -148,7 +147,7 @@ class PromptBuilder:
 
     def plan(
         self,
-        documents: Sequence[Chunk],
+        documents: Sequence[ChunkTokens],
         question: list[int],
         *,
         max_context: int,
@@ -170,7 +169,7 @@ class PromptBuilder:
 
     def check_length(
         self,
-        documents: Sequence[Chunk],
+        documents: Sequence[ChunkTokens],
         question: list[int],
         *,
         max_context: int,

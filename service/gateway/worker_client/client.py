@@ -13,7 +13,7 @@ from service.messages import (
     Abort,
     AskGate,
     AskHoldings,
-    Chunk,
+    ChunkTokens,
     Done,
     Explain,
     Explained,
@@ -82,7 +82,7 @@ class WorkerClient(WorkerConnection):
     async def precompute(
         self,
         system: list[int],
-        chunks: Sequence[Chunk],
+        chunks: Sequence[ChunkTokens],
         prefix_mode: str,
         tenant: str,
         lora: str = "",
@@ -111,7 +111,7 @@ class WorkerClient(WorkerConnection):
                     self.abort(message.id, "disconnect")
 
     async def purge(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
+        self, system: list[int], chunks: Sequence[ChunkTokens], prefix_mode: str, tenant: str
     ) -> Purged:
         """Delete the KV of chunks in every tier. Raises the error that the worker reports."""
         message = Purge(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant)

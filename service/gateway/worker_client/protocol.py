@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from service.messages import (
-    Chunk,
+    ChunkTokens,
     Done,
     Failed,
     Forecast,
@@ -72,7 +72,7 @@ class Worker(Protocol):
     def precompute(
         self,
         system: list[int],
-        chunks: Sequence[Chunk],
+        chunks: Sequence[ChunkTokens],
         prefix_mode: str,
         tenant: str,
         lora: str = "",
@@ -92,7 +92,7 @@ class Worker(Protocol):
         ...
 
     async def purge(
-        self, system: list[int], chunks: Sequence[Chunk], prefix_mode: str, tenant: str
+        self, system: list[int], chunks: Sequence[ChunkTokens], prefix_mode: str, tenant: str
     ) -> Purged:
         """Delete the KV of chunks in every tier; arguments as for `precompute`."""
         ...

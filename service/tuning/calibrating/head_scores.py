@@ -28,7 +28,7 @@ from torch import Tensor
 
 from service.tuning.calibrating.needle_probes import Probe, fits
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     SequenceKV,
     kv_pool,
     prefill_ids,
@@ -121,22 +121,22 @@ def step_scores(weights: Tensor, probe: Probe, generated: int) -> tuple[Tensor, 
 
 
 @torch.inference_mode()
-def answer(adapter: DecoderAdapter, probe: Probe, limit: int) -> Answer:
+def answer(decoder: DecoderModel, probe: Probe, limit: int) -> Answer:
     """Answers greedily with at most `limit` tokens, and scores the attention of every step."""
     n = len(probe.ids)
-    kv = kv_pool(adapter, n + limit).reserve(n + limit)
+    kv = kv_pool(decoder, n + limit).reserve(n + limit)
     assert kv is not None, "the pool was made for it"
     # All but the last token, because its attention is the first to be scored.
-    prefill_ids(adapter, probe.ids[:-1], kv=kv)
+    prefill_ids(decoder, probe.ids[:-1], kv=kv)
     kv.set_length(n - 1)
-    r = torch.zeros(adapter.layers, adapter.heads)
+    r = torch.zeros(decoder.layers, decoder.heads)
     r2 = torch.zeros_like(r)
     tokens: list[int] = []
     last = probe.ids[-1]
     while len(tokens) < limit:
-        logits, weights = _observed_step(adapter, kv, last, n - 1 + len(tokens))
+        logits, weights = _observed_step(decoder, kv, last, n - 1 + len(tokens))
         last = int(logits.argmax())
-        if last in adapter.end_ids:
+        if last in decoder.end_ids:
             break
         tokens.append(last)
         copied, mass = step_scores(weights, probe, last)
@@ -146,27 +146,27 @@ def answer(adapter: DecoderAdapter, probe: Probe, limit: int) -> Answer:
 
 
 def _observed_step(
-    adapter: DecoderAdapter, kv: SequenceKV, token: int, position: int
+    decoder: DecoderModel, kv: SequenceKV, token: int, position: int
 ) -> tuple[Tensor, Tensor]:
     """One decode step: logits `[vocabulary]` and attention `[layers, heads, position + 1]`."""
-    at = torch.tensor([position], device=adapter.device)
-    x = adapter.embed(torch.tensor([token], device=adapter.device))
+    at = torch.tensor([position], device=decoder.device)
+    x = decoder.embed(torch.tensor([token], device=decoder.device))
     seen = []
-    for layer in range(adapter.layers):
-        q, k, v = adapter.qkv(layer, x)
+    for layer in range(decoder.layers):
+        q, k, v = decoder.qkv(layer, x)
         k_all, v_all = kv.prompt_layer(layer, position + 1)
-        rope = adapter.ropes[layer]
+        rope = decoder.ropes[layer]
         write_rows(rope, k_all, v_all, k, v, at)
         weights = attention_probabilities(
-            rope.rotate(q, at), k_all, at, adapter.scale, rule=adapter.rules[layer]
+            rope.rotate(q, at), k_all, at, decoder.scale, rule=decoder.rules[layer]
         )
         seen.append(weights[:, 0].cpu())
-        x = adapter.finish(layer, x, weighted_values(weights, v_all))
-    return adapter.logits(x)[0], torch.stack(seen)
+        x = decoder.finish(layer, x, weighted_values(weights, v_all))
+    return decoder.logits(x)[0], torch.stack(seen)
 
 
 def calibrate(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     probes: Iterable[Probe],
     *,
     encode: Callable[[str], Sequence[int]],
@@ -176,7 +176,7 @@ def calibrate(
     out = HeadScores()
     for probe in probes:
         limit = len(encode(probe.answer)) + EXTRA_TOKENS
-        fits(probe, adapter.max_context - limit)
-        given = answer(adapter, probe, limit)
+        fits(probe, decoder.max_context - limit)
+        given = answer(decoder, probe, limit)
         out.add(given, probe.answer, decode(given.tokens))
     return out

@@ -22,7 +22,7 @@ from service.tuning.calibrating.stable_layers import (
     deviations,
     stable_layers,
 )
-from service.worker.api import DecoderAdapter
+from service.worker.api import DecoderModel
 from service.worker.methods.api import ModelFacts
 
 MOST_PROBES = 16
@@ -71,7 +71,7 @@ class ModelCalibration:
 
 def measured(
     path: Path,
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     folder: Path,
     texts: Sequence[str],
     *,
@@ -82,7 +82,7 @@ def measured(
 
     Args:
         path: of the file.
-        adapter: the model.
+        decoder: the model.
         folder: the model's.
         texts: passages of the documents.
         seed: of the probes.
@@ -91,7 +91,7 @@ def measured(
     if path.is_file():
         return ModelCalibration(**json.loads(path.read_text(encoding="utf-8")))
     found = replace(
-        _heads(adapter, folder, seed, time_is_up), **_layers(adapter, folder, texts, time_is_up)
+        _heads(decoder, folder, seed, time_is_up), **_layers(decoder, folder, texts, time_is_up)
     )
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
@@ -100,9 +100,9 @@ def measured(
 
 
 def _heads(
-    adapter: DecoderAdapter, folder: Path, seed: int, time_is_up: Callable[[], bool]
+    decoder: DecoderModel, folder: Path, seed: int, time_is_up: Callable[[], bool]
 ) -> ModelCalibration:
-    prober = Prober(folder, tokens=min(PROBE_TOKENS, adapter.max_context // 2))
+    prober = Prober(folder, tokens=min(PROBE_TOKENS, decoder.max_context // 2))
 
     def probes() -> Iterator[Probe]:
         for number in range(MOST_PROBES):
@@ -112,7 +112,7 @@ def _heads(
 
     try:
         scores = calibrate(
-            adapter,
+            decoder,
             probes(),
             encode=prober.tokenizer.encode_text,
             decode=lambda ids: prober.stops(prober.tokenizer.decode(ids)),
@@ -126,7 +126,7 @@ def _heads(
 
 
 def _layers(
-    adapter: DecoderAdapter, folder: Path, texts: Sequence[str], time_is_up: Callable[[], bool]
+    decoder: DecoderModel, folder: Path, texts: Sequence[str], time_is_up: Callable[[], bool]
 ) -> dict[str, Any]:
     encode = Prober(folder).tokenizer.encode_text
     least, most = DOCUMENT_TOKENS
@@ -136,8 +136,8 @@ def _layers(
             break
         ids += encode(text)
         if len(ids) >= least:
-            longest = min(most, adapter.max_context)
-            found.append(deviations(decay_of(adapter, ids[:longest])))
+            longest = min(most, decoder.max_context)
+            found.append(deviations(decay_of(decoder, ids[:longest])))
             ids = []
-    layers = list(stable_layers(found, adapter.layers)) if found else []
+    layers = list(stable_layers(found, decoder.layers)) if found else []
     return {"stable_layers": layers, "documents": len(found)}

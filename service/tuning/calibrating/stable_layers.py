@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from service.worker.api import OUTLIER_SIGMAS, DecoderAdapter, compute_sketch
+from service.worker.api import OUTLIER_SIGMAS, DecoderModel, compute_sketch
 
 LEAST_BLOCKS = 4
 """A document with fewer blocks has no middle block to compare."""
@@ -52,6 +52,6 @@ def stable_layers(found: Sequence[Tensor], layers: int) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def decay_of(adapter: DecoderAdapter, ids: Sequence[int]) -> Tensor:
+def decay_of(decoder: DecoderModel, ids: Sequence[int]) -> Tensor:
     """Decay alpha `[layers, blocks]` of one document that is prefilled by itself."""
-    return compute_sketch(adapter, ids).alpha.cpu()
+    return compute_sketch(decoder, ids).alpha.cpu()

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvstore import EncodedChunk
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.segment_store import SegmentStore
-from service.worker.api import Capture, DecoderAdapter, SequenceKV, prefill_prompt
+from service.worker.api import Capture, DecoderModel, SequenceKV, prefill_prompt
 from service.worker.methods.api import (
     CachedSegment,
     DenseMethod,
@@ -33,7 +33,7 @@ class Case:
     """A prompt, ready to be prefilled.
 
     Attributes:
-        adapter: the model.
+        decoder: the model.
         layout: the prompt.
         segments: stored KV of its segments; None for empty ones.
         kv: where its KV goes.
@@ -41,7 +41,7 @@ class Case:
             layers, heads and rows, `[n]` fp32. Only the oracle may rank by it.
     """
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     layout: PromptLayout
     segments: Sequence[EncodedChunk | None]
     kv: SequenceKV
@@ -50,7 +50,7 @@ class Case:
     @classmethod
     def of(
         cls,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         prompt: Prompt,
         store: SegmentStore,
         kv: SequenceKV,
@@ -66,9 +66,9 @@ class Case:
             prompt.question,
             uncached=[segment is None for segment in segments],
             prefixes=store.prefixes(prompt, prefix_mode),
-            device=adapter.device,
+            device=decoder.device,
         )
-        return cls(adapter, layout, segments, kv, attention_scores)
+        return cls(decoder, layout, segments, kv, attention_scores)
 
     @property
     def stored_bytes(self) -> int:
@@ -84,7 +84,7 @@ class Case:
         """Prefills the prompt; `segments` replaces the stored KV."""
         cached = self.segments if segments is None else segments
         return prefill_prompt(
-            self.adapter,
+            self.decoder,
             self.layout,
             cached,
             method,
@@ -116,7 +116,7 @@ class QuestionQueries(EvictionMethod):
 class Filled:
     """The KV and the question's queries after a prefill."""
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     layout: PromptLayout
     kv: SequenceKV
     queries: Sequence[Tensor] = field(repr=False)
@@ -129,12 +129,12 @@ class Filled:
         """Softmax weights `[heads, |Q|, n]` fp32 of the question's rows at a layer."""
         k, _ = self.layer(layer)
         rows = self.layout.question_rows
-        rule = self.adapter.rules[layer]
-        return attention_probabilities(self.queries[layer], k, rows, self.adapter.scale, rule=rule)
+        rule = self.decoder.rules[layer]
+        return attention_probabilities(self.queries[layer], k, rows, self.decoder.scale, rule=rule)
 
     def attention_scores(self) -> Tensor:
         """The question's attention to each token, summed over layers, heads and rows, `[n]`."""
         total = torch.zeros(self.layout.tokens, device=self.layout.ids.device)
-        for layer in range(self.adapter.layers):
+        for layer in range(self.decoder.layers):
             total += self.question_attention(layer).sum((0, 1))
         return total

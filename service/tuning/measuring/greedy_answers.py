@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from service.worker.api import DecoderAdapter, SequenceKV, decode_step
+from service.worker.api import DecoderModel, SequenceKV, decode_step
 
 NEXT = 32
 """How many answer tokens after the first are compared."""
@@ -31,7 +31,7 @@ class Answering:
         return self.prompt_tokens + len(self.tokens) - 1
 
 
-def greedy(adapter: DecoderAdapter, kv: SequenceKV, n: int, first: Tensor) -> Tensor:
+def greedy(decoder: DecoderModel, kv: SequenceKV, n: int, first: Tensor) -> Tensor:
     """Full prefill's logits `[m, vocabulary]` along its own greedy answer.
 
     The last logits predict the end token, or are those after `NEXT` tokens.
@@ -39,19 +39,19 @@ def greedy(adapter: DecoderAdapter, kv: SequenceKV, n: int, first: Tensor) -> Te
     answering, logits = Answering(kv, n), [first]
     while len(logits) <= NEXT:
         answering.tokens.append(int(logits[-1].argmax()))
-        if answering.tokens[-1] in adapter.end_ids:
+        if answering.tokens[-1] in decoder.end_ids:
             break
-        logits.append(decode_step(adapter, [answering])[0])
+        logits.append(decode_step(decoder, [answering])[0])
     return torch.stack(logits)
 
 
 def forced(
-    adapter: DecoderAdapter, filled: Sequence[tuple[SequenceKV, Tensor]], n: int, taught: Tensor
+    decoder: DecoderModel, filled: Sequence[tuple[SequenceKV, Tensor]], n: int, taught: Tensor
 ) -> Tensor:
     """Logits of every sequence when it is fed a given answer.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         filled: KV and first logits of every sequence.
         n: tokens of the prompt.
         taught: the answer, `[m]`; its last token is not fed.
@@ -64,12 +64,12 @@ def forced(
     for token in taught[:-1].tolist():
         for each in answering:
             each.tokens.append(token)
-        logits.append(decode_step(adapter, answering))
+        logits.append(decode_step(decoder, answering))
     return torch.stack(logits, dim=1)
 
 
 def free(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     kvs: Sequence[SequenceKV],
     n: int,
     taught: Tensor,
@@ -88,11 +88,11 @@ def free(
         answers.append(each)
         if len(differs):
             running.append(each)
-    while running := [each for each in running if _goes_on(adapter, each)]:
-        for each, step in zip(running, decode_step(adapter, running), strict=True):
+    while running := [each for each in running if _goes_on(decoder, each)]:
+        for each, step in zip(running, decode_step(decoder, running), strict=True):
             each.tokens.append(int(step.argmax()))
-    return [[t for t in each.tokens if t not in adapter.end_ids] for each in answers]
+    return [[t for t in each.tokens if t not in decoder.end_ids] for each in answers]
 
 
-def _goes_on(adapter: DecoderAdapter, each: Answering) -> bool:
-    return each.tokens[-1] not in adapter.end_ids and len(each.tokens) <= NEXT
+def _goes_on(decoder: DecoderModel, each: Answering) -> bool:
+    return each.tokens[-1] not in decoder.end_ids and len(each.tokens) <= NEXT

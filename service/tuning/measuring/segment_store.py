@@ -14,7 +14,7 @@ from weakref import WeakMethod
 
 from kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
 from service.tuning.measuring.prompt_ids import Prompt
-from service.worker.api import Address, Addressing, ChunkPrefill, DecoderAdapter, compute_chunk
+from service.worker.api import Address, Addressing, ChunkPrefill, DecoderModel, compute_chunk
 from service.worker.methods.api import Prefix
 
 PARTS_BYTES = 1 << 30
@@ -32,8 +32,8 @@ class SegmentStore:
         parts: shared by the stores of all prompts of this model.
     """
 
-    def __init__(self, adapter: DecoderAdapter, parts: MemoryTier) -> None:
-        self._adapter = adapter
+    def __init__(self, decoder: DecoderModel, parts: MemoryTier) -> None:
+        self._decoder = decoder
         # A reference both ways would keep the KV of many prompts until the next collection of
         # garbage, which comes rarely.
         read = WeakMethod(self._read)
@@ -43,9 +43,9 @@ class SegmentStore:
             assert own is not None
             return own(address)
 
-        self._chunks = ChunkPrefill(adapter, read_part)
+        self._chunks = ChunkPrefill(decoder, read_part)
         # There is one model, so the fingerprint need not tell models apart.
-        self._addressing = Addressing(adapter, fingerprint="fidelity", codec="raw")
+        self._addressing = Addressing(decoder, fingerprint="fidelity", codec="raw")
         self._parts = parts
         self._encoded: dict[tuple[str, str], EncodedChunk] = {}
 
@@ -102,6 +102,6 @@ class SegmentStore:
     def _encode(self, address: Address, codec: str) -> EncodedChunk:
         """What precompute would store with another codec: it encodes the same tensors."""
         raw = self._chunk(address, "raw")
-        layers = [raw.layer(layer) for layer in range(self._adapter.layers)]
+        layers = [raw.layer(layer) for layer in range(self._decoder.layers)]
         spec = replace(address.spec, codec=codec)
         return encode_chunk(spec, [k for k, _ in layers], [v for _, v in layers])

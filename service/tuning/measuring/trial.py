@@ -22,7 +22,7 @@ from service.tuning.measuring.greedy_answers import NEXT, forced, greedy
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.segment_store import SegmentStore, part_store
 from service.worker.api import (
-    DecoderAdapter,
+    DecoderModel,
     SequenceKV,
     compute_sketch,
     evict,
@@ -108,28 +108,28 @@ class TrialRunner:
     """Measures candidates on prompts.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         facts: its sizes and calibration.
         longest: tokens of the longest prompt.
         memory_bytes: about how much KV is held at the same time; two prompts at least.
     """
 
     def __init__(
-        self, adapter: DecoderAdapter, facts: ModelFacts, *, longest: int, memory_bytes: int
+        self, decoder: DecoderModel, facts: ModelFacts, *, longest: int, memory_bytes: int
     ) -> None:
-        self._adapter = adapter
+        self._decoder = decoder
         self._facts = facts
         each = longest + NEXT + 2
-        self._together = max(1, memory_bytes // (each * adapter.kv_bytes_per_token) - 1)
+        self._together = max(1, memory_bytes // (each * decoder.kv_bytes_per_token) - 1)
         self._together = min(self._together, MOST_TOGETHER)
-        self._pool = kv_pool(adapter, each * (self._together + 1))
+        self._pool = kv_pool(decoder, each * (self._together + 1))
         self._parts = part_store()
         self._references: OrderedDict[str, _Reference] = OrderedDict()
 
     @torch.inference_mode()
     def measure(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Iterator[list[Trial]]:
         """Yields trials in the order of `candidates`, as many together as fit into memory."""
-        store = SegmentStore(self._adapter, self._parts)
+        store = SegmentStore(self._decoder, self._parts)
         reference = self._reference(prompt, store)
         for start in range(0, len(candidates), self._together):
             part = candidates[start : start + self._together]
@@ -139,7 +139,7 @@ class TrialRunner:
         known = self._references.get(prompt.key)
         if known is None:
             done = self._prefill(prompt, _FULL, store)
-            logits = greedy(self._adapter, done.kv, prompt.tokens, done.result.logits)
+            logits = greedy(self._decoder, done.kv, prompt.tokens, done.result.logits)
             done.kv.release()
             known = _Reference(logits, done.result.flops, done.seconds)
             self._references[prompt.key] = known
@@ -157,7 +157,7 @@ class TrialRunner:
         runs = [self._prefill(prompt, candidate, store) for candidate in candidates]
         taught = reference.answer
         filled = [(run.kv, run.result.logits) for run in runs]
-        logits = forced(self._adapter, filled, prompt.tokens, taught)
+        logits = forced(self._decoder, filled, prompt.tokens, taught)
         trials = [
             _trial(prompt, candidate, run, reference, own)
             for candidate, run, own in zip(candidates, runs, logits, strict=True)
@@ -170,7 +170,7 @@ class TrialRunner:
         kv = self._pool.reserve(prompt.tokens + NEXT + 2)
         assert kv is not None, "the pool was made for so many"
         case = Case.of(
-            self._adapter, prompt, store, kv,
+            self._decoder, prompt, store, kv,
             prefix_mode=candidate.prefix_mode,
             codec=candidate.codec,
             attention_scores=torch.empty(0),
@@ -180,23 +180,23 @@ class TrialRunner:
             sketches = self._sketches(prompt, store, candidate.prefix_mode)
             started = time.perf_counter()
             result = prefill_sparse(
-                self._adapter, self._facts, case.layout, case.segments, method, kv,
+                self._decoder, self._facts, case.layout, case.segments, method, kv,
                 sketches=sketches,
             )  # fmt: skip
         else:
             assert isinstance(method, DenseMethod)
             started = time.perf_counter()
             result = prefill_prompt(
-                self._adapter, case.layout, case.segments, method, kv, eviction=eviction
+                self._decoder, case.layout, case.segments, method, kv, eviction=eviction
             )
         seconds = time.perf_counter() - started
         kv.set_length(result.entries_per_head or prompt.tokens)
         if eviction is not None:
             evict(
-                self._adapter, self._facts, kv, eviction,
+                self._decoder, self._facts, kv, eviction,
                 layout=result.layout, observed=result.observed, room=NEXT + 2,
             )  # fmt: skip
-        layers = range(self._adapter.layers)
+        layers = range(self._decoder.layers)
         kept = sum(kv.kept_tokens(layer) for layer in layers) / len(layers) / prompt.tokens
         return _Prefilled(kv, result, seconds, case.stored_bytes, kept)
 
@@ -205,7 +205,7 @@ class TrialRunner:
     ) -> list[Sketch | None]:
         prefixes = store.prefixes(prompt, prefix_mode)
         return [
-            compute_sketch(self._adapter, ids, prefix=prefix.ids) if ids else None
+            compute_sketch(self._decoder, ids, prefix=prefix.ids) if ids else None
             for ids, prefix in zip(prompt.documents, prefixes, strict=True)
         ]
 

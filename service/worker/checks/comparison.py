@@ -14,7 +14,7 @@ from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
 from service.worker.gate.policy import Observation
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 WORST_NATS = 20.0
 """Upper limit of a KL divergence in nats; also its value where the fused logits are NaN."""
@@ -30,7 +30,7 @@ def compare(full: Tensor, fused: Tensor) -> Observation:
     return Observation(min(max(kl, 0.0), WORST_NATS), bool(full.argmax() == fused.argmax()))
 
 
-def full_logits(adapter: DecoderAdapter, request: Request) -> Steps[Tensor]:
+def full_logits(decoder: DecoderModel, request: Request) -> Steps[Tensor]:
     """Logits `[vocabulary]` of the first answer token by full prefill.
 
     No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.
@@ -38,8 +38,8 @@ def full_logits(adapter: DecoderAdapter, request: Request) -> Steps[Tensor]:
     documents = [document.ids for document in request.documents]
     cold = [True] * (1 + len(documents))
     layout = PromptLayout.of(
-        request.system, documents, request.question, uncached=cold, device=adapter.device
+        request.system, documents, request.question, uncached=cold, device=decoder.device
     )
-    adapter = adapter.with_lora(request.lora)
-    scratch = ScratchKV(adapter, layout.tokens)
-    return (yield from prefill(adapter, layout, [None] * len(cold), Vanilla(), scratch)).logits
+    decoder = decoder.with_lora(request.lora)
+    scratch = ScratchKV(decoder, layout.tokens)
+    return (yield from prefill(decoder, layout, [None] * len(cold), Vanilla(), scratch)).logits

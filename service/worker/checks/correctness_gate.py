@@ -34,9 +34,9 @@ from service.worker.kv.pool import KVPool
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 log = logging.getLogger("kvstitch.gate")
 
@@ -83,8 +83,8 @@ class Answered:
 class Gate:
     """The gate of one engine. Only `values` may be called from another thread."""
 
-    def __init__(self, adapter: DecoderAdapter, checks: GateSettings, shadow: Shadow) -> None:
-        self._adapter = adapter
+    def __init__(self, decoder: DecoderModel, checks: GateSettings, shadow: Shadow) -> None:
+        self._decoder = decoder
         self._checks = checks
         self._shadow = shadow
         self._random = Random(checks.seed)
@@ -105,7 +105,7 @@ class Gate:
     ) -> Gate:
         # The planner must not learn from what spare time allows, nor may a run continue a prompt.
         shadow = Shadow(replace(launcher, planner=None, restorer=None), pool, precompute_queue)
-        return cls(launcher.adapter, checks, shadow)
+        return cls(launcher.decoder, checks, shadow)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Gate:
         self.counts.begin(name)
         return self._trusts.of(name, fusion).gated()
 
-    def answered(self, sequence: Sequence, result: PrefillResult) -> None:
+    def answered(self, sequence: EngineSequence, result: PrefillResult) -> None:
         """Called with every first token; remembers some of them to be checked."""
         gated, request = sequence.gated, sequence.request
         if gated is None or result.kept_ids is not None or not request.documents:
@@ -198,7 +198,7 @@ class Gate:
         if level == trust.drift.top:
             full = answered.logits
         else:
-            full = yield from full_logits(self._adapter, answered.request)
+            full = yield from full_logits(self._decoder, answered.request)
             self._observe(trust, level, full, answered.logits)
         if not level or trust.drift.level != level:
             return

@@ -6,7 +6,7 @@ is in the pool, and is given up as soon as a waiting request needs it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sampling.sampler import Sampler
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Shadow:
     launcher: PrefillLauncher
     pool: KVPool
     precompute_queue: PrecomputeQueue
-    _sequence: Sequence | None = field(default=None, repr=False)
+    _sequence: EngineSequence | None = field(default=None, repr=False)
     _wants: int = 0  # tokens of KV that the run waits for
 
     @property
@@ -49,7 +49,7 @@ class Shadow:
         return not self.pool.make_room(self._wants)
 
     def steps(
-        self, request: Request, addresses: Many[Address | None], fusion: FusionMethod
+        self, request: Request, addresses: Sequence[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
         """The run, in steps; closing the generator gives everything back.
 
@@ -58,7 +58,7 @@ class Shadow:
             are those of full prefill.
         """
         asked = replace(request, eviction=None, sampling=Sampling(max_tokens=1))
-        sequence = self._sequence = Sequence(
+        sequence = self._sequence = EngineSequence(
             asked,
             fusion,
             None,
@@ -83,7 +83,7 @@ class Shadow:
         finally:
             self._give_back(sequence)
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _give_back(self, sequence: EngineSequence) -> None:
         self._sequence, self._wants = None, 0
         self.launcher.stop_loading(sequence)
         if sequence.steps is not None:
@@ -97,7 +97,7 @@ class Shadow:
                 self.precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
 
 
-def _loaded(sequence: Sequence) -> Steps[None]:
+def _loaded(sequence: EngineSequence) -> Steps[None]:
     """Waits until it is known which chunks can be used."""
     if sequence.found is not None:
         yield sequence.found
@@ -107,5 +107,5 @@ def _loaded(sequence: Sequence) -> Steps[None]:
             yield pending
 
 
-def _stored(sequence: Sequence) -> bool:
+def _stored(sequence: EngineSequence) -> bool:
     return not any(load is not None and load.missed for load in sequence.segments)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Shape(Protocol):
-    """The sizes of a decoder that decide its cost; a `DecoderAdapter` has these attributes."""
+    """The sizes of a decoder that decide its cost; a `DecoderModel` has these attributes."""
 
     layers: int
     hidden: int

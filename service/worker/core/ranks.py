@@ -1,6 +1,6 @@
 """What code with tensors knows of tensor parallelism: other processes hold other heads.
 
-Without it an adapter's `ranks` and `lead` are None, and nothing of this is used. With it every rank
+Without it a decoder's `ranks` and `lead` are None, and nothing of this is used. With it every rank
 (a process) runs the same functions on the same rows and on its own heads, so that all of them meet
 in the same exchanges, in the same order. Rank 0 leads: it alone decides what is run.
 """

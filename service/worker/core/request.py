@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from service.errors import KvstitchError, WorkerFault
-from service.records import Chunk, ColdMode, Forecast, Method, Report, Sampling, TokenLogprobs
+from service.records import ChunkTokens, ColdMode, Forecast, Method, Report, Sampling, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Request:
 
     id: str
     system: Sequence[int]
-    documents: Sequence[Chunk]
+    documents: Sequence[ChunkTokens]
     question: Sequence[int]
     fusion: Method = field(default_factory=lambda: Method("a3"))
     eviction: Method | None = None

@@ -9,11 +9,11 @@ from torch import Tensor
 from service.worker.core.request import Event, TokenEvent
 from service.worker.forward.decode_loras import LoraDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.sequences.draft import Drafter
 from service.worker.sequences.kept_prompt import prompt_tokens
 from service.worker.sequences.sampling.logprobs import token_logprobs
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 MOST_ROWS = 8
 """Rows of a step up to which drafts are made: a CPU's cores multiply eight at a time."""
@@ -36,15 +36,15 @@ class Answering:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         pool: KVPool,
         *,
         draft_tokens: int,
         send: Callable[[Event], None],
-        finish: Callable[[Sequence, str], None],
-        fail: Callable[[Sequence, Exception], None],
+        finish: Callable[[EngineSequence, str], None],
+        fail: Callable[[EngineSequence, Exception], None],
     ) -> None:
-        self._decoder = LoraDecoder(adapter, pool)
+        self._decoder = LoraDecoder(decoder, pool)
         self._draft_tokens = draft_tokens
         self._send = send
         self._finish = finish
@@ -52,7 +52,7 @@ class Answering:
         self.steps = 0
         self.drafts = {"accepted": 0, "rejected": 0}
 
-    def first_token(self, sequence: Sequence, logits: Tensor) -> None:
+    def first_token(self, sequence: EngineSequence, logits: Tensor) -> None:
         """Samples and sends the first token, unless nothing is to be answered.
 
         Args:
@@ -63,7 +63,7 @@ class Answering:
         else:
             self._finish(sequence, "length")
 
-    def step(self, running: list[Sequence]) -> None:
+    def step(self, running: list[EngineSequence]) -> None:
         """Runs one decode step, which yields at least one token for each sequence."""
         drafts = [self._draft(sequence, len(running)) for sequence in running]
         logits = self._decoder.step(running, drafts)
@@ -86,7 +86,7 @@ class Answering:
             sequence.decode_steps += 1
             self._emit(sequence, tokens, logits[rows][: len(tokens)])
 
-    def _draft(self, sequence: Sequence, running: int) -> list[int]:
+    def _draft(self, sequence: EngineSequence, running: int) -> list[int]:
         left = sequence.max_tokens - len(sequence.tokens) - 1  # behind the token of this step
         most = min(self._draft_tokens, MOST_ROWS // running - 1, left)
         if most <= 0:
@@ -98,7 +98,11 @@ class Answering:
         return sequence.drafter.draft(sequence.tokens, most)
 
     def _sampled(
-        self, sequence: Sequence, draft: list[int], logits: Tensor, likeliest: list[int] | None
+        self,
+        sequence: EngineSequence,
+        draft: list[int],
+        logits: Tensor,
+        likeliest: list[int] | None,
     ) -> list[int]:
         """The tokens of this step: one, and one more for each drafted token that it confirms."""
         tokens: list[int] = []
@@ -111,7 +115,7 @@ class Answering:
                 break
         return tokens
 
-    def _checked(self, sequence: Sequence, draft: list[int], accepted: int) -> None:
+    def _checked(self, sequence: EngineSequence, draft: list[int], accepted: int) -> None:
         """Gives up the KV of rejected tokens."""
         if not draft:
             return
@@ -122,7 +126,7 @@ class Answering:
         self.drafts["accepted"] += accepted
         self.drafts["rejected"] += len(draft) - accepted
 
-    def _emit(self, sequence: Sequence, tokens: list[int], logits: Tensor) -> None:
+    def _emit(self, sequence: EngineSequence, tokens: list[int], logits: Tensor) -> None:
         """Sends new tokens of a sequence, or ends it. End tokens are not sent.
 
         Args:
@@ -142,5 +146,5 @@ class Answering:
             self._finish(sequence, "stop")
 
 
-def _takes_likeliest(sequence: Sequence) -> bool:
+def _takes_likeliest(sequence: EngineSequence) -> bool:
     return sequence.sampler.takes_likeliest

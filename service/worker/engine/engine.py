@@ -32,7 +32,7 @@ from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
@@ -44,7 +44,7 @@ from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.report import report
 from service.worker.sequences.sampling.grammar import Grammars
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -77,7 +77,7 @@ class Engine:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         addressing: Addressing,
         store: TieredStore,
         loader: Loader,
@@ -95,32 +95,32 @@ class Engine:
         grammars: Grammars | None = None,
         make_pool: Callable[..., KVPool] = KVPool,
     ) -> None:
-        self._adapter = adapter
-        self._facts = facts or ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
+        self._decoder = decoder
+        self._facts = facts or ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
         self.store = store
         self.streams = loader.streams
-        self.estimator = Planner(adapter, loader.streams.estimates)
+        self.estimator = Planner(decoder, loader.streams.estimates)
         self.planner = self.estimator if planner else None
-        chunks = ChunkPrefill(adapter, loader.load_chunk)
+        chunks = ChunkPrefill(decoder, loader.load_chunk)
         self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self.prompts = prompts
-        restorer = Restorer(adapter, prompts, self.estimator, deciding=planner) if prompts else None
+        restorer = Restorer(decoder, prompts, self.estimator, deciding=planner) if prompts else None
         self._launcher = PrefillLauncher(
-            adapter, self._facts, addressing, loader, missing, self.planner, restorer
+            decoder, self._facts, addressing, loader, missing, self.planner, restorer
         )
         self.pool = make_pool(
-            adapter.layers,
-            adapter.own_kv_heads,
-            adapter.head_dim,
+            decoder.layers,
+            decoder.own_kv_heads,
+            decoder.head_dim,
             pool_tokens,
-            dtype=adapter.dtype,
-            device=adapter.device,
+            dtype=decoder.dtype,
+            device=decoder.device,
         )
         self.prefix_cache = PrefixCache(self.pool, on=prefix_cache, stores=prompts is not None)
         self.answering = Answering(
-            adapter,
+            decoder,
             self.pool,
             draft_tokens=draft_tokens,
             send=lambda event: self._events.append(event),
@@ -137,7 +137,7 @@ class Engine:
         )
         self.idle_work = IdleWork(self.precompute_queue, self.gate, writer)
         self.admission = Admission(
-            adapter,
+            decoder,
             addressing,
             self._facts,
             pool_tokens=pool_tokens,
@@ -145,7 +145,7 @@ class Engine:
             grammars=grammars,
         )
         self._explainer = Explainer(
-            adapter,
+            decoder,
             self.admission,
             loader.streams,
             self.estimator,
@@ -159,9 +159,9 @@ class Engine:
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
 
     @property
-    def adapter(self) -> DecoderAdapter:
+    def decoder(self) -> DecoderModel:
         """The model."""
-        return self._adapter
+        return self._decoder
 
     @property
     def idle(self) -> bool:
@@ -284,7 +284,7 @@ class Engine:
         except Exception as error:
             self._fail(sequence, error)
 
-    def _fits(self, sequence: Sequence) -> bool:
+    def _fits(self, sequence: EngineSequence) -> bool:
         """Whether it can start now. Makes room for it, if that helps."""
         needed = self._launcher.reserved_tokens(sequence)
         fits = self.pool.make_room(needed) or (
@@ -318,13 +318,13 @@ class Engine:
             if not self.scheduler.running or not self._step_budget.prefill_goes_on:
                 return
 
-    def _first_token(self, sequence: Sequence, result: PrefillResult) -> None:
+    def _first_token(self, sequence: EngineSequence, result: PrefillResult) -> None:
         assert sequence.kv is not None
         sequence.steps = None
         sequence.prefilled(result)
         sequence.kv.set_length(sequence.entries)
         for layer, rows in result.held.items():
-            sequence.kv.remember(layer, [rows] * self._adapter.kv_heads, result.layout.tokens)
+            sequence.kv.remember(layer, [rows] * self._decoder.kv_heads, result.layout.tokens)
         sequence.clock.close("prefill")
         if sequence.reuse is not None:
             pass  # what was computed may be too little to tell how fast the device is
@@ -346,13 +346,13 @@ class Engine:
         except Exception as error:
             self._fail(sequence, error)
 
-    def _evict(self, sequence: Sequence, result: PrefillResult) -> None:
-        kv, layers = sequence.kv, range(self._adapter.layers)
+    def _evict(self, sequence: EngineSequence, result: PrefillResult) -> None:
+        kv, layers = sequence.kv, range(self._decoder.layers)
         assert kv is not None
         if sequence.eviction is not None:
             room = sequence.max_tokens - len(sequence.tokens) + 1
             sequence.coverage = evict(
-                self._adapter,
+                self._decoder,
                 self._facts,
                 kv,
                 sequence.eviction,
@@ -381,7 +381,7 @@ class Engine:
         self._step_budget.decoded(seconds)
         self.decode_times.add(len(running), seconds)
 
-    def _finish(self, sequence: Sequence, reason: str) -> None:
+    def _finish(self, sequence: EngineSequence, reason: str) -> None:
         if "first_token" in sequence.clock.stages:
             sequence.clock.close("decode")
         if self.prefix_cache.keep(sequence):
@@ -390,13 +390,13 @@ class Engine:
         self._write_back(sequence)
         self._events.append(DoneEvent(sequence.id, reason, report(sequence)))
 
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
+    def _fail(self, sequence: EngineSequence, error: Exception) -> None:
         if not isinstance(error, KvstitchError):
             log.error("request %s failed", sequence.id, exc_info=error)
         self._release(sequence)
         self._events.append(FailedEvent.of(sequence.id, error))
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: EngineSequence) -> None:
         self.scheduler.remove(sequence)
         self._launcher.stop_loading(sequence)
         if sequence.steps is not None:
@@ -406,7 +406,7 @@ class Engine:
             sequence.kv.release()
             sequence.kv = None
 
-    def _write_back(self, sequence: Sequence) -> None:
+    def _write_back(self, sequence: EngineSequence) -> None:
         """Queues segments that should have been stored and were not, to be computed again."""
         for load in sequence.segments:
             if load is not None and load.missed:

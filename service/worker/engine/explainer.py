@@ -17,14 +17,14 @@ from service.worker.loading.chunk_stream import parts_of
 from service.worker.loading.segment_load import UNCACHED
 from service.worker.loading.stream_reader import StreamReader
 from service.worker.methods.bases.cost import PromptShape
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.restorer import Restorer
 from service.worker.sequences.kept_prompt import Place, Reuse
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
 from service.worker.sequences.report import reused_by_segment
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 
 class Explainer:
@@ -39,23 +39,23 @@ class Explainer:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         admission: Admission,
         streams: StreamReader,
         planner: Planner,
         *,
         deciding: bool,
-        look_up: Callable[[Sequence], Reuse | None],
+        look_up: Callable[[EngineSequence], Reuse | None],
         restorer: Restorer | None,
     ) -> None:
-        self._adapter = adapter
+        self._decoder = decoder
         self._admission = admission
         self._streams = streams
         self._planner = planner
         self._deciding = deciding
         self._look_up = look_up
         self._restorer = restorer
-        self._lookups: list[tuple[Sequence, dict[str, str], Future[None]]] = []
+        self._lookups: list[tuple[EngineSequence, dict[str, str], Future[None]]] = []
 
     def begin(self, request: Request) -> None:
         """Starts to look up the request's chunks in the tiers.
@@ -87,12 +87,12 @@ class Explainer:
                 events.append(FailedEvent.of(sequence.id, error))
         return events
 
-    def _forecast(self, sequence: Sequence, tiers: dict[str, str], crowded: bool) -> Forecast:
+    def _forecast(self, sequence: EngineSequence, tiers: dict[str, str], crowded: bool) -> Forecast:
         segments = found_segments(sequence, tiers)
         planner = self._planner if self._deciding else None
         plan = plan_loads(sequence, segments, planner, self._streams.bytes_left(), crowded=crowded)
         seconds, flops = self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])
-        full_flops = full_prefill(self._adapter, sequence.prompt_tokens)
+        full_flops = full_prefill(self._decoder, sequence.prompt_tokens)
         computed = [s for s in segments if s.tier == UNCACHED or s in plan.recompute]
         recomputed = self._recomputed_tokens(plan, computed)
         system, *documents = [
@@ -112,7 +112,7 @@ class Explainer:
             warnings=sequence.warnings,
         )
 
-    def _continuing(self, sequence: Sequence, fresh: Forecast, crowded: bool) -> Forecast:
+    def _continuing(self, sequence: EngineSequence, fresh: Forecast, crowded: bool) -> Forecast:
         """The forecast with what can be taken from an earlier prompt, if there is one.
 
         Args:
@@ -131,7 +131,7 @@ class Explainer:
 
     def _continued(
         self,
-        sequence: Sequence,
+        sequence: EngineSequence,
         fresh: Forecast,
         reused: int,
         crowded: bool,
@@ -146,7 +146,7 @@ class Explainer:
             read_s: seconds of reading it.
         """
         rest = sequence.prompt_tokens - reused
-        flops = full_prefill(self._adapter, rest, behind=reused) if rest else 0.0
+        flops = full_prefill(self._decoder, rest, behind=reused) if rest else 0.0
         parts = reused_by_segment(sequence, reused)
         segments = [
             _continued_segment(*each, place)
@@ -169,7 +169,7 @@ class Explainer:
         shape = PromptShape(
             tokens=prompt.tokens,
             question=prompt.question,
-            layers=self._adapter.layers,
+            layers=self._decoder.layers,
             uncached=prompt.uncached_tokens,
             documents=[*prompt.documents, *loaded],
         )
@@ -182,7 +182,7 @@ class Explainer:
         return prompt.question + sum(s.tokens for s in computed) + anew
 
     def _segment(
-        self, sequence: Sequence, segment: FoundSegment, *, loaded: bool
+        self, sequence: EngineSequence, segment: FoundSegment, *, loaded: bool
     ) -> SegmentForecast:
         loaded = loaded and segment.tier != UNCACHED
         seconds = 0.0
@@ -204,7 +204,7 @@ class Explainer:
         )
 
 
-def _computed(sequence: Sequence, segment: FoundSegment) -> ColdMode | Literal[""]:
+def _computed(sequence: EngineSequence, segment: FoundSegment) -> ColdMode | Literal[""]:
     """How a segment that is not loaded is computed; empty if it has no tokens."""
     if not segment.tokens:
         return ""

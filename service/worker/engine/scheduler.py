@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from service.errors import Overloaded
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 # Most prefills that are started and not finished; another one starts only while all others wait.
 MAX_PREFILLING = 4
@@ -30,25 +30,25 @@ class Scheduler:
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
         self._max_waiting = max_waiting
-        self.waiting: deque[Sequence] = deque()
-        self.prefilling: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting: deque[EngineSequence] = deque()
+        self.prefilling: list[EngineSequence] = []
+        self.running: list[EngineSequence] = []
 
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.prefilling and not self.running
 
     @property
-    def active(self) -> list[Sequence]:
+    def active(self) -> list[EngineSequence]:
         return [*self.waiting, *self.prefilling, *self.running]
 
     @property
-    def next_prefill(self) -> Sequence | None:
+    def next_prefill(self) -> EngineSequence | None:
         """The prefill to run next; the first one, if all wait for their chunks."""
         ready = (sequence for sequence in self.prefilling if not sequence.blocked)
         return next(ready, self.prefilling[0] if self.prefilling else None)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: EngineSequence) -> None:
         """Adds a sequence to the waiting ones.
 
         Raises:
@@ -62,7 +62,7 @@ class Scheduler:
             )
         self.waiting.append(sequence)
 
-    def next_to_start(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
+    def next_to_start(self, fits: Callable[[EngineSequence], bool]) -> EngineSequence | None:
         """Moves the first sequence that can start to `prefilling`, and returns it."""
         sequence = self.can_start(fits)
         if sequence is not None:
@@ -70,7 +70,7 @@ class Scheduler:
             self.prefilling.append(sequence)
         return sequence
 
-    def can_start(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
+    def can_start(self, fits: Callable[[EngineSequence], bool]) -> EngineSequence | None:
         """The first sequence that can start, if there is room and all started prefills wait.
 
         A sequence whose chunks have not been found yet is overtaken; one that does not fit into the
@@ -88,16 +88,16 @@ class Scheduler:
                 return sequence if fits(sequence) else None
         return None
 
-    def start_running(self, sequence: Sequence) -> None:
+    def start_running(self, sequence: EngineSequence) -> None:
         """Moves a sequence whose prefill is finished to `running`."""
         self.prefilling.remove(sequence)
         self.running.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: EngineSequence) -> None:
         """Removes a sequence that has finished, failed or been aborted from its queue."""
         for queue in (self.waiting, self.prefilling, self.running):
             if sequence in queue:
                 queue.remove(sequence)
 
-    def find(self, request_id: str) -> Sequence | None:
+    def find(self, request_id: str) -> EngineSequence | None:
         return next((s for s in self.active if s.id == request_id), None)

@@ -20,7 +20,7 @@ from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import PromptKV, write_rows
 from service.worker.methods.bases.dense import RowWeights, Sight
 from service.worker.model.attention import attend_rows, attend_with_scores
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class AttentionPass:
         place: called before each layer, to put its cached KV in place.
     """
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     layout: PromptLayout
     kv: PromptKV
     flops: FlopCount
@@ -53,18 +53,18 @@ class AttentionPass:
         Returns:
             Scores `[layers that count, n]` fp32; zero for tokens that are not cached or not scored.
         """
-        adapter, layout, rows = self.adapter, self.layout, self.rows
+        decoder, layout, rows = self.decoder, self.layout, self.rows
         n, cached = layout.tokens, layout.cached_rows
         scores = torch.zeros(len(self.layers), n, dtype=torch.float32, device=layout.ids.device)
-        x = adapter.embed(layout.ids[rows])
+        x = decoder.embed(layout.ids[rows])
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
             yield from self.place(layer)
-            rule = adapter.rules[layer]
+            rule = decoder.rules[layer]
             k_all, v_all = self.kv.prompt_layer(layer, n)
-            q, k, v = adapter.qkv(layer, x)
-            q = adapter.ropes[layer].rotate(q, rows)
-            write_rows(adapter.ropes[layer], k_all, v_all, k, v, rows)
+            q, k, v = decoder.qkv(layer, x)
+            q = decoder.ropes[layer].rotate(q, rows)
+            write_rows(decoder.ropes[layer], k_all, v_all, k, v, rows)
             self.flops.project(len(rows))
             seen = cached if self.sight.seen is None else self.sight.seen(layer)
             attended = None
@@ -72,11 +72,11 @@ class AttentionPass:
                 scored = cached if self.sight.scored is None else self.sight.scored(layer)
                 keys = _Keys(k_all, v_all, scored)
                 attended, layer_scores = attend_with_scores(
-                    q, keys.k, keys.v, rows, self.weights(layer), adapter.scale,
+                    q, keys.k, keys.v, rows, self.weights(layer), decoder.scale,
                     key_rows=keys.rows, rule=rule,
                 )  # fmt: skip
-                if adapter.ranks is not None:
-                    layer_scores = adapter.ranks.sum(layer_scores)
+                if decoder.ranks is not None:
+                    layer_scores = decoder.ranks.sum(layer_scores)
                 scores[layer - self.layers.start].index_add_(0, scored, layer_scores)
                 self.flops.score(float(len(rows)) * len(scored))
                 if self.sight.seen is not None or self.sight.scored is not None:
@@ -85,10 +85,10 @@ class AttentionPass:
                 if attended is None:
                     keys = _Keys(k_all, v_all, seen)
                     attended = attend_rows(
-                        q, keys.k, keys.v, rows, adapter.scale, key_rows=keys.rows, rule=rule
+                        q, keys.k, keys.v, rows, decoder.scale, key_rows=keys.rows, rule=rule
                     )
                     self.flops.score(float(len(rows)) * len(seen))
-                x = adapter.finish(layer, x, attended)
+                x = decoder.finish(layer, x, attended)
                 self.flops.score(float(len(rows)) * len(seen))  # the values cost as much as scoring
                 self.flops.finish(len(rows))
             yield None

@@ -30,7 +30,7 @@ from service.worker.forward.kv_placement import KVPlacer, write_rows
 from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
 from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuilder
 from service.worker.model.addressing import Address
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.
@@ -44,9 +44,9 @@ Write = Callable[[Address, "ComputedChunk"], None]
 class ScratchKV:
     """A KV cache with memory for one layer, because a full prefill never reads an earlier layer."""
 
-    def __init__(self, adapter: DecoderAdapter, tokens: int) -> None:
-        shape = (adapter.own_kv_heads, tokens, adapter.head_dim)
-        self._k = torch.empty(shape, dtype=adapter.dtype, device=adapter.device)
+    def __init__(self, decoder: DecoderModel, tokens: int) -> None:
+        shape = (decoder.own_kv_heads, tokens, decoder.head_dim)
+        self._k = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
         self._v = torch.empty_like(self._k)
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
@@ -99,8 +99,8 @@ class ChunkPrefill:
         write: stores what other chunks stand behind; None: nothing is stored here.
     """
 
-    def __init__(self, adapter: DecoderAdapter, read: Read | None = None) -> None:
-        self._adapter = adapter
+    def __init__(self, decoder: DecoderModel, read: Read | None = None) -> None:
+        self._decoder = decoder
         self._read = read
         self.write: Write | None = None
         self._parts: OrderedDict[str, tuple[tuple[int, ...], EncodedChunk]] = OrderedDict()
@@ -115,30 +115,30 @@ class ChunkPrefill:
     ) -> Steps[list[ComputedChunk]]:
         """Computes chunks of one LoRA adapter that stand behind the same parts; pauses after every
         layer or earlier."""
-        adapter = self._adapter.with_lora(addresses[0].lora)
+        decoder = self._decoder.with_lora(addresses[0].lora)
         parts: list[EncodedChunk] = []
         before = 0.0
         for part in addresses[0].parts:
             stored, cost = yield from self._part(part)
             parts.append(stored)
             before += cost
-        pin = adapter.device.type == "cuda"
+        pin = decoder.device.type == "cuda"
         computed = []
-        if adapter.lead is None:
-            rows = self.rows(adapter, addresses, parts, sketch)
+        if decoder.lead is None:
+            rows = self.rows(decoder, addresses, parts, sketch)
         else:
-            rows = adapter.lead.steps(
-                rows_of_all_ranks, adapter=adapter, addresses=addresses, parts=parts
+            rows = decoder.lead.steps(
+                rows_of_all_ranks, decoder=decoder, addresses=addresses, parts=parts
             )
         chunks = yield from rows
         for address, chunk in zip(addresses, chunks, strict=True):
             encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
-            flops = chunk_prefill(adapter, len(address.ids), behind=len(address.prefix_ids))
+            flops = chunk_prefill(decoder, len(address.ids), behind=len(address.prefix_ids))
             as_stored = None
             if chunk.sketch is not None:
                 # Encoded and decoded as the store would do it, so that this prompt selects the
                 # same blocks as a later one that reads the stored sketch.
-                as_stored = Sketch.of(chunk.sketch.sketch().tensors()).to(adapter.device)
+                as_stored = Sketch.of(chunk.sketch.sketch().tensors()).to(decoder.device)
             computed.append(ComputedChunk(encoded, as_stored, before + flops))
             before = 0.0  # counted once
             if address.part_key:  # S, and the documents are computed behind it
@@ -150,7 +150,7 @@ class ChunkPrefill:
     @property
     def rows_together(self) -> int:
         """As many rows as keep the device busy; more chunks together gain nothing."""
-        return tile_rows(self._adapter.device)
+        return tile_rows(self._decoder.device)
 
     def forget(self, ids: tuple[int, ...]) -> None:
         """Drops parts that contain these tokens, because their text was deleted."""
@@ -192,7 +192,7 @@ class ChunkPrefill:
 
     def rows(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         addresses: Sequence[Address],
         parts: Sequence[CachedSegment],
         sketch: bool,
@@ -203,7 +203,7 @@ class ChunkPrefill:
             adapter: the model, with their LoRA adapter.
             parts: KV of what stands before each of them.
         """
-        device = adapter.device
+        device = decoder.device
         before = PromptLayout.of(
             (), [part.ids for part in addresses[0].parts], [],
             uncached=[False] * (1 + len(parts)), device=device,
@@ -218,28 +218,28 @@ class ChunkPrefill:
             chunks.append(Rows(slice(start, end), positions, stop, [], [], builder))
         # One after the other, the chunks attend in the same place behind the parts.
         longest = max(len(address.ids) for address in addresses)
-        scratch = ScratchKV(adapter, before.tokens + longest)
+        scratch = ScratchKV(decoder, before.tokens + longest)
         ids = [token for address in addresses for token in address.ids]
         positions = torch.cat([chunk.positions for chunk in chunks])
-        x = adapter.embed(torch.tensor(ids, device=device))
-        last = adapter.layers - 1
-        with KVPlacer(adapter, before, [None, *parts], before.all_rows, scratch) as placer:
-            for layer in range(adapter.layers):
+        x = decoder.embed(torch.tensor(ids, device=device))
+        last = decoder.layers - 1
+        with KVPlacer(decoder, before, [None, *parts], before.all_rows, scratch) as placer:
+            for layer in range(decoder.layers):
                 if before.tokens:
                     placer.place(layer)
-                q, k, v = yield from qkv(adapter, layer, x)
+                q, k, v = yield from qkv(decoder, layer, x)
                 # For all chunks at once: with short ones each call costs more than its work.
-                rotated = adapter.ropes[layer].rotate(q, positions)
+                rotated = decoder.ropes[layer].rotate(q, positions)
                 kept = k.clone(), v.clone()  # without the queries, in whose memory they lie
                 attended = []
                 for chunk in chunks:
                     queries = q[chunk.cut], rotated[chunk.cut]
                     kv = self._write(layer, chunk, queries, kept, scratch)
                     if layer < last:  # nothing reads the last layer's output
-                        rows = attend(adapter, layer, queries[1], chunk.positions, *kv)
+                        rows = attend(decoder, layer, queries[1], chunk.positions, *kv)
                         attended.append((yield from rows))
                 if layer < last:
-                    x = yield from finish(adapter, layer, x, torch.cat(attended))
+                    x = yield from finish(decoder, layer, x, torch.cat(attended))
                 yield None
         return chunks
 
@@ -262,23 +262,23 @@ class ChunkPrefill:
         """
         k, v = kept[0][chunk.cut], kept[1][chunk.cut]
         kv = scratch.prompt_layer(layer, chunk.end)
-        write_rows(self._adapter.ropes[layer], *kv, k, v, chunk.positions)
+        write_rows(self._decoder.ropes[layer], *kv, k, v, chunk.positions)
         chunk.k.append(k)
         chunk.v.append(v)
         if chunk.sketch is not None:
             fresh, rotated = queries
-            rule = self._adapter.rules[layer]
-            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._adapter.scale, rule))
+            rule = self._decoder.rules[layer]
+            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._decoder.scale, rule))
         return kv
 
 
 def rows_of_all_ranks(
-    adapter: DecoderAdapter, addresses: Sequence[Address], parts: Sequence[CachedSegment]
+    decoder: DecoderModel, addresses: Sequence[Address], parts: Sequence[CachedSegment]
 ) -> Steps[list[Rows]]:
     """`ChunkPrefill.rows` with each rank's own heads; on rank 0 the result has all heads."""
-    ranks = adapter.ranks
+    ranks = decoder.ranks
     assert ranks is not None
-    chunks = yield from ChunkPrefill(adapter).rows(adapter, addresses, parts, sketch=False)
+    chunks = yield from ChunkPrefill(decoder).rows(decoder, addresses, parts, sketch=False)
     for chunk in chunks:
         own = torch.stack([*chunk.k, *chunk.v])
         chunk.k, chunk.v = map(list, ranks.to_first(own, dim=2).chunk(2))

@@ -8,7 +8,7 @@ the operations can be recorded once and replayed (`service.worker.forward.decode
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -24,7 +24,7 @@ from service.worker.kernels.cpu.decode_step import Kernel, kernel_for
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_last
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 
 class Decodable(Protocol):
@@ -61,11 +61,11 @@ class Batch:
     @classmethod
     def of(
         cls,
-        sequences: Many[Decodable],
-        drafts: Many[Many[int]] | None = None,
+        sequences: Sequence[Decodable],
+        drafts: Sequence[Sequence[int]] | None = None,
         size: int = 0,
         *,
-        windows: Many[int | None] = (),
+        windows: Sequence[int | None] = (),
     ) -> Batch:
         """A batch that feeds every sequence its last token, and a draft of the next ones.
 
@@ -119,9 +119,9 @@ class Batch:
 
 
 def decode_step(
-    adapter: DecoderAdapter,
-    sequences: Many[Decodable],
-    drafts: Many[Many[int]] | None = None,
+    decoder: DecoderModel,
+    sequences: Sequence[Decodable],
+    drafts: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
     """Feeds every sequence its last token and a draft; all sequences must be of one pool.
 
@@ -130,61 +130,61 @@ def decode_step(
     """
     assert sequences[0].kv is not None
     pool = sequences[0].kv.pool
-    batch = Batch.of(sequences, drafts, windows=adapter.windows)
-    return compute(adapter, pool, batch.to(adapter.device))
+    batch = Batch.of(sequences, drafts, windows=decoder.windows)
+    return compute(decoder, pool, batch.to(decoder.device))
 
 
-def compute(adapter: DecoderAdapter, pool: KVPool, batch: Batch) -> Tensor:
-    """Computes the step of a batch on the adapter's device.
+def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
+    """Computes the step of a batch on the decoder's device.
 
     Computing it again gives the same result and leaves the same KV.
 
     Returns:
         Logits `[size, vocabulary]` fp32.
     """
-    x = adapter.embed(batch.ids)
-    kernel = _kernel(adapter, pool) if adapter.has_plain_layers else None
+    x = decoder.embed(batch.ids)
+    kernel = _kernel(decoder, pool) if decoder.has_plain_layers else None
     if kernel is not None and batch.size <= linear_few_rows.MAX_BATCH:
         return kernel.step(x, batch.positions, batch.runs).float()
     positions, written = batch.positions, batch.runs.sum(1) - 1
-    for layer in range(adapter.layers):
-        q, k, v = adapter.qkv(layer, x, batch=True)
+    for layer in range(decoder.layers):
+        q, k, v = decoder.qkv(layer, x, batch=True)
         write_tokens(
-            adapter.ropes[layer], pool, layer, k, v, positions=positions, into=written[layer]
+            decoder.ropes[layer], pool, layer, k, v, positions=positions, into=written[layer]
         )
-        q = adapter.ropes[layer].rotate(q, positions)
-        attended = _attend(adapter, pool, layer, q, batch).flatten(1)
-        x = adapter.finish(layer, x, attended, batch=True)
-    return adapter.logits(x, batch=True)
+        q = decoder.ropes[layer].rotate(q, positions)
+        attended = _attend(decoder, pool, layer, q, batch).flatten(1)
+        x = decoder.finish(layer, x, attended, batch=True)
+    return decoder.logits(x, batch=True)
 
 
-def stays_on_device(adapter: DecoderAdapter, pool: KVPool) -> bool:
+def stays_on_device(decoder: DecoderModel, pool: KVPool) -> bool:
     """Whether a step runs entirely on a GPU, with operations that do not depend on the numbers."""
-    if adapter.device.type != "cuda" or adapter.ranks is not None:
+    if decoder.device.type != "cuda" or decoder.ranks is not None:
         return False
-    if not all(rule.plain_weights for rule in adapter.rules):
+    if not all(rule.plain_weights for rule in decoder.rules):
         return False
-    q = torch.empty(1, adapter.heads, adapter.head_dim, dtype=adapter.dtype, device=adapter.device)
-    return ragged_attention_gpu.supports(q, pool.k[0], adapter.heads // adapter.kv_heads)
+    q = torch.empty(1, decoder.heads, decoder.head_dim, dtype=decoder.dtype, device=decoder.device)
+    return ragged_attention_gpu.supports(q, pool.k[0], decoder.heads // decoder.kv_heads)
 
 
 _KERNELS: WeakKeyDictionary[KVPool, Kernel | None] = WeakKeyDictionary()
 
 
-def _kernel(adapter: DecoderAdapter, pool: KVPool) -> Kernel | None:
+def _kernel(decoder: DecoderModel, pool: KVPool) -> Kernel | None:
     """The kernel that computes whole steps of this model in this pool, if there is one."""
     if pool not in _KERNELS:
-        _KERNELS[pool] = kernel_for(adapter.weights(), pool.k, pool.v)
+        _KERNELS[pool] = kernel_for(decoder.weights(), pool.k, pool.v)
     return _KERNELS[pool]
 
 
-def _attend(adapter: DecoderAdapter, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
+def _attend(decoder: DecoderModel, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
     """Attention of q `[size, heads, head_dim]` to each sequence's KV, in the same shape."""
     k, v, runs = pool.k[layer], pool.v[layer], batch.runs[layer]
-    group, rule = adapter.heads // adapter.kv_heads, adapter.rules[layer]
+    group, rule = decoder.heads // decoder.kv_heads, decoder.rules[layer]
     if rule.plain_weights and ragged_attention_gpu.supports(q, k, group):
-        return ragged_attention_gpu.attend(q, k, v, runs, batch.longest, adapter.scale)
-    return _attend_one_by_one(q, k, v, runs, adapter.scale, rule)
+        return ragged_attention_gpu.attend(q, k, v, runs, batch.longest, decoder.scale)
+    return _attend_one_by_one(q, k, v, runs, decoder.scale, rule)
 
 
 def _attend_one_by_one(

@@ -15,8 +15,7 @@ warning is logged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from service.worker.forward.decode import Batch, Decodable, compute, decode_step, stays_on_device
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 log = logging.getLogger("kvstitch.decode")
 
@@ -38,7 +37,7 @@ TOLERANCE = 2**-6
 """Allowed difference as a share of the largest logit: the same products by other kernels."""
 
 
-class Decoder:
+class BatchDecoder:
     """Runs decode steps of sequences whose KV is in `pool`.
 
     Args:
@@ -46,29 +45,31 @@ class Decoder:
             and not at all otherwise.
     """
 
-    def __init__(self, adapter: DecoderAdapter, pool: KVPool, record: Record | None = None) -> None:
-        self._adapter = adapter
+    def __init__(self, decoder: DecoderModel, pool: KVPool, record: Record | None = None) -> None:
+        self._decoder = decoder
         self._pool = pool
         self._record = record
-        if record is None and stays_on_device(adapter, pool):
+        if record is None and stays_on_device(decoder, pool):
             self._record = CudaGraphs()
         self._recordings: dict[tuple[int, int], _Recording] = {}
 
-    def step(self, sequences: Many[Decodable], drafts: Many[Many[int]] | None = None) -> Tensor:
+    def step(
+        self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
         """Feeds every sequence its last token, and a draft of the next ones.
 
         Returns:
             Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence, which the
             next step overwrites.
         """
-        if self._adapter.lead is not None:
-            return self._adapter.lead.call(
-                decode_step, adapter=self._adapter, sequences=sequences, drafts=drafts
+        if self._decoder.lead is not None:
+            return self._decoder.lead.call(
+                decode_step, decoder=self._decoder, sequences=sequences, drafts=drafts
             )
         if self._record is None:
-            return self._compute(Batch.of(sequences, drafts, windows=self._adapter.windows))
+            return self._compute(Batch.of(sequences, drafts, windows=self._decoder.windows))
         rows = len(sequences) + sum(map(len, drafts or ()))
-        batch = Batch.of(sequences, drafts, _power_of_two(rows), windows=self._adapter.windows)
+        batch = Batch.of(sequences, drafts, _power_of_two(rows), windows=self._decoder.windows)
         batch = replace(batch, longest=max(SHORTEST, _power_of_two(batch.longest)))
         key = batch.size, batch.longest
         try:
@@ -84,7 +85,7 @@ class Decoder:
         return recording.play(batch.numbers)[:rows]
 
     def _compute(self, batch: Batch) -> Tensor:
-        return compute(self._adapter, self._pool, batch.to(self._adapter.device))
+        return compute(self._decoder, self._pool, batch.to(self._decoder.device))
 
     def _record_step(self, batch: Batch, rows: int, record: Record) -> _Recording:
         """Records the step of a batch; raises RuntimeError if the recording gives other logits.
@@ -93,8 +94,8 @@ class Decoder:
         spare row, so its logits depend on which of them is last.
         """
         expected = self._compute(batch)[:rows]
-        recorded = replace(batch, numbers=batch.numbers.to(self._adapter.device, copy=True))
-        logits, play = record(lambda: compute(self._adapter, self._pool, recorded))
+        recorded = replace(batch, numbers=batch.numbers.to(self._decoder.device, copy=True))
+        logits, play = record(lambda: compute(self._decoder, self._pool, recorded))
         recording = _Recording(recorded.numbers, _host_copy(batch.numbers), logits, play)
         replayed = recording.play(batch.numbers)[:rows]
         off = float((replayed - expected).abs().max() / expected.abs().max())

@@ -9,16 +9,16 @@ what else is decoded; the kernels that compute whole steps round otherwise than 
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from service.worker.forward.decode import Batch, Decodable, compute
-from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 
 class LoraDecodable(Decodable, Protocol):
@@ -31,12 +31,12 @@ class LoraDecodable(Decodable, Protocol):
 class LoraDecoder:
     """Runs decode steps of sequences whose KV is in `pool`."""
 
-    def __init__(self, adapter: DecoderAdapter, pool: KVPool) -> None:
-        self._adapter = adapter
+    def __init__(self, decoder: DecoderModel, pool: KVPool) -> None:
+        self._decoder = decoder
         self._pool = pool
-        self._base = Decoder(adapter, pool)
+        self._base = BatchDecoder(decoder, pool)
 
-    def step(self, sequences: Many[LoraDecodable], drafts: Many[Many[int]]) -> Tensor:
+    def step(self, sequences: Sequence[LoraDecodable], drafts: Sequence[Sequence[int]]) -> Tensor:
         """As `Decoder.step`."""
         pairs = list(zip(sequences, drafts, strict=True))
         base = [pair for pair in pairs if not pair[0].lora]
@@ -55,13 +55,13 @@ class LoraDecoder:
         logits[rows], logits[~rows] = own_logits, base_logits
         return logits
 
-    def _own(self, pairs: Many[tuple[LoraDecodable, Many[int]]]) -> Tensor:
+    def _own(self, pairs: Sequence[tuple[LoraDecodable, Sequence[int]]]) -> Tensor:
         """Logits of sequences that all have an adapter, row by row."""
         names = [sequence.lora for sequence, draft in pairs for _ in range(1 + len(draft))]
         batch = Batch.of(
             [sequence for sequence, _ in pairs],
             [draft for _, draft in pairs],
-            windows=self._adapter.windows,
+            windows=self._decoder.windows,
         )
-        adapter = self._adapter.with_loras(names)
-        return compute(adapter, self._pool, batch.to(adapter.device))
+        decoder = self._decoder.with_loras(names)
+        return compute(decoder, self._pool, batch.to(decoder.device))

@@ -11,11 +11,11 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.kv.pool import SequenceKV
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 
 def evict(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     model: ModelFacts,
     kv: SequenceKV,
     method: EvictionMethod,
@@ -40,21 +40,21 @@ def evict(
     Returns:
         Share of the prompt's tokens that at least one head of one layer kept.
     """
-    if adapter.lead is not None:
+    if decoder.lead is not None:
         assert on_kept is None, "it would see some of the heads"
-        return adapter.lead.call(
-            evict_own_heads, adapter=adapter, model=model, kv=kv, method=method, layout=layout,
+        return decoder.lead.call(
+            evict_own_heads, decoder=decoder, model=model, kv=kv, method=method, layout=layout,
             observed=observed, room=room, original_tokens=original_tokens,
         )  # fmt: skip
     return evict_own_heads(
-        adapter, model, kv, method,
+        decoder, model, kv, method,
         layout=layout, observed=observed, room=room, original_tokens=original_tokens,
         on_kept=on_kept,
     )  # fmt: skip
 
 
 def evict_own_heads(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     model: ModelFacts,
     kv: SequenceKV,
     method: EvictionMethod,
@@ -67,14 +67,14 @@ def evict_own_heads(
 ) -> float:
     """`evict` of the heads that this process computes."""
     if original_tokens is not None:
-        everything = [layout.all_rows] * adapter.own_kv_heads
-        for layer in range(adapter.layers):
+        everything = [layout.all_rows] * decoder.own_kv_heads
+        for layer in range(decoder.layers):
             kv.keep(layer, everything, room)
         return layout.tokens / original_tokens
     if not method.applies(layout):
         return 1.0
     kept_before = torch.zeros(layout.tokens, dtype=torch.long, device=layout.ids.device)
-    for layer in range(adapter.layers):
+    for layer in range(decoder.layers):
         k, _ = kv.prompt_layer(layer, layout.tokens)
         prompt = PromptAttention(
             layer=layer,
@@ -82,21 +82,21 @@ def evict_own_heads(
             k=k,
             observed=observed[layer],
             kept_before=kept_before,
-            scale=adapter.scale,
-            rule=adapter.rules[layer],
+            scale=decoder.scale,
+            rule=decoder.rules[layer],
             model=model,
-            ranks=adapter.ranks,
+            ranks=decoder.ranks,
         )
         kept = method.keep(prompt)
         kv.keep(layer, kept, room)
-        if adapter.rules[layer].window is not None:
+        if decoder.rules[layer].window is not None:
             kv.remember(layer, kept, layout.tokens)
         if on_kept is not None:
             on_kept(layer, kept)
         kept_here = torch.zeros_like(kept_before)
         kept_here[torch.cat(kept)] = 1
-        if adapter.ranks is not None:
-            kept_here = adapter.ranks.largest(kept_here)
+        if decoder.ranks is not None:
+            kept_here = decoder.ranks.largest(kept_here)
         # Not in place: earlier `PromptAttention`s hold the old tensor.
         kept_before = kept_before + kept_here
     return float((kept_before > 0).float().mean())

@@ -14,7 +14,7 @@ from service.worker.forward.transfers import Transfers
 from service.worker.kernels.cpu import rotation
 from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.rope import RotaryTable
 
 
@@ -39,13 +39,13 @@ class KVPlacer:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         layout: PromptLayout,
         cached: Sequence[CachedSegment | None],
         positions: Tensor,
         kv: PromptKV,
     ) -> None:
-        self._adapter = adapter
+        self._decoder = decoder
         self._layout = layout
         self._cached = cached
         self._positions = positions
@@ -68,7 +68,7 @@ class KVPlacer:
     def place(self, layer: int) -> None:
         """Decodes a layer, rotates its keys, and writes both keys and values to the cache."""
         k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
-        rope, positions = self._adapter.ropes[layer], self._positions
+        rope, positions = self._decoder.ropes[layer], self._positions
         if self._segments and kv_placement_gpu.supports(k_all):
             transfers = self._transfers_to(k_all)
             staged = transfers.layer(layer)
@@ -110,7 +110,7 @@ class KVPlacer:
                 [span for span, _ in self._segments],
                 shape=(k_all.shape[0], k_all.shape[2]),
                 dtype=k_all.dtype,
-                layers=self._adapter.layers,
+                layers=self._decoder.layers,
                 device=k_all.device,
             )
         return self._transfers

@@ -15,7 +15,7 @@ from service.worker.core.layer_view import ProjectedRows
 from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import write_rows
 from service.worker.model.attention import attend_rows
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 # Rows of a tile. On a CPU, weights are converted to fp32 once per tile: 512 rows take a fifth less
 # time than four times 128 rows. There are pauses within what takes longer than a decode step: the
@@ -52,7 +52,7 @@ def tiles(rows: int, size: int) -> list[slice]:
 
 
 def project(
-    adapter: DecoderAdapter, layer: int, x: Tensor, rows: Tensor, kv: tuple[Tensor, Tensor]
+    decoder: DecoderModel, layer: int, x: Tensor, rows: Tensor, kv: tuple[Tensor, Tensor]
 ) -> Steps[ProjectedRows]:
     """Computes queries, keys and values of `rows`, and writes the latter two to the cache.
 
@@ -61,27 +61,27 @@ def project(
         rows: prompt rows, ascending `[m]`.
         kv: the layer's keys and values `[kv_heads, n, head_dim]`.
     """
-    fresh_q, k, v = yield from qkv(adapter, layer, x)
-    write_rows(adapter.ropes[layer], *kv, k, v, rows)
-    return ProjectedRows(adapter.ropes[layer].rotate(fresh_q, rows), fresh_q, k, v)
+    fresh_q, k, v = yield from qkv(decoder, layer, x)
+    write_rows(decoder.ropes[layer], *kv, k, v, rows)
+    return ProjectedRows(decoder.ropes[layer].rotate(fresh_q, rows), fresh_q, k, v)
 
 
-def qkv(adapter: DecoderAdapter, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
+def qkv(decoder: DecoderModel, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
     """Queries, keys and values of x `[m, hidden]` before RoPE, each `[m, heads, head_dim]`."""
     cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
-        return adapter.qkv(layer, x)
+        return decoder.qkv(layer, x)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for cut in cuts:
         if parts:
             yield None
-        parts.append(adapter.qkv(layer, x[cut]))
+        parts.append(decoder.qkv(layer, x[cut]))
     q, k, v = (torch.cat(part) for part in zip(*parts, strict=True))
     return q, k, v
 
 
 def attend_and_finish(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     layer: int,
     x: Tensor,
     q: Tensor,
@@ -103,18 +103,18 @@ def attend_and_finish(
         Hidden states after the layer `[m, hidden]`.
     """
     few = SparseRows(0, rows[:0]) if sparse is None else sparse
-    attended = yield from attend(adapter, layer, q[few.number :], rows[few.number :], *kv)
+    attended = yield from attend(decoder, layer, q[few.number :], rows[few.number :], *kv)
     if few.number:
         k, v = kv[0][:, few.keys], kv[1][:, few.keys]
         first = attend_rows(
-            q[: few.number], k, v, rows[: few.number], adapter.scale,
-            key_rows=few.keys, rule=adapter.rules[layer],
+            q[: few.number], k, v, rows[: few.number], decoder.scale,
+            key_rows=few.keys, rule=decoder.rules[layer],
         )  # fmt: skip
         attended = torch.cat([first, attended])
-    return (yield from finish(adapter, layer, x, attended))
+    return (yield from finish(decoder, layer, x, attended))
 
 
-def finish(adapter: DecoderAdapter, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
+def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
     """Computes the rest of a layer after its attention.
 
     Args:
@@ -126,23 +126,23 @@ def finish(adapter: DecoderAdapter, layer: int, x: Tensor, attended: Tensor) -> 
     """
     cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
-        return (yield from adapter.finish_steps(layer, x, attended))
+        return (yield from decoder.finish_steps(layer, x, attended))
     out = torch.empty_like(x)
     for cut in cuts:
         yield None
-        out[cut] = yield from adapter.finish_steps(layer, x[cut], attended[cut])
+        out[cut] = yield from decoder.finish_steps(layer, x[cut], attended[cut])
     return out
 
 
 def attend(
-    adapter: DecoderAdapter, layer: int, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
+    decoder: DecoderModel, layer: int, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
 ) -> Steps[Tensor]:
     """Attention of the rows, `[m, heads * head_dim]`."""
-    rule = adapter.rules[layer]
+    rule = decoder.rules[layer]
     pairs = ATTENDED_PAIRS.get(q.device.type, PAIRS_ELSEWHERE)
     cuts = tiles(len(rows), max(1, pairs // k_all.shape[1]))
     if len(cuts) == 1:
-        return attend_rows(q, k_all, v_all, rows, adapter.scale, rule=rule)
+        return attend_rows(q, k_all, v_all, rows, decoder.scale, rule=rule)
     last_rows = [cut.stop - 1 for cut in cuts]
     if len(rows) < k_all.shape[1]:
         last_rows = rows[last_rows].tolist()
@@ -151,5 +151,5 @@ def attend(
         if cut.start:
             yield None
         k, v = k_all[:, : last + 1], v_all[:, : last + 1]
-        out[cut] = attend_rows(q[cut], k, v, rows[cut], adapter.scale, rule=rule)
+        out[cut] = attend_rows(q[cut], k, v, rows[cut], decoder.scale, rule=rule)
     return out

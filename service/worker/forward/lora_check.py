@@ -23,7 +23,7 @@ from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.lora.folder import read_config
 from service.worker.model.lora.load import LoraMatrices, load_lora, read_matrices
 
@@ -37,7 +37,7 @@ FLOOR = 1e-5
 
 
 @torch.inference_mode()
-def check(adapter: DecoderAdapter, name: str, folder: Path) -> tuple[float, float]:
+def check(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
     """Runs the check.
 
     Returns:
@@ -48,13 +48,13 @@ def check(adapter: DecoderAdapter, name: str, folder: Path) -> tuple[float, floa
         ModelRefused: they are too far from them.
     """
     random = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, adapter.vocabulary, (PROBE,), generator=random).tolist()
+    ids = torch.randint(0, decoder.vocabulary, (PROBE,), generator=random).tolist()
     matrices = read_matrices(folder, read_config(folder))
-    base = _theirs(adapter, ids)
-    with added(adapter.model, matrices):
-        theirs = _theirs(adapter, ids)
-    rounding = (_ours(adapter, ids) - base).norm()
-    off = (_ours(adapter.with_lora(name), ids) - theirs).norm()
+    base = _theirs(decoder, ids)
+    with added(decoder.model, matrices):
+        theirs = _theirs(decoder, ids)
+    rounding = (_ours(decoder, ids) - base).norm()
+    off = (_ours(decoder.with_lora(name), ids) - theirs).norm()
     moved, size = (theirs - base).norm(), theirs.norm().clamp_min(1e-12)
     bound = SHARE * moved + ROUNDING * rounding + FLOOR * size
     if not off <= bound:
@@ -67,7 +67,7 @@ def check(adapter: DecoderAdapter, name: str, folder: Path) -> tuple[float, floa
     return float(off / size), float(moved / size)
 
 
-def add(adapter: DecoderAdapter, name: str, folder: Path) -> tuple[float, float]:
+def add(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
     """Reads the LoRA adapter in `folder`, gives it to the decoder and checks it.
 
     Returns:
@@ -76,8 +76,8 @@ def add(adapter: DecoderAdapter, name: str, folder: Path) -> tuple[float, float]
     Raises:
         ModelRefused: it cannot be served with this model; the message says what to do.
     """
-    adapter.loras[name] = load_lora(adapter, name, folder)
-    return check(adapter, name, folder)
+    decoder.loras[name] = load_lora(decoder, name, folder)
+    return check(decoder, name, folder)
 
 
 @contextmanager
@@ -107,15 +107,15 @@ def _adding(own: LoraMatrices) -> Any:
     return hook
 
 
-def _theirs(adapter: DecoderAdapter, ids: list[int]) -> Tensor:
-    logits = adapter.model(torch.tensor([ids], device=adapter.device)).logits[0, -1].float()
+def _theirs(decoder: DecoderModel, ids: list[int]) -> Tensor:
+    logits = decoder.model(torch.tensor([ids], device=decoder.device)).logits[0, -1].float()
     return _centred(logits)
 
 
-def _ours(adapter: DecoderAdapter, ids: list[int]) -> Tensor:
-    layout = PromptLayout.of(ids, [], [], uncached=[True], device=adapter.device)
-    scratch = ScratchKV(adapter, layout.tokens)
-    return _centred(run(prefill(adapter, layout, [None], Vanilla(), scratch)).logits)
+def _ours(decoder: DecoderModel, ids: list[int]) -> Tensor:
+    layout = PromptLayout.of(ids, [], [], uncached=[True], device=decoder.device)
+    scratch = ScratchKV(decoder, layout.tokens)
+    return _centred(run(prefill(decoder, layout, [None], Vanilla(), scratch)).logits)
 
 
 def _centred(logits: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from service.worker.forward.layer_ops import SparseRows, attend_and_finish, proj
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 Capture = Callable[[LayerView], None]
 OnPass = Callable[[int, Tensor], None]
@@ -68,7 +68,7 @@ class Progress:
 
 
 def prefill(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     layout: PromptLayout,
     cached: Sequence[CachedSegment | None],
     method: DenseMethod,
@@ -91,20 +91,20 @@ def prefill(
         arrival: waits for a layer of stored KV; None if all of it is loaded.
         progress: resumed from, if an earlier run of this prompt left any, and updated.
     """
-    if adapter.lead is not None:
+    if decoder.lead is not None:
         assert capture is None and on_pass is None, "they would see some of the heads"
-        return adapter.lead.steps(
-            prefill_own_heads, adapter=adapter, layout=layout, cached=cached, method=method, kv=kv,
+        return decoder.lead.steps(
+            prefill_own_heads, decoder=decoder, layout=layout, cached=cached, method=method, kv=kv,
             eviction=eviction, arrival=arrival, progress=progress,
         )  # fmt: skip
     return prefill_own_heads(
-        adapter, layout, cached, method, kv,
+        decoder, layout, cached, method, kv,
         eviction=eviction, capture=capture, on_pass=on_pass, arrival=arrival, progress=progress,
     )  # fmt: skip
 
 
 def prefill_own_heads(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     layout: PromptLayout,
     cached: Sequence[CachedSegment | None],
     method: DenseMethod,
@@ -117,9 +117,9 @@ def prefill_own_heads(
     progress: Progress | None = None,
 ) -> Steps[PrefillResult]:
     """`prefill` of the heads that this process computes."""
-    with KVPlacer(adapter, layout, cached, method.key_positions(layout), kv) as placer:
+    with KVPlacer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
-            adapter=adapter,
+            decoder=decoder,
             layout=layout,
             cached=cached,
             kv=kv,
@@ -140,7 +140,7 @@ class PromptLoop:
     The attributes are the arguments of `prefill`.
     """
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     layout: PromptLayout
     cached: Sequence[CachedSegment | None]
     kv: PromptKV
@@ -154,11 +154,11 @@ class PromptLoop:
     _placed: int = 0  # number of first layers at which all cached segments are in place
 
     def __post_init__(self) -> None:
-        self._flops = self.progress.flops = self.progress.flops or FlopCount(self.adapter)
+        self._flops = self.progress.flops = self.progress.flops or FlopCount(self.decoder)
 
     @property
     def num_layers(self) -> int:
-        return self.adapter.layers
+        return self.decoder.layers
 
     # -- passes before the layers -----------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class PromptLoop:
         sight: Sight = EVERYTHING_CACHED,
     ) -> Steps[Tensor]:
         one_pass = AttentionPass(
-            adapter=self.adapter,
+            decoder=self.decoder,
             layout=self.layout,
             kv=self.kv,
             flops=self._flops,
@@ -199,11 +199,11 @@ class PromptLoop:
     def layers(
         self, method: DenseMethod, rows: Tensor, scores: Tensor | None = None
     ) -> Steps[PrefillResult]:
-        adapter, layout, progress, flops = self.adapter, self.layout, self.progress, self._flops
-        n, last_layer = layout.tokens, adapter.layers - 1
+        decoder, layout, progress, flops = self.decoder, self.layout, self.progress, self._flops
+        n, last_layer = layout.tokens, decoder.layers - 1
         forced = layout.forced_rows
         rows = union(rows, forced)
-        first, x = 0, adapter.embed(layout.ids[rows])
+        first, x = 0, decoder.embed(layout.ids[rows])
         observed: list[Tensor] = []
         rows_per_layer: list[int] = []
         memo: dict[str, Any] = {}
@@ -212,7 +212,7 @@ class PromptLoop:
             observed, rows_per_layer = list(progress.observed), list(progress.rows_per_layer)
         if self._placed < method.layers_without_cache <= last_layer:
             self.placer.begin(method.layers_without_cache)
-        for layer in range(first, adapter.layers):
+        for layer in range(first, decoder.layers):
             if len(rows) == n:
                 progress.layer, progress.x = layer, x
                 progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
@@ -221,7 +221,7 @@ class PromptLoop:
             if len(rows) < n and layer >= self._placed:
                 self.placer.place(layer)
             k_all, v_all = self.kv.prompt_layer(layer, n)
-            projected = yield from project(adapter, layer, x, rows, (k_all, v_all))
+            projected = yield from project(decoder, layer, x, rows, (k_all, v_all))
             flops.project(len(rows))
             q = projected.q
             view = self._view(layer, rows, projected, (k_all, v_all), scores, memo)
@@ -248,11 +248,11 @@ class PromptLoop:
             flops.finish(len(rows))
             _count_attention(flops, rows, sparse)
             x = yield from attend_and_finish(
-                adapter, layer, x, q, rows, (k_all, v_all), sparse=sparse
+                decoder, layer, x, q, rows, (k_all, v_all), sparse=sparse
             )
             yield None
         flops.unembed(1)
-        logits = adapter.logits(x)[0]
+        logits = decoder.logits(x)[0]
         return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
 
     def _view(
@@ -272,20 +272,20 @@ class PromptLoop:
             v=kv[1],
             **projected._asdict(),
             cached=self.cached,
-            scale=self.adapter.scale,
-            rule=self.adapter.rules[layer],
-            rotate=self.adapter.ropes[layer].rotate,
+            scale=self.decoder.scale,
+            rule=self.decoder.rules[layer],
+            rotate=self.decoder.ropes[layer].rotate,
             flops=self._flops,
             attention_scores=scores,
             memo=memo,
-            ranks=self.adapter.ranks,
+            ranks=self.decoder.ranks,
         )
 
     def _start_over(self, kept: Tensor) -> Steps[PrefillResult]:
         """Full prefill of a shorter prompt, the rows `kept` `[b]` at positions 0..b-1."""
         shorter = self.layout.only(kept)
         nothing = [None] * len(shorter.segments)
-        result = yield from prefill_own_heads(self.adapter, shorter, nothing, Vanilla(), self.kv)
+        result = yield from prefill_own_heads(self.decoder, shorter, nothing, Vanilla(), self.kv)
         return replace(
             result,
             rows=kept[result.rows],

@@ -1,4 +1,4 @@
-"""The start-up check: the adapter computes what transformers computes, and stitching is exact.
+"""The start-up check: the decoder computes what transformers computes, and stitching is exact.
 
 A model whose architecture differs in any detail (a norm, a bias, a RoPE variant, a window) must be
 refused instead of answering wrongly. So two facts are tested on a probe prompt:
@@ -25,7 +25,7 @@ from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.rope import static_positions
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
@@ -55,14 +55,14 @@ class _Captured:
 
 @torch.inference_mode()
 def check(
-    adapter: DecoderAdapter,
+    decoder: DecoderModel,
     theirs: Tensor | None = None,
-    probe: Callable[[DecoderAdapter], tuple[Tensor, Tensor]] | None = None,
+    probe: Callable[[DecoderModel], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[float, float]:
     """Runs the check.
 
     Args:
-        theirs: logits of transformers' forward pass, where `adapter.model` is not whole any more.
+        theirs: logits of transformers' forward pass, where `decoder.model` is not whole any more.
         probe: runs `probed`, where more than this process has to.
 
     Returns:
@@ -73,21 +73,21 @@ def check(
         ModelRefused: one of them is too large.
     """
     if theirs is None:
-        theirs = transformers_logits(adapter.model)
-    ours, stitched = (probe or probed)(adapter)
+        theirs = transformers_logits(decoder.model)
+    ours, stitched = (probe or probed)(decoder)
     against_theirs, against_full = (
         _distance(ours, theirs.to(ours.device)),
         _distance(stitched, ours),
     )
-    by_library = getattr(adapter.config, "quantization_config", None) is not None
-    bound = TOLERANCE[adapter.dtype] * (OF_LIBRARIES if by_library else 1)
+    by_library = getattr(decoder.config, "quantization_config", None) is not None
+    bound = TOLERANCE[decoder.dtype] * (OF_LIBRARIES if by_library else 1)
     for difference, what in (
         (against_theirs, "its full prefill differs from transformers' forward"),
         (against_full, "a stitched prompt differs from its full prefill"),
     ):
         if not difference <= bound:
             raise ModelRefused(
-                f"start-up check of {adapter.family} failed: {what} by {difference:.2g} "
+                f"start-up check of {decoder.family} failed: {what} by {difference:.2g} "
                 f"(relative, at most {bound:g}); this model cannot be served correctly",
                 field="model",
             )
@@ -104,13 +104,13 @@ def transformers_logits(model: Any) -> Tensor:
 
 
 @torch.inference_mode()
-def probed(adapter: DecoderAdapter) -> tuple[Tensor, Tensor]:
+def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
     """Logits `[vocabulary]` of the probe's last token: of full prefill and of a stitched prompt."""
-    ids = _probe_ids(adapter.model.config)
+    ids = _probe_ids(decoder.model.config)
     s, _, q = PROBE
     d = len(ids) - s - q
     system, document, question = ids[:s], ids[s : s + d], ids[s + d :]
-    device = adapter.device
+    device = decoder.device
     full = PromptLayout.of(system, [document], question, uncached=[True, True], device=device)
     captured = _Captured([], [])
 
@@ -118,8 +118,8 @@ def probed(adapter: DecoderAdapter) -> tuple[Tensor, Tensor]:
         captured.k.append(view.fresh_k.clone())
         captured.v.append(view.fresh_v.clone())
 
-    scratch = ScratchKV(adapter, full.tokens)
-    ours = run(prefill(adapter, full, [None, None], Vanilla(), scratch, capture=capture)).logits
+    scratch = ScratchKV(decoder, full.tokens)
+    ours = run(prefill(decoder, full, [None, None], Vanilla(), scratch, capture=capture)).logits
     parts = [
         _Captured([k[a:b] for k in captured.k], [v[a:b] for v in captured.v])
         for a, b in ((0, s), (s, s + d))
@@ -132,7 +132,7 @@ def probed(adapter: DecoderAdapter) -> tuple[Tensor, Tensor]:
         prefixes=[Prefix(system)],
         device=device,
     )
-    return ours, run(prefill(adapter, cached, parts, Pie(), scratch)).logits
+    return ours, run(prefill(decoder, cached, parts, Pie(), scratch)).logits
 
 
 def _probe_ids(config: Any) -> list[int]:

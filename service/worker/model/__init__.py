@@ -1,1 +1,1 @@
-"""The served model: weights, adapters, RoPE, attention, and the store keys of its chunks."""
+"""The served model: weights, a decoder per family, RoPE, attention, and keys of its chunks."""

@@ -14,7 +14,7 @@ from functools import cached_property
 from kvstore import ChunkSpec, chunk_key
 from service.prompt import COMPANION_MODES, PREFIX_MODES
 from service.worker.core.layout import Prefix
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Addressing:
     """Makes addresses for one model and codec.
 
     Args:
-        adapter: the model.
+        decoder: the model.
         fingerprint: of the model.
         codec: name of the codec that chunks are stored with.
         secret: keyed into the hashes of the default tenant's chunks; empty for plain hashes.
@@ -63,7 +63,7 @@ class Addressing:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         *,
         fingerprint: str,
         codec: str,
@@ -71,21 +71,21 @@ class Addressing:
         tenants_secret: bytes = b"",
         lora: str = "",
     ) -> None:
-        self._adapter = adapter
+        self._decoder = decoder
         self._base_fingerprint = fingerprint
         self._lora = lora
-        # By the adapter's weights: renaming it changes no key, and training it further changes all.
-        own = f"+{adapter.loras[lora].fingerprint}" if lora else ""
+        # By the decoder's weights: renaming it changes no key, and training it further changes all.
+        own = f"+{decoder.loras[lora].fingerprint}" if lora else ""
         self._fingerprint = fingerprint + own
         self._codec = codec
         self._secret = secret
         self._tenants_secret = tenants_secret or secret
-        self._dtype = str(adapter.dtype).removeprefix("torch.")
+        self._dtype = str(decoder.dtype).removeprefix("torch.")
 
     def with_lora(self, name: str) -> Addressing:
         """The addresses of chunks that are computed with a LoRA adapter; "": the base model's."""
         return Addressing(
-            self._adapter,
+            self._decoder,
             fingerprint=self._base_fingerprint,
             codec=self._codec,
             secret=self._secret,
@@ -96,7 +96,7 @@ class Addressing:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's KV in the codec raw."""
-        return self._adapter.kv_bytes_per_token
+        return self._decoder.kv_bytes_per_token
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
         """The system segment S. It starts every prompt, so its KV is exact in all of them."""
@@ -155,7 +155,7 @@ class Addressing:
         if prefix_mode == "system" or prefix_mode in COMPANION_MODES:
             return tuple(system)
         if prefix_mode == "bos":
-            bos = getattr(self._adapter.config, "bos_token_id", None)
+            bos = getattr(self._decoder.config, "bos_token_id", None)
             return tuple(system[:1]) if system and system[0] == bos else ()
         return ()  # "none", and "bos_keep", where BOS is among the segment's own ids
 
@@ -181,14 +181,14 @@ class Addressing:
         codec: str = "",
         stitched: bool = False,
     ) -> Address:
-        adapter = self._adapter
+        decoder = self._decoder
         spec = ChunkSpec(
             fingerprint=self._fingerprint,
             codec=codec or self._codec,
             dtype=self._dtype,
-            layers=adapter.layers,
-            kv_heads=adapter.kv_heads,
-            head_dim=adapter.head_dim,
+            layers=decoder.layers,
+            kv_heads=decoder.kv_heads,
+            head_dim=decoder.head_dim,
             tokens=len(ids),
         )
         key = chunk_key(

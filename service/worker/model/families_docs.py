@@ -1,4 +1,4 @@
-"""Writes the table of families in docs/models.md from the adapters. Importable without torch.
+"""Writes the table of families in docs/models.md from the families. Importable without torch.
 
 python -m service.worker.model.families_docs            write it
 python -m service.worker.model.families_docs --check    fail if the page is out of date
@@ -15,7 +15,7 @@ from service.worker.model.supported import families
 MODEL = "service.worker.model"
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 REMEDY = (
-    "docs/models.md is not what the adapters say: run python -m service.worker.model.families_docs"
+    "docs/models.md is not what the families say: run python -m service.worker.model.families_docs"
 )
 BEGIN, END = "<!-- families -->\n", "<!-- end of families -->"
 
@@ -36,7 +36,7 @@ def _decoding(source: ast.Module) -> str:
 
 
 def _plain(source: ast.Module) -> bool:
-    """Whether `has_plain_layers` is set neither here nor in the adapters that this one extends."""
+    """Whether `has_plain_layers` is set neither here nor in the decoders that this one extends."""
     classes = (node for node in source.body if isinstance(node, ast.ClassDef))
     if any(ast.unparse(line) == "has_plain_layers = False" for c in classes for line in c.body):
         return False
@@ -55,7 +55,7 @@ def _file(module: str) -> Path:
 
 
 def _source(family: str) -> ast.Module:
-    return ast.parse(_file(f"{MODEL}.adapters.{family}").read_text("utf-8"))
+    return ast.parse(_file(f"{MODEL}.families.{family}").read_text("utf-8"))
 
 
 def main() -> int:

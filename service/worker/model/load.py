@@ -13,14 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 from kvstore.format.chunk_spec import DTYPES
 from service.errors import ModelRefused
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
 from service.worker.model.lean_import import lean_import
 from service.worker.model.quantisation import DEQUANTISED, quantisation_fault
 from service.worker.model.quantised_linear import quantise
 
-Adapt = Callable[[Any, torch.device], DecoderAdapter]
-"""Makes the adapter of a model that was loaded on the CPU, for a device."""
+Adapt = Callable[[Any, torch.device], DecoderModel]
+"""Makes the decoder of a model that was loaded on the CPU, for a device."""
 
 
 def load(
@@ -30,7 +30,7 @@ def load(
     device: str = "auto",
     quantize: str = "off",
     adapt: Adapt | None = None,
-) -> DecoderAdapter:
+) -> DecoderModel:
     """Loads the model in `folder` for inference.
 
     Args:
@@ -39,7 +39,7 @@ def load(
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
         quantize: "int8" or "int4" for weights rounded to so many bits, or "off".
-        adapt: makes the adapter, and refuses quantised weights; by default that of the whole model.
+        adapt: makes the decoder, and refuses quantised weights; by default that of the whole model.
 
     Raises:
         ModelRefused: the model cannot be served; the message says what to do.
@@ -86,7 +86,7 @@ def load(
         model = model.to(place)
     if quantize != "off":
         quantise(model, quantize)
-    return adapter_for(model)
+    return decoder_for(model)
 
 
 def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:
@@ -172,16 +172,16 @@ def _cpu_has_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def default_pool_tokens(adapter: DecoderAdapter, max_running: int, workers: int = 1) -> int:
+def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 1) -> int:
     """KV pool size in tokens when none is set.
 
     A quarter of the free memory (half of a GPU's), divided by the workers of the service, and at
     most what `max_running` sequences of full length can use.
     """
-    if adapter.device.type == "cuda":
-        free = torch.cuda.mem_get_info(adapter.device)[0] // 2
-        free = free * adapter.kv_heads // adapter.own_kv_heads  # each rank has a GPU
+    if decoder.device.type == "cuda":
+        free = torch.cuda.mem_get_info(decoder.device)[0] // 2
+        free = free * decoder.kv_heads // decoder.own_kv_heads  # each rank has a GPU
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    most = max_running * adapter.max_context
-    return max(1024, min(most, free // workers // adapter.kv_bytes_per_token))
+    most = max_running * decoder.max_context
+    return max(1024, min(most, free // workers // decoder.kv_bytes_per_token))

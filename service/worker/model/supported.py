@@ -22,6 +22,6 @@ WINDOW_BY_LAYER = (
 
 
 def families() -> frozenset[str]:
-    """The supported `model_type`s: each has a file in `adapters`."""
-    files = (Path(__file__).parent / "adapters").glob("*.py")
+    """The supported `model_type`s: each has a file in `families`."""
+    files = (Path(__file__).parent / "families").glob("*.py")
     return frozenset(file.stem for file in files if file.stem != "__init__")

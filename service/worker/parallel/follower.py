@@ -25,12 +25,12 @@ from service.worker.core.threads import set_threads
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import Progress
 from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.load import load
 from service.worker.parallel import commands as c
 from service.worker.parallel.exchange import Exchange
 from service.worker.parallel.segments import ReceivedSegment
-from service.worker.parallel.sharded_adapter import sharded, weight_bytes
+from service.worker.parallel.sharded_model import sharded, weight_bytes
 
 log = logging.getLogger("kvstitch.parallel")
 
@@ -48,7 +48,7 @@ class Follower:
     def __init__(self, pipe: Connection, exchange: Exchange) -> None:
         self._pipe = pipe
         self._exchange = exchange
-        self._adapter: DecoderAdapter | None = None
+        self._decoder: DecoderModel | None = None
         self._pools: dict[int, KVPool] = {}
         self._kv: dict[int, SequenceKV] = {}
         self._progress: dict[int, Progress] = {}
@@ -122,15 +122,15 @@ class Follower:
     # -- what it has for itself -------------------------------------------------------------------
 
     @property
-    def _model(self) -> DecoderAdapter:
-        assert self._adapter is not None, "a model is loaded first"
-        return self._adapter
+    def _model(self) -> DecoderModel:
+        assert self._decoder is not None, "a model is loaded first"
+        return self._decoder
 
     def _load(self, command: c.Load) -> None:
         set_threads(command.threads)
-        self._pools, self._adapter = {}, None
+        self._pools, self._decoder = {}, None
         try:
-            self._adapter = load(
+            self._decoder = load(
                 command.folder,
                 dtype=command.dtype,
                 device=device_of(command.device, self._exchange.rank),
@@ -139,23 +139,23 @@ class Follower:
         except KvstitchError as error:
             self._answer(c.Loaded(error.message, 0))
             return
-        self._answer(c.Loaded("", weight_bytes(self._adapter)))
+        self._answer(c.Loaded("", weight_bytes(self._decoder)))
 
     def _pool(self, tokens: int) -> KVPool:
-        adapter = self._model
+        decoder = self._model
         return KVPool(
-            adapter.layers,
-            adapter.own_kv_heads,
-            adapter.head_dim,
+            decoder.layers,
+            decoder.own_kv_heads,
+            decoder.head_dim,
             tokens,
-            dtype=adapter.dtype,
-            device=adapter.device,
+            dtype=decoder.dtype,
+            device=decoder.device,
             ranks=self._exchange,
         )
 
     def _own(self, told: dict[str, Any]) -> dict[str, Any]:
         """The arguments of work as this rank has them."""
-        own: dict[str, Any] = {"adapter": self._model}
+        own: dict[str, Any] = {"decoder": self._model}
         for name, value in told.items():
             match name, value:
                 case (("cached" | "parts"), _):

@@ -1,4 +1,4 @@
-"""Starts a gang of ranks from the first one, which gets an adapter and a pool for its engine."""
+"""Starts a gang of ranks from the first one, which gets a decoder and a pool for its engine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from service.errors import InvalidSetting, ModelRefused
 from service.worker.core.threads import set_threads
 from service.worker.forward import selfcheck
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.load import load
 from service.worker.parallel.commands import Load
 from service.worker.parallel.exchange import Exchange
 from service.worker.parallel.follower import device_of
 from service.worker.parallel.followers import Followers
 from service.worker.parallel.lead import GangLead
-from service.worker.parallel.sharded_adapter import refuse_model, sharded, weight_bytes
+from service.worker.parallel.sharded_model import refuse_model, sharded, weight_bytes
 from service.worker.parallel.shared_pool import SharedPool
 from service.worker_settings import WorkerSettings
 
@@ -102,7 +102,7 @@ class Gang:
 
     def load(
         self, folder: str, *, dtype: str = "auto", threads: int = 0
-    ) -> tuple[DecoderAdapter, tuple[float, float]]:
+    ) -> tuple[DecoderModel, tuple[float, float]]:
         """Loads a model in all ranks and checks that together they compute what it computes.
 
         Args:
@@ -111,7 +111,7 @@ class Gang:
             threads: CPU threads of all ranks together; 0 for torch's default.
 
         Returns:
-            The adapter, which leads the other ranks, and the differences that
+            The decoder, which leads the other ranks, and the differences that
             `service.worker.forward.selfcheck` measured.
 
         Raises:
@@ -123,27 +123,27 @@ class Gang:
         self._followers.send(Load(folder, dtype, self._device, each))
         theirs: list[Tensor] = []
 
-        def adapt(model: Any, device: torch.device) -> DecoderAdapter:
+        def adapt(model: Any, device: torch.device) -> DecoderModel:
             refuse_model(model.config, size)
             # Of the whole model, before it is cut.
             theirs.append(selfcheck.transformers_logits(model))
             return sharded(model, self._exchange, device)
 
         try:
-            adapter = load(folder, dtype=dtype, device=device_of(self._device, 0), adapt=adapt)
+            decoder = load(folder, dtype=dtype, device=device_of(self._device, 0), adapt=adapt)
         finally:
             loaded = self._followers.loaded()
         for other in loaded:
             if other.refused:
                 raise ModelRefused(other.refused, field="model")
-        megabytes = [n >> 20 for n in (weight_bytes(adapter), *(o.nbytes for o in loaded))]
+        megabytes = [n >> 20 for n in (weight_bytes(decoder), *(o.nbytes for o in loaded))]
         log.info("%d ranks hold %s MiB of weights, %d threads each", size, megabytes, each)
-        differences = selfcheck.check(adapter, theirs[0], probe=self._probe)
-        adapter.lead = self._lead
-        return adapter, differences
+        differences = selfcheck.check(decoder, theirs[0], probe=self._probe)
+        decoder.lead = self._lead
+        return decoder, differences
 
-    def _probe(self, adapter: DecoderAdapter) -> tuple[Tensor, Tensor]:
-        return self._lead.call(selfcheck.probed, adapter=adapter)
+    def _probe(self, decoder: DecoderModel) -> tuple[Tensor, Tensor]:
+        return self._lead.call(selfcheck.probed, decoder=decoder)
 
     @property
     def make_pool(self) -> Callable[..., KVPool]:

@@ -16,7 +16,7 @@ from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.decode import Decodable
 from service.worker.forward.prefill import Progress
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.parallel.commands import (
     Arrived,
     Begin,
@@ -90,7 +90,7 @@ class GangLead:
         told: dict[str, Any] = {}
         for name, value in arguments.items():
             match name, value:
-                case "adapter", _:
+                case "decoder", _:
                     pass
                 case "kv", SharedKV(number=number):
                     told[name] = Cache(number)
@@ -121,16 +121,16 @@ class GangLead:
         shared = dict(arguments)
         for name in ("cached", "parts"):
             if name in shared:
-                shared[name] = self._segments(shared[name], shared["adapter"])
+                shared[name] = self._segments(shared[name], shared["decoder"])
         if (arrival := shared.get("arrival")) is not None:
             shared["arrival"] = lambda layer: self._announced(arrival(layer))
         return shared
 
     def _segments(
-        self, stored: Sequence[CachedSegment | None], adapter: DecoderAdapter
+        self, stored: Sequence[CachedSegment | None], decoder: DecoderModel
     ) -> list[SharedSegment | None]:
         return [
-            None if one is None else SharedSegment(one, self._exchange, adapter.device)
+            None if one is None else SharedSegment(one, self._exchange, decoder.device)
             for one in stored
         ]
 

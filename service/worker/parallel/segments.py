@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from service.worker.core.layer_view import CachedSegment
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.parallel.exchange import Exchange
 
 
@@ -41,16 +41,16 @@ class SharedSegment:
 class ReceivedSegment:
     """Another rank's: what it has received, kept for as long as the prompt's prefill takes."""
 
-    def __init__(self, tokens: int, exchange: Exchange, adapter: DecoderAdapter) -> None:
-        self._shape = (2, tokens, adapter.own_kv_heads, adapter.head_dim)
+    def __init__(self, tokens: int, exchange: Exchange, decoder: DecoderModel) -> None:
+        self._shape = (2, tokens, decoder.own_kv_heads, decoder.head_dim)
         self._exchange = exchange
-        self._adapter = adapter
+        self._decoder = decoder
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         if layer not in self._layers:
-            adapter = self._adapter
-            out = torch.empty(self._shape, dtype=adapter.dtype, device=adapter.device)
+            decoder = self._decoder
+            out = torch.empty(self._shape, dtype=decoder.dtype, device=decoder.device)
             self._layers[layer] = self._exchange.receive_heads(out)
         return self._layers[layer]
 

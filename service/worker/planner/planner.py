@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from service.worker.loading.estimates import ComputeEstimate, TierEstimates
 from service.worker.loading.segment_load import Load
 from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.planner.cost_model import (
     Loadable,
     PromptModel,
@@ -101,10 +101,10 @@ class Planner:
         compute: estimate of prefill times.
     """
 
-    def __init__(self, adapter: DecoderAdapter, tiers: TierEstimates) -> None:
-        self._adapter = adapter
+    def __init__(self, decoder: DecoderModel, tiers: TierEstimates) -> None:
+        self._decoder = decoder
         self.tiers = tiers
-        self.compute = ComputeEstimate(adapter.device.type)
+        self.compute = ComputeEstimate(decoder.device.type)
         self._lock = threading.Lock()
         self._counts = Counter({"load": 0, "recompute": 0, "late": 0, "lost": 0})
 
@@ -175,7 +175,7 @@ class Planner:
     def _model(self, prompt: Prompt, waiting: Sequence[Waiting]) -> PromptModel:
         slower = 2.0 if prompt.crowded else 1.0
         return PromptModel(
-            shape=self._adapter,
+            shape=self._decoder,
             tokens=prompt.tokens,
             question=prompt.question,
             loads=[self._loadable(one, waiting) for one in waiting],

@@ -6,25 +6,24 @@ model's context, and the size of the KV pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from service.errors import InvalidRequest, PromptTooLong
 from service.parameters import AUTO
-from service.records import Chunk, Sampling
+from service.records import ChunkTokens, Sampling
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import Request
 from service.worker.gate.method_trust import GatedMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.sequences.kept_prompt import prompt_tokens
 from service.worker.sequences.sampling.grammar import FIELD, Grammars
 from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments
 from service.worker.sequences.sampling.sampler import Sampler
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 Replace = Callable[[str, FusionMethod], GatedMethod | None]
 
@@ -42,7 +41,7 @@ class Admission:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         addressing: Addressing,
         facts: ModelFacts,
         *,
@@ -50,7 +49,7 @@ class Admission:
         replace: Replace | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        self._adapter = adapter
+        self._decoder = decoder
         self._facts = facts
         self._addressing = addressing
         self._pool_tokens = pool_tokens
@@ -59,8 +58,8 @@ class Admission:
 
     def addresses(
         self,
-        system: Many[int],
-        documents: Many[Chunk],
+        system: Sequence[int],
+        documents: Sequence[ChunkTokens],
         prefix_mode: str,
         tenant: str,
         lora: str = "",
@@ -79,12 +78,14 @@ class Admission:
         ]
         return [system_address, *document_addresses]
 
-    def purged(self, system: Many[int], documents: Many[Chunk], tenant: str) -> set[str]:
+    def purged(
+        self, system: Sequence[int], documents: Sequence[ChunkTokens], tenant: str
+    ) -> set[str]:
         """Every key under which these documents may be stored, in whatever prefix mode, with the
         base model or any LoRA adapter."""
         return {
             key
-            for lora in ("", *self._adapter.loras)
+            for lora in ("", *self._decoder.loras)
             for document in documents
             if document.ids
             for key in self._addressing.with_lora(lora).purged(
@@ -92,7 +93,7 @@ class Admission:
             )
         }
 
-    def sequence(self, request: Request) -> Sequence:
+    def sequence(self, request: Request) -> EngineSequence:
         """The sequence of a request, ready to be queued.
 
         Raises:
@@ -129,7 +130,7 @@ class Admission:
             fusion = gated.fusion
         self._check_tokens(request.sampling)
         end_ids = self._end_ids(request.sampling)
-        sequence = Sequence(
+        sequence = EngineSequence(
             request,
             fusion,
             eviction or None,
@@ -147,13 +148,13 @@ class Admission:
         return sequence
 
     def _lora_fingerprint(self, name: str) -> str:
-        return self._adapter.loras[name].fingerprint if name else ""
+        return self._decoder.loras[name].fingerprint if name else ""
 
     def _check_lora(self, name: str) -> None:
-        if name and name not in self._adapter.loras:
-            names = ", ".join(sorted(self._adapter.loras)) or "none"
+        if name and name not in self._decoder.loras:
+            names = ", ".join(sorted(self._decoder.loras)) or "none"
             raise InvalidRequest(
-                f"there is no LoRA adapter {name!r}: this worker has {names}", field="adapter"
+                f"there is no LoRA adapter {name!r}: this worker has {names}", field="decoder"
             )
 
     def _check_tokens(self, sampling: Sampling) -> None:
@@ -163,16 +164,16 @@ class Admission:
             ("logit_bias", sampling.logit_bias),
         ):
             for token in ids:
-                if not 0 <= token < self._adapter.vocabulary:
+                if not 0 <= token < self._decoder.vocabulary:
                     raise InvalidRequest(
                         f"{name}: there is no token {token}, the model's vocabulary has "
-                        f"{self._adapter.vocabulary}",
+                        f"{self._decoder.vocabulary}",
                         field=name,
                     )
 
     def _end_ids(self, sampling: Sampling) -> frozenset[int]:
         """Tokens that end the answer."""
-        own = () if sampling.ignore_end else self._adapter.end_ids
+        own = () if sampling.ignore_end else self._decoder.end_ids
         return frozenset((*own, *sampling.stop_ids))
 
     def _sampler(self, request: Request, end_ids: Collection[int]) -> Sampler:
@@ -185,13 +186,13 @@ class Admission:
         adjustments = LogitAdjustments.of(sampling, lambda: prompt_tokens(request), end_ids)
         return Sampler(sampling, adjustments, grammar)
 
-    def _fit_context(self, sequence: Sequence) -> None:
-        limit = min(self._adapter.max_context, self._pool_tokens)
+    def _fit_context(self, sequence: EngineSequence) -> None:
+        limit = min(self._decoder.max_context, self._pool_tokens)
         room = limit - sequence.prompt_tokens
         if room < 1:
             raise PromptTooLong(
                 f"the prompt has {sequence.prompt_tokens} tokens; this worker takes {limit - 1} "
-                f"(model context {self._adapter.max_context}, KV pool {self._pool_tokens})",
+                f"(model context {self._decoder.max_context}, KV pool {self._pool_tokens})",
                 field="question",
             )
         if sequence.max_tokens > room:

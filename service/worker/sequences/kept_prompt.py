@@ -6,7 +6,7 @@ The rules are the same wherever the KV is: in the KV pool or on disk.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
@@ -149,7 +149,7 @@ def prompt_tokens(request: Request) -> Tensor:
     return torch.tensor(ids, dtype=torch.long)
 
 
-def holds(tokens: Tensor, text: Many[int]) -> bool:
+def holds(tokens: Tensor, text: Sequence[int]) -> bool:
     """Whether a text's token ids stand in `tokens` `[n]` int64 one after the other."""
     if not text:
         return False

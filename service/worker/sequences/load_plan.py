@@ -6,8 +6,7 @@ Starting a prompt, waiting for its chunks and explaining a request all use these
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from service.worker.loading.chunk_stream import parts_of, stored_bytes
@@ -16,7 +15,7 @@ from service.worker.loading.stream_reader import MEMORY
 from service.worker.methods.bases.fusion import Reads
 from service.worker.model.addressing import Address
 from service.worker.planner.planner import Planner, Prompt, Waiting
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class FoundSegment:
         return 0 if self.address is None else len(self.address.prefix_ids)
 
 
-def found_segments(sequence: Sequence, tiers: Mapping[str, str]) -> list[FoundSegment]:
+def found_segments(sequence: EngineSequence, tiers: Mapping[str, str]) -> list[FoundSegment]:
     """Every segment of the prompt, S first.
 
     Args:
@@ -94,13 +93,13 @@ class LoadPlan:
     """
 
     prompt: Prompt
-    loads: Many[FoundSegment]
-    recompute: Many[FoundSegment]
+    loads: Sequence[FoundSegment]
+    recompute: Sequence[FoundSegment]
 
 
 def plan_loads(
-    sequence: Sequence,
-    segments: Many[FoundSegment],
+    sequence: EngineSequence,
+    segments: Sequence[FoundSegment],
     planner: Planner | None,
     bytes_left: Mapping[str, float],
     *,
@@ -127,13 +126,13 @@ def plan_loads(
 
 
 def _prompt(
-    sequence: Sequence,
-    segments: Many[FoundSegment],
-    slow: Many[FoundSegment],
+    sequence: EngineSequence,
+    segments: Sequence[FoundSegment],
+    slow: Sequence[FoundSegment],
     bytes_left: Mapping[str, float],
     *,
     crowded: bool,
-    computed: Many[FoundSegment] = (),
+    computed: Sequence[FoundSegment] = (),
 ) -> Prompt:
     uncached = [s for s in segments if s.tier == UNCACHED] + list(computed)
     ready = [s for s in segments if s.tier == MEMORY]
@@ -156,7 +155,7 @@ def _prompt(
 # -- while the prompt waits -----------------------------------------------------------------------
 
 
-def loads_under_way(sequence: Sequence) -> list[SegmentLoad]:
+def loads_under_way(sequence: EngineSequence) -> list[SegmentLoad]:
     """Segments that are still being read."""
     return [
         load
@@ -166,8 +165,8 @@ def loads_under_way(sequence: Sequence) -> list[SegmentLoad]:
 
 
 def waiting_prompt(
-    sequence: Sequence,
-    loads: Many[SegmentLoad],
+    sequence: EngineSequence,
+    loads: Sequence[SegmentLoad],
     bytes_left: Mapping[str, float],
     *,
     crowded: bool = False,

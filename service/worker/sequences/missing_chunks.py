@@ -7,7 +7,7 @@ which can place nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +18,7 @@ from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.segment_load import RECOMPUTE, Load, SegmentLoad
 from service.worker.model.addressing import Address
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 
 class ChunkWriter(Protocol):
@@ -42,7 +42,7 @@ class MissingChunks:
     writer: ChunkWriter
 
     def compute(
-        self, sequence: Sequence, load: Load, *, sketch: bool = False
+        self, sequence: EngineSequence, load: Load, *, sketch: bool = False
     ) -> Steps[ComputedChunk]:
         """Computes the chunk of a load, and stores what is not stored already.
 
@@ -58,7 +58,7 @@ class MissingChunks:
             self.writer.store(address, computed)
         return computed
 
-    def supply(self, sequence: Sequence) -> Steps[None]:
+    def supply(self, sequence: EngineSequence) -> Steps[None]:
         """Gives every whole segment of the sequence that has no KV the chunk it misses.
 
         Requests that come together may miss the same chunks. All but the first find them stored
@@ -100,7 +100,7 @@ class MissingChunks:
                 self.loader.streams.leave(load.stream)
             load.stream = self.loader.streams.join(load.address, tier)
 
-    def _take_twin(self, load: SegmentLoad, loads: Many[SegmentLoad]) -> bool:
+    def _take_twin(self, load: SegmentLoad, loads: Sequence[SegmentLoad]) -> bool:
         """Whether the same document stands in the prompt twice and was computed already."""
         twins = (other for other in loads if other.address.key == load.address.key)
         twin = next((other for other in twins if other.computed is not None), None)

@@ -11,7 +11,7 @@ reads only parts of the documents starts when its first reads are finished.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.worker.core.flops import full_prefill
@@ -29,7 +29,7 @@ from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.planner.planner import FASTER, LATE, Planner
 from service.worker.sequences.earlier_prompts.continued_prefill import continued_prefill
 from service.worker.sequences.earlier_prompts.restorer import Restorer
@@ -43,7 +43,7 @@ from service.worker.sequences.load_plan import (
     waiting_prompt,
 )
 from service.worker.sequences.missing_chunks import MissingChunks
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 from service.worker.sequences.sparse_prefill import SparsePrefill
 from service.worker.sequences.token_trace import TokenTracer
 
@@ -63,7 +63,7 @@ class PrefillLauncher:
         restorer: reads stored prompts; None if none are stored.
     """
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     facts: ModelFacts
     addressing: Addressing
     loader: Loader
@@ -73,7 +73,7 @@ class PrefillLauncher:
 
     # -- before it starts -------------------------------------------------------------------------
 
-    def start_loading(self, sequence: Sequence) -> None:
+    def start_loading(self, sequence: EngineSequence) -> None:
         """Starts to read what the sequence's method reads, or the earlier prompt that it continues.
 
         A sequence that continues a kept prompt already reads nothing, unless more is stored.
@@ -105,7 +105,7 @@ class PrefillLauncher:
             return SegmentLoad(address, self.loader.streams.join(address, None), plan="")
         return PartialLoad(address, self.loader.load_ends(address))
 
-    def _found(self, sequence: Sequence, tiers: dict[str, str]) -> None:
+    def _found(self, sequence: EngineSequence, tiers: dict[str, str]) -> None:
         """Starts the loads that are worth it, when the chunks have been found.
 
         Runs on a loader thread.
@@ -124,7 +124,7 @@ class PrefillLauncher:
         if restorer is None or not restorer.begin(sequence, load, restorer.forecast_s(plan)):
             load()
 
-    def _load(self, sequence: Sequence, plan: LoadPlan, tiers: dict[str, str]) -> None:
+    def _load(self, sequence: EngineSequence, plan: LoadPlan, tiers: dict[str, str]) -> None:
         """Starts the loads of a plan."""
         for segment in plan.recompute:
             load = sequence.segments[segment.number]
@@ -143,7 +143,7 @@ class PrefillLauncher:
         if sequence.ended:  # during this call, so nothing else will leave the streams
             self.stop_loading(sequence)
 
-    def _read_stale_tier(self, recomputed: Many[FoundSegment]) -> None:
+    def _read_stale_tier(self, recomputed: Sequence[FoundSegment]) -> None:
         """Reads one segment from a tier that has not been read for long because it was slow.
 
         Without this, the planner would never notice that the tier has become faster.
@@ -157,7 +157,7 @@ class PrefillLauncher:
 
     # -- the prompt -------------------------------------------------------------------------------
 
-    def reserved_tokens(self, sequence: Sequence) -> int:
+    def reserved_tokens(self, sequence: EngineSequence) -> int:
         """Tokens of KV that the sequence needs from the pool until its end.
 
         All are reserved at its start, so that it cannot run out midway. Only valid once the
@@ -171,7 +171,7 @@ class PrefillLauncher:
         prompt_tokens = len(request.system) + document_tokens + len(request.question)
         return prompt_tokens + sequence.max_tokens
 
-    def launch(self, sequence: Sequence, kv: SequenceKV, *, crowded: bool = False) -> None:
+    def launch(self, sequence: EngineSequence, kv: SequenceKV, *, crowded: bool = False) -> None:
         """Gives a sequence that can start its layout, its KV and its steps.
 
         Args:
@@ -189,23 +189,23 @@ class PrefillLauncher:
             sequence.fusion = sequence.fusion.with_repair_ratio(ratio)
         if sequence.request.token_fates:
             sequence.token_trace = TokenTracer(
-                sequence.fusion, self.adapter.layers, self.adapter.kv_heads
+                sequence.fusion, self.decoder.layers, self.decoder.kv_heads
             )
-        adapter = self.adapter.with_lora(sequence.lora)
+        decoder = self.decoder.with_lora(sequence.lora)
         layout = sequence.layout = self._layout(sequence)
-        sequence.full_prefill_flops = full_prefill(self.adapter, layout.tokens)
+        sequence.full_prefill_flops = full_prefill(self.decoder, layout.tokens)
         if sequence.eviction is not None:
             warning = sequence.eviction.warning(layout)
             sequence.warnings.extend([warning] if warning else [])
         if sequence.reuse is not None:
-            sequence.steps = continued_prefill(adapter, layout, kv, sequence.reuse)
+            sequence.steps = continued_prefill(decoder, layout, kv, sequence.reuse)
         elif self._holds_part(sequence):
-            sparse = SparsePrefill(adapter, self.facts, self.loader, self.missing)
+            sparse = SparsePrefill(decoder, self.facts, self.loader, self.missing)
             sequence.steps = sparse.steps(sequence, kv)
         else:
-            sequence.steps = self._steps(adapter, sequence, kv, crowded)
+            sequence.steps = self._steps(decoder, sequence, kv, crowded)
 
-    def stop_loading(self, sequence: Sequence) -> None:
+    def stop_loading(self, sequence: EngineSequence) -> None:
         """Ends the sequence's loads, after its prefill or when it is dropped."""
         sequence.ended = True
         for load in sequence.segments:
@@ -213,12 +213,12 @@ class PrefillLauncher:
             if stream is not None:
                 self.loader.streams.leave(stream)
 
-    def drop_loads(self, sequence: Sequence) -> None:
+    def drop_loads(self, sequence: EngineSequence) -> None:
         """Forgets the loads of a sequence that is `loaded` and needs none of them any more."""
         self.stop_loading(sequence)
         sequence.segments, sequence.found = [], None
 
-    def _holds_part(self, sequence: Sequence) -> bool:
+    def _holds_part(self, sequence: EngineSequence) -> bool:
         """Whether the prompt runs with only some tokens held.
 
         For a sparse method without any stored document this is False, and the prompt runs as a full
@@ -231,7 +231,7 @@ class PrefillLauncher:
         return any(sequence.as_stored or load.usable for load in documents)
 
     def _steps(
-        self, adapter: DecoderAdapter, sequence: Sequence, kv: SequenceKV, crowded: bool
+        self, decoder: DecoderModel, sequence: EngineSequence, kv: SequenceKV, crowded: bool
     ) -> Steps[PrefillResult]:
         progress = sequence.progress = Progress()
         trace, method = sequence.token_trace, sequence.fusion
@@ -251,7 +251,7 @@ class PrefillLauncher:
             try:
                 return (
                     yield from prefill(
-                        adapter,
+                        decoder,
                         layout,
                         cached,
                         dense,
@@ -266,7 +266,7 @@ class PrefillLauncher:
             except SegmentLost:
                 continue
 
-    def _arrival(self, sequence: Sequence, layer: int, crowded: bool) -> Steps[None]:
+    def _arrival(self, sequence: EngineSequence, layer: int, crowded: bool) -> Steps[None]:
         """Waits until `layer` of every cached segment of this prefill has arrived.
 
         Raises:
@@ -292,7 +292,7 @@ class PrefillLauncher:
                 if load.usable:
                     yield self.loader.streams.within(part, pause)
 
-    def _decide_again(self, sequence: Sequence, layer: int, crowded: bool) -> float:
+    def _decide_again(self, sequence: EngineSequence, layer: int, crowded: bool) -> float:
         """Gives up the loads that take longer than computing their segments.
 
         Called while the prefill has to wait; does nothing if the last decision is too recent.
@@ -320,20 +320,20 @@ class PrefillLauncher:
             planner.count("late")
         return pause
 
-    def _segments(self, sequence: Sequence) -> list[Load | None]:
+    def _segments(self, sequence: EngineSequence) -> list[Load | None]:
         return sequence.segments or [None] * len(sequence.addresses)
 
     def _stored(self, load: Load | None) -> CachedSegment | None:
         """The stored KV of a whole segment; None if it must be computed."""
         return load.stored if isinstance(load, SegmentLoad) else None
 
-    def _layout(self, sequence: Sequence) -> PromptLayout:
+    def _layout(self, sequence: EngineSequence) -> PromptLayout:
         uncached = [self._stored(load) is None for load in self._segments(sequence)]
         if self._holds_part(sequence):  # missing documents are computed before its layers run
             uncached = [False] * len(uncached)
         return self._layout_of(sequence, uncached)
 
-    def _layout_of(self, sequence: Sequence, uncached: list[bool]) -> PromptLayout:
+    def _layout_of(self, sequence: EngineSequence, uncached: list[bool]) -> PromptLayout:
         request = sequence.request
         return PromptLayout.of(
             request.system,
@@ -341,10 +341,10 @@ class PrefillLauncher:
             request.question,
             uncached=uncached,
             prefixes=[Prefix() if a is None else a.prefix for a in sequence.addresses[1:]],
-            device=self.adapter.device,
+            device=self.decoder.device,
         )
 
-    def _loading_s(self, sequence: Sequence) -> float:
+    def _loading_s(self, sequence: EngineSequence) -> float:
         """Seconds of the longest load that is finished."""
         loads = [load for load in sequence.segments if load is not None]
         partial_s = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]

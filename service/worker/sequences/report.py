@@ -6,10 +6,10 @@ from typing import Literal
 
 from service.records import ColdMode, Report, SegmentReport
 from service.worker.loading.segment_load import UNCACHED, SegmentRead
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 
-def report(sequence: Sequence) -> Report:
+def report(sequence: EngineSequence) -> Report:
     """The report of a sequence, also of one whose prompt was never run."""
     request, stages = sequence.request, sequence.clock.stages
     segments = [_segment(sequence, i) for i in range(len(sequence.addresses))]
@@ -55,7 +55,7 @@ def _computed_tokens(segment: SegmentReport) -> int:
     return segment.tokens if segment.computed == "as_stored" else segment.rows_recomputed
 
 
-def _kept_ratio(sequence: Sequence) -> float:
+def _kept_ratio(sequence: EngineSequence) -> float:
     """Share of the documents' KV entries that are held after the first token.
 
     It assumes that instruction and question are held completely, as they are by default.
@@ -68,7 +68,7 @@ def _kept_ratio(sequence: Sequence) -> float:
     return max(0.0, min(1.0, (mean - others) / documents))
 
 
-def _segment(sequence: Sequence, number: int) -> SegmentReport:
+def _segment(sequence: EngineSequence, number: int) -> SegmentReport:
     request, load = sequence.request, sequence.load(number)
     document = request.documents[number - 1] if number else None
     read = load.so_far() if load is not None else SegmentRead()
@@ -98,7 +98,7 @@ def _segment(sequence: Sequence, number: int) -> SegmentReport:
     )
 
 
-def reused_by_segment(sequence: Sequence, tokens: int) -> list[int]:
+def reused_by_segment(sequence: EngineSequence, tokens: int) -> list[int]:
     """How many of the prompt's first `tokens` tokens are each segment's, S first."""
     out = []
     for segment in (len(sequence.request.system), *sequence.document_tokens):

@@ -31,7 +31,7 @@ from service.worker.sequences.token_trace import TokenTracer
 
 
 @dataclass
-class Sequence:
+class EngineSequence:
     """A request, and everything the engine knows about it.
 
     Lists of segments have S first, then the documents; None stands for an empty segment.

@@ -25,9 +25,9 @@ from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.sequences.missing_chunks import MissingChunks
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class SparsePrefill:
         missing: computes and stores chunks that are missing.
     """
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     model: ModelFacts
     loader: Loader
     missing: MissingChunks
 
-    def steps(self, sequence: Sequence, kv: SequenceKV) -> Steps[PrefillResult]:
+    def steps(self, sequence: EngineSequence, kv: SequenceKV) -> Steps[PrefillResult]:
         """Runs the sequence's method; yields None after every layer, and futures it waits for."""
         layout = sequence.layout
         assert layout is not None
@@ -59,7 +59,7 @@ class SparsePrefill:
             ends.append(source)
         trace = sequence.token_trace
         loop = SparseLayerLoop(
-            self.adapter,
+            self.decoder,
             SketchedPrompt(layout, sketched, self.model),
             system,
             ends,
@@ -69,7 +69,7 @@ class SparsePrefill:
         )
         return (yield from sequence.fusion.run(loop))
 
-    def _system(self, sequence: Sequence) -> Steps[CachedSegment | None]:
+    def _system(self, sequence: EngineSequence) -> Steps[CachedSegment | None]:
         load = sequence.segments[0]
         if not isinstance(load, SegmentLoad):
             return None
@@ -78,19 +78,21 @@ class SparsePrefill:
             return load.stream.chunk
         return (yield from self.missing.compute(sequence, load)).chunk
 
-    def _ends(self, sequence: Sequence, document: PartialLoad) -> Steps[tuple[Sketch, TokenSource]]:
+    def _ends(
+        self, sequence: EngineSequence, document: PartialLoad
+    ) -> Steps[tuple[Sketch, TokenSource]]:
         if document.missed:
             yield from self.missing.read_again(document)
         ends = document.ends.result()
         if ends.usable and ends.sketch is not None:
             assert ends.read is not None and ends.read.blocks is not None
-            return ends.sketch.to(self.adapter.device), ends.read.blocks
+            return ends.sketch.to(self.decoder.device), ends.read.blocks
         computed = yield from self.missing.compute(sequence, document, sketch=True)
         assert computed.sketch is not None, "it was asked for"
         return computed.sketch, WholeChunk(computed.chunk)
 
     def _fetch(
-        self, sequence: Sequence, documents: list[PartialLoad], wanted: BlockSets
+        self, sequence: EngineSequence, documents: list[PartialLoad], wanted: BlockSets
     ) -> Steps[list[TokenSource | None]]:
         """Reads middle blocks of every document.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from service.records import Chunk, WorkerLoad
+from service.records import ChunkTokens, WorkerLoad
 from service.worker.core.flops import full_prefill
 from service.worker.engine.engine import Engine
 from service.worker.loading.chunk_stream import stored_bytes
 from service.worker.methods.bases.cost import PromptShape
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 SAMPLE_TOKENS = 512  # length of the prompt and of the chunk by which a token is reckoned
 LOOKED_AT = 16  # sequences of a long queue; the others are reckoned to be like these
@@ -19,8 +19,8 @@ class LoadMeter:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._token_flops = full_prefill(engine.adapter, SAMPLE_TOKENS) / SAMPLE_TOKENS
-        chunk = Chunk(0, [0] * SAMPLE_TOKENS)
+        self._token_flops = full_prefill(engine.decoder, SAMPLE_TOKENS) / SAMPLE_TOKENS
+        chunk = ChunkTokens(0, [0] * SAMPLE_TOKENS)
         address = engine.admission.addresses([], [chunk], "none", "")[1]
         assert address is not None
         self._token_bytes = stored_bytes(address) / SAMPLE_TOKENS
@@ -33,7 +33,7 @@ class LoadMeter:
         backlog_s = 0.0
         queue = [*scheduler.prefilling, *scheduler.waiting]
         for sequence in queue[:LOOKED_AT]:
-            rows = _rows(sequence, engine.adapter.layers)
+            rows = _rows(sequence, engine.decoder.layers)
             backlog_s += max(0.0, compute.overhead_s + rows * token_s - sequence.computed_s)
         backlog_s *= max(1.0, len(queue) / LOOKED_AT)
         if scheduler.running:  # decode steps take half of the time
@@ -53,7 +53,7 @@ class LoadMeter:
         )
 
 
-def _rows(sequence: Sequence, layers: int) -> int:
+def _rows(sequence: EngineSequence, layers: int) -> int:
     """Rows that its prefill computes, as far as is known."""
     if sequence.reuse is not None:
         return sequence.prompt_tokens - sequence.reuse.tokens

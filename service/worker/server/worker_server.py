@@ -216,7 +216,7 @@ class WorkerServer:
                 self._abort(outlet, message)
             case m.Prefetch():
                 if reads_whole_chunks(message.fusion):
-                    with suppress(InvalidRequest):  # of an adapter; the request itself will say so
+                    with suppress(InvalidRequest):  # of a decoder; the request itself will say so
                         self._name(message)
                         found = self._addresses(message)
                         self._loader.prefetch(address for address in found if address is not None)

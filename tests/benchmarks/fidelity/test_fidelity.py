@@ -58,7 +58,7 @@ def test_full_prefill_is_at_no_distance_from_itself(model: Tiny) -> None:
     assert record.agree_next == 1
     assert record.kl_next is not None and record.kl_next < 1e-9
     assert record.map_l2 == [0.0] * len(record.map_l2)
-    assert record.k_error == record.v_error == [0.0] * model.adapter.layers
+    assert record.k_error == record.v_error == [0.0] * model.decoder.layers
     assert record.flops == 1
     assert record.hit == 1
     assert record.rows == 26
@@ -107,13 +107,13 @@ def test_exact_layers_are_exact_in_the_record(model: Tiny) -> None:
 def test_the_free_answer_is_what_greedy_decoding_gives(model: Tiny) -> None:
     """Answers that leave full prefill's way are decoded from their own cache: with a known answer
     taken from an engine-like run, `right` says so."""
-    prompt, adapter = a_prompt(3), model.adapter
+    prompt, decoder = a_prompt(3), model.decoder
     method = Pie()
     with torch.inference_mode():
         run = model.stitch(method, prompt.system, prompt.documents, prompt.question, room=34)
         run.sequence.set_length(prompt.tokens)
-        own = greedy(adapter, run.sequence, prompt.tokens, run.logits).argmax(-1).tolist()
-    answer = decode([t for t in own if t not in adapter.end_ids])
+        own = greedy(decoder, run.sequence, prompt.tokens, run.logits).argmax(-1).tolist()
+    answer = decode([t for t in own if t not in decoder.end_ids])
     wrong, right = (
         measured(model, Configuration("pie", method, prefix_mode="none"), prompt=p)[0]
         for p in (replace(prompt, answers=("nothing",)), replace(prompt, answers=(answer,)))
@@ -180,7 +180,7 @@ class Counting(Measurer):
     """Counts what it is asked for."""
 
     def __init__(self, model: Tiny, longest: int) -> None:
-        super().__init__(model.adapter, decode, longest=longest)
+        super().__init__(model.decoder, decode, longest=longest)
         self.asked: list[tuple[str, str]] = []
         self.stop_after: int | None = None
 
@@ -290,15 +290,15 @@ def test_variants_choose_what_they_say(model: Tiny) -> None:
 
 def test_qcfuse_by_hand(model: Tiny) -> None:
     """Its digest, what its question sees, and its rows, by loops over the slow decoder."""
-    reference, adapter = model.reference, model.adapter
+    reference, decoder = model.reference, model.decoder
     instruction, ratio, share = [5, 6, 7], 0.3, 0.4
     prompt = model.prompt()
     documents = [range(prompt.starts[m], prompt.starts[m + 1]) for m in (1, 2, 3)]
-    seen = [set(range(len(S))) | set(prompt.question_indices) for _ in range(adapter.layers)]
+    seen = [set(range(len(S))) | set(prompt.question_indices) for _ in range(decoder.layers)]
     for number, ids in enumerate((D1, D2, D3)):
         alone = model.prompt(documents=(ids,), question=instruction)
         trace = reference.pie(alone)
-        for layer in range(adapter.layers):
+        for layer in range(decoder.layers):
             weights = trace.attention[layer][:, alone.question_indices].amax((0, 1)).tolist()
             inside = weights[len(S) : len(S) + len(ids)]
             best = sorted(range(len(ids)), key=lambda t: (-inside[t], t))
@@ -308,13 +308,13 @@ def test_qcfuse_by_hand(model: Tiny) -> None:
     x = reference.w["model.embed_tokens.weight"][torch.tensor(prompt.ids)]
     scores = torch.zeros(len(prompt.ids))
     rows, placed = prompt.question_indices, reference.placed(prompt)
-    for layer in range(max(critical_layers(adapter.layers)) + 1):
+    for layer in range(max(critical_layers(decoder.layers)) + 1):
         q, k, v = reference.project(layer, x)
         q, fresh = reference.rotate(q, range(len(x))), reference.rotate(k, range(len(x)))
         k, v_all = placed[layer][0].clone(), placed[layer][1].clone()
         k[rows], v_all[rows] = fresh[rows], v[rows]
         causal = index_mask(rows, len(x))
-        if layer in critical_layers(adapter.layers):
+        if layer in critical_layers(decoder.layers):
             scores += reference.attention(q, k, causal)[:, rows].amax((0, 1))
         allowed = torch.tensor([t in seen[layer] for t in range(len(x))])
         mixed = reference.mix(reference.attention(q, k, causal & allowed), v_all)
@@ -324,7 +324,7 @@ def test_qcfuse_by_hand(model: Tiny) -> None:
     run = model.stitch(Pie())
     with torch.inference_mode():
         stored = [model.precompute(ids) for ids in (S, D1, D2, D3)]
-        case = Case(adapter, run.layout, stored, run.sequence, torch.zeros(len(prompt.ids)))  # type: ignore[arg-type]
+        case = Case(decoder, run.layout, stored, run.sequence, torch.zeros(len(prompt.ids)))  # type: ignore[arg-type]
         result = QCFuse(ratio, instruction, share).run(case)
     chosen = [t for t in result.rows.tolist() if t in candidates]
     assert chosen == expected

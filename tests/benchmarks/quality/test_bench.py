@@ -14,7 +14,7 @@ from benchmarks.quality.sample import Sample
 from benchmarks.quality.suites import Choice, draw
 from kvstore import MemoryTier, TieredStore
 from service.errors import PromptTooLong, WorkerFault
-from service.records import Chunk, Method, Sampling
+from service.records import ChunkTokens, Method, Sampling
 from service.settings import demo_model
 from service.worker.api import (
     DoneEvent,
@@ -48,7 +48,7 @@ def subject() -> Subject:
 def samples(subject: Subject) -> list[Sample]:
     """One of a few tokens' answer, one of several."""
     choice = Choice(samples=1, seeds=(5,), tasks=("single", "list"))
-    return draw(choice, subject.encoder, subject.adapter.max_context)
+    return draw(choice, subject.encoder, subject.decoder.max_context)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def through_the_engine(subject: Subject, sample: Sample, asked: Configuration) -
     with (
         TieredStore([MemoryTier(1 << 28)]) as store,
         open_engine(
-            subject.adapter,
+            subject.decoder,
             store,
             pool_tokens=1024,
             codec=asked.codec,
@@ -79,7 +79,7 @@ def through_the_engine(subject: Subject, sample: Sample, asked: Configuration) -
             loader_threads=1,
         ) as engine,
     ):
-        documents = [Chunk(i, list(ids)) for i, ids in enumerate(sample.documents)]
+        documents = [ChunkTokens(i, list(ids)) for i, ids in enumerate(sample.documents)]
         for address in engine.admission.addresses(sample.system, documents, asked.prefix_mode, ""):
             assert address is not None
             precompute_now(engine, address)
@@ -188,10 +188,10 @@ def test_a_refused_request_is_an_error(bench: Bench, samples: list[Sample]) -> N
 
 def test_a_method_is_never_lent_rows(subject: Subject, samples: list[Sample]) -> None:
     """A store without room for a sample's chunks: its documents would be computed instead."""
-    adapter, facts = subject.adapter, subject.facts
+    decoder, facts = subject.decoder, subject.facts
     with (
         Bench.open(
-            adapter,
+            decoder,
             facts,
             subject.fingerprint,
             lambda tokens: "",

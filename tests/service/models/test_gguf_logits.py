@@ -30,9 +30,9 @@ def served(file: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The model as the worker loads it after conversion, which was compared with transformers."""
     folder.mkdir()
     convert(file, folder, dtype)
-    adapter = load_model(str(folder), dtype="float32")
-    start_up_check(adapter)
-    return adapter
+    decoder = load_model(str(folder), dtype="float32")
+    start_up_check(decoder)
+    return decoder
 
 
 def expected(config: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -53,10 +53,10 @@ def expected(config: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_every_quantisation_that_transformers_reads(tmp_path: Path, kind: Kind) -> None:
     config = tiny_config("llama")
     weights = write_gguf(tmp_path / "tiny.gguf", config, kind)
-    adapter = served(tmp_path / "tiny.gguf", tmp_path / "folder")
+    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
     logits = expected(config, weights)
     assert logits.std() > 0.1
-    assert_close(f"gguf {kind.name}", prefill_ids(adapter, PROMPT).logits, logits, 1e-3)
+    assert_close(f"gguf {kind.name}", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "own head"])
@@ -64,27 +64,27 @@ def test_every_quantisation_that_transformers_reads(tmp_path: Path, kind: Kind) 
 def test_every_family(tmp_path: Path, family: str, tied: bool) -> None:
     config = tiny_config(family, tied=tied)
     weights = write_gguf(tmp_path / "tiny.gguf", config, Kind.Q8_0)
-    adapter = served(tmp_path / "tiny.gguf", tmp_path / "folder")
+    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
     logits = expected(config, weights)
-    assert_close(f"gguf {family}", prefill_ids(adapter, PROMPT).logits, logits, 1e-3)
+    assert_close(f"gguf {family}", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
 
 
 def test_a_file_that_calls_itself_mistral_is_the_llama_that_it_is(tmp_path: Path) -> None:
     config = tiny_config("llama")
     weights = write_gguf(tmp_path / "tiny.gguf", config, name="mistral")
-    adapter = served(tmp_path / "tiny.gguf", tmp_path / "folder")
+    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
     logits = expected(config, weights)
-    assert_close("gguf mistral", prefill_ids(adapter, PROMPT).logits, logits, 1e-3)
+    assert_close("gguf mistral", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
 
 
 def test_bfloat16_rounds_once(tmp_path: Path) -> None:
     """The folder holds each weight rounded, nothing else."""
     config = tiny_config("llama")
     weights = write_gguf(tmp_path / "tiny.gguf", config, Kind.F32)
-    adapter = served(tmp_path / "tiny.gguf", tmp_path / "folder", torch.bfloat16)
+    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder", torch.bfloat16)
     rounded = {name: weight.bfloat16().float() for name, weight in weights.items()}
     logits = expected(config, rounded)
-    assert_close("gguf in bf16", prefill_ids(adapter, PROMPT).logits, logits, 1e-3)
+    assert_close("gguf in bf16", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
 
 
 LONG: dict[str, Any] = {"rope_theta": 500.0, "factor": 4.0}
@@ -100,9 +100,9 @@ def test_rope_scaling_of_the_header(tmp_path: Path, kind: str) -> None:
         keys["rope.scaling.original_context_length"] = 128
     config = tiny_config("qwen2", rope=rope)
     weights = write_gguf(tmp_path / "tiny.gguf", config, keys=keys)
-    adapter = served(tmp_path / "tiny.gguf", tmp_path / "folder")
+    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
     logits = expected(config, weights)
-    assert_close(f"gguf {kind}", prefill_ids(adapter, PROMPT).logits, logits, 1e-3)
+    assert_close(f"gguf {kind}", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
     plain = expected(
         tiny_config("qwen2", rope={"rope_type": "default", "rope_theta": 500.0}), weights
     )
@@ -122,7 +122,7 @@ def test_llama_3_s_rope_factors(tmp_path: Path) -> None:
     plain = 1.0 / 500_000.0 ** (torch.arange(0, 64, 2) / 64)
     factors = (plain / frequencies).float().numpy()
     weights = write_gguf(tmp_path / "tiny.gguf", config, tensors={"rope_freqs.weight": factors})
-    adapter = served(tmp_path / "tiny.gguf", tmp_path / "folder")
+    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
     logits = expected(config, weights)
-    assert_close("gguf llama3", prefill_ids(adapter, PROMPT).logits, logits, 1e-3)
-    assert adapter.config.rope_parameters == rope
+    assert_close("gguf llama3", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
+    assert decoder.config.rope_parameters == rope

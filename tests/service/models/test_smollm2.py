@@ -44,11 +44,11 @@ def test_its_logits_are_those_of_the_weights_in_the_file(gguf_file: Path, folder
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     stored = {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(gguf_file).tensors}
     model.load_state_dict(weights_in(stored, config), strict=False)
-    adapter = load_model(str(folder), dtype="float32")
+    decoder = load_model(str(folder), dtype="float32")
     for prompt in ([1, 9690, 198, 2683, 359, 253, 5356], list(range(1000, 1400, 3))):
         with torch.no_grad():
             expected = model(torch.tensor([prompt])).logits[0, -1]
-        assert_close("smollm2", prefill_ids(adapter, prompt).logits, expected, 1e-3)
+        assert_close("smollm2", prefill_ids(decoder, prompt).logits, expected, 1e-3)
 
 
 def test_its_prompt_is_its_chat_template_s(folder: Path) -> None:

@@ -18,7 +18,7 @@ TEXTS = list(DOCUMENTS.values()) * 2
 
 def test_layers_are_looked_at_and_kept(tmp_path: Path) -> None:
     folder = demo_model()
-    adapter = load_model(str(folder), dtype="float32", device="cpu")
+    decoder = load_model(str(folder), dtype="float32", device="cpu")
     path = tmp_path / "found.json"
     asked: list[int] = []
 
@@ -27,9 +27,9 @@ def test_layers_are_looked_at_and_kept(tmp_path: Path) -> None:
         return len(asked) > 3  # two probes, then one text
 
     with torch.no_grad():
-        found = measured(path, adapter, folder, TEXTS, seed=0, time_is_up=time_is_up)
+        found = measured(path, decoder, folder, TEXTS, seed=0, time_is_up=time_is_up)
     assert found.probes == 3 and not found.head_scores  # too few were answered
-    again = measured(path, adapter, folder, TEXTS, seed=0, time_is_up=lambda: True)
+    again = measured(path, decoder, folder, TEXTS, seed=0, time_is_up=lambda: True)
     assert again == found == ModelCalibration(**json.loads(path.read_text()))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from service.tuning.measuring.prompt_ids import Prompt
 from service.tuning.measuring.segment_store import SegmentStore, part_store
-from service.worker.api import DecoderAdapter
+from service.worker.api import DecoderModel
 from tests.service.worker.tiny import D1, D2, D3, Q, S, tiny
 
 BEHIND = [[], [tuple(D3)]]
@@ -19,18 +19,18 @@ PROMPT = Prompt("", tuple(S), (tuple(D1), tuple(D2)), tuple(Q), (), {"primer": B
 
 
 @pytest.fixture
-def adapter() -> DecoderAdapter:
-    return tiny("llama").adapter
+def decoder() -> DecoderModel:
+    return tiny("llama").decoder
 
 
 @torch.inference_mode()
-def test_a_part_is_computed_once_for_all_prompts(adapter: DecoderAdapter) -> None:
+def test_a_part_is_computed_once_for_all_prompts(decoder: DecoderModel) -> None:
     parts = part_store()
-    first = SegmentStore(adapter, parts).segments(PROMPT, "primer", "raw")
+    first = SegmentStore(decoder, parts).segments(PROMPT, "primer", "raw")
     held = parts.usage().entries
     assert held
     other = replace(PROMPT, question=(5, 6))
-    again = SegmentStore(adapter, parts).segments(other, "primer", "raw")
+    again = SegmentStore(decoder, parts).segments(other, "primer", "raw")
     assert parts.usage().entries == held
     for one, two in zip(first, again, strict=True):
         assert one is not None and two is not None
@@ -38,10 +38,10 @@ def test_a_part_is_computed_once_for_all_prompts(adapter: DecoderAdapter) -> Non
 
 
 @torch.inference_mode()
-def test_a_prompt_that_is_measured_leaves_nothing(adapter: DecoderAdapter) -> None:
+def test_a_prompt_that_is_measured_leaves_nothing(decoder: DecoderModel) -> None:
     gc.disable()
     try:
-        store = SegmentStore(adapter, part_store())
+        store = SegmentStore(decoder, part_store())
         store.segments(PROMPT, "system", "raw")
         alive = ref(store)
         del store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore import MemoryTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
-from service.records import Chunk, ColdMode, Method, Report, Sampling, TokenLogprobs
+from service.records import ChunkTokens, ColdMode, Method, Report, Sampling, TokenLogprobs
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.engine.engine import Engine
@@ -20,7 +20,7 @@ from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
-DOCUMENTS = [Chunk(1, D1), Chunk(2, D2), Chunk(3, D3)]
+DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]
 PIE = Method("pie")
 A3 = Method("a3")
 VANILLA = Method("vanilla")
@@ -38,7 +38,7 @@ class Rig:
     def submit(
         self,
         fusion: Method = PIE,
-        documents: Sequence[Chunk] = DOCUMENTS,
+        documents: Sequence[ChunkTokens] = DOCUMENTS,
         *,
         question: Sequence[int] = Q,
         eviction: Method | None = None,
@@ -92,7 +92,7 @@ class Rig:
 
     def precompute(
         self,
-        documents: Sequence[Chunk] = DOCUMENTS,
+        documents: Sequence[ChunkTokens] = DOCUMENTS,
         prefix_mode: str = "none",
         *,
         loras: Sequence[str] = ("",),
@@ -138,7 +138,7 @@ def rig(
         prompts: folder or tier of stored prompts; none are stored without.
     """
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
-    addressing = Addressing(model.adapter, fingerprint=fingerprint, codec=codec)
+    addressing = Addressing(model.decoder, fingerprint=fingerprint, codec=codec)
     with ExitStack() as opened:
         store = opened.enter_context(TieredStore(chosen))
         stored = None
@@ -148,7 +148,7 @@ def rig(
         loader = Loader(store, threads=threads, decode=decode)
         loader.start()
         engine = Engine(
-            model.adapter,
+            model.decoder,
             addressing,
             store,
             loader,

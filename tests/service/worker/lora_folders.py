@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from service.worker.model.decoder.base import adapter_for
+from service.worker.model.decoder.base import decoder_for
 from service.worker.model.lora.load import load_lora
 from tests.service.worker.tiny import Tiny, tiny_of
 
@@ -86,7 +86,7 @@ def merged(model: Any, folder: Path, scales: dict[str, float]) -> Tiny:
 
 def with_loras(model: Any, **folders: Path) -> Tiny:
     """A copy of the model, served with these adapters."""
-    adapter = adapter_for(copy.deepcopy(model))
+    decoder = decoder_for(copy.deepcopy(model))
     for name, folder in folders.items():
-        adapter.loras[name] = load_lora(adapter, name, folder)
-    return Tiny(model, adapter, None)  # type: ignore[arg-type]
+        decoder.loras[name] = load_lora(decoder, name, folder)
+    return Tiny(model, decoder, None)  # type: ignore[arg-type]

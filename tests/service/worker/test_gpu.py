@@ -14,7 +14,7 @@ from service.worker.core.model_facts import ModelFacts
 from service.worker.forward.decode import decode_step
 from service.worker.kv.pool import KVPool
 from service.worker.model.attention import attend_last, attend_rows
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from tests.service.worker.forward.test_decode import Running
 from tests.service.worker.tiny import (
     D1,
@@ -61,33 +61,33 @@ def test_attention_of_one_query() -> None:
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_decode_step(any_family: Tiny, ragged: bool) -> None:
-    on_cpu = any_family.adapter
-    on_gpu = adapter_for(copy.deepcopy(on_cpu.model).cuda())
+    on_cpu = any_family.decoder
+    on_gpu = decoder_for(copy.deepcopy(on_cpu.model).cuda())
     there = decoded(on_gpu, ragged).cpu()
     assert_close("decoding on the GPU", there, decoded(on_cpu, ragged))
 
 
-def decoded(adapter: DecoderAdapter, ragged: bool) -> torch.Tensor:
+def decoded(decoder: DecoderModel, ragged: bool) -> torch.Tensor:
     lengths = (3, 40)
     pool = KVPool(
-        adapter.layers, adapter.kv_heads, adapter.head_dim, sum(lengths) + 2,
-        dtype=adapter.dtype, device=adapter.device,
+        decoder.layers, decoder.kv_heads, decoder.head_dim, sum(lengths) + 2,
+        dtype=decoder.dtype, device=decoder.device,
     )  # fmt: skip
     running = []
     for length in lengths:
         kv = pool.reserve(length + 1)
         assert kv is not None
         random = torch.Generator().manual_seed(length)
-        for layer in range(adapter.layers):
+        for layer in range(decoder.layers):
             for store in kv.prompt_layer(layer, length):
                 store.copy_(torch.randn(store.shape, generator=random))
         kv.set_length(length)
         if ragged and length > 3:
-            for layer in range(adapter.layers):
-                heads = range(adapter.kv_heads)
+            for layer in range(decoder.layers):
+                heads = range(decoder.kv_heads)
                 kv.keep(layer, [torch.arange(0, length, 1 + h) for h in heads], 1)
         running.append(Running(kv, length, [5]))
-    return decode_step(adapter, running)
+    return decode_step(decoder, running)
 
 
 PROMPTS = [
@@ -116,10 +116,10 @@ METHODS = [
 @pytest.mark.parametrize("candidate", METHODS, ids=lambda c: f"{c.method} {c.codec} {c.eviction}")
 def test_what_methods_lose(candidate: Candidate, model: Tiny) -> None:
     """In fp32 a method is as far from full prefill on the GPU as on the CPU."""
-    there = copy.deepcopy(model.adapter.model).cuda()
+    there = copy.deepcopy(model.decoder.model).cuda()
     for prompt in PROMPTS:
         here, gpu = (
-            lost(adapter, prompt, candidate) for adapter in (model.adapter, adapter_for(there))
+            lost(decoder, prompt, candidate) for decoder in (model.decoder, decoder_for(there))
         )
         assert gpu.kl == pytest.approx(here.kl, abs=1e-3)
         assert gpu.agreement == pytest.approx(here.agreement) and gpu.bytes == here.bytes
@@ -130,17 +130,17 @@ def test_what_methods_lose(candidate: Candidate, model: Tiny) -> None:
 def test_all_rows_recomputed_are_full_prefill(name: str) -> None:
     """In bfloat16, through the Triton kernels."""
     config = tiny_config("llama", head_dim=64, max_position_embeddings=1024)
-    adapter = adapter_for(random_model(config, dtype=torch.bfloat16).cuda())
+    decoder = decoder_for(random_model(config, dtype=torch.bfloat16).cuda())
     for prompt in PROMPTS:
         all_rows = Candidate(name, (("ratio", 1.0),), "system")
-        assert lost(adapter, prompt, all_rows).kl < 1e-3
-        half = lost(adapter, prompt, Candidate(name, (("ratio", 0.5),), "system"))
-        none = lost(adapter, prompt, Candidate("pie", (), "system"))
+        assert lost(decoder, prompt, all_rows).kl < 1e-3
+        half = lost(decoder, prompt, Candidate(name, (("ratio", 0.5),), "system"))
+        none = lost(decoder, prompt, Candidate("pie", (), "system"))
         assert half.operations > none.operations and half.kl < none.kl
 
 
-def lost(adapter: DecoderAdapter, prompt: Prompt, candidate: Candidate) -> Trial:
-    facts = ModelFacts(layers=adapter.layers, heads=adapter.heads, kv_heads=adapter.kv_heads)
-    runner = TrialRunner(adapter, facts, longest=prompt.tokens, memory_bytes=1 << 24)
+def lost(decoder: DecoderModel, prompt: Prompt, candidate: Candidate) -> Trial:
+    facts = ModelFacts(layers=decoder.layers, heads=decoder.heads, kv_heads=decoder.kv_heads)
+    runner = TrialRunner(decoder, facts, longest=prompt.tokens, memory_bytes=1 << 24)
     ((trial,),) = runner.measure(prompt, [candidate])
     return trial

@@ -21,7 +21,7 @@ from service import wire
 from service.worker_settings import WorkerSettings
 from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny_config
 
-DOCUMENTS = [m.Chunk(1, D1), m.Chunk(2, D2), m.Chunk(3, D3)]
+DOCUMENTS = [m.ChunkTokens(1, D1), m.Chunk(2, D2), m.Chunk(3, D3)]
 START_S = 60
 
 
@@ -157,7 +157,7 @@ def test_answers_and_counts(settings: WorkerSettings) -> None:
             m.Precompute(
                 "many",
                 S,
-                [m.Chunk(n, [1 + n % 90, 1 + n // 90, *range(9, 60)]) for n in range(200)],
+                [m.ChunkTokens(n, [1 + n % 90, 1 + n // 90, *range(9, 60)]) for n in range(200)],
             )
         )
         peer.send(m.Abort("many", "disconnect"))

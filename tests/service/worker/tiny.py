@@ -42,7 +42,7 @@ from service.worker.forward.prefill import Capture, OnPass, prefill
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from tests.references.prefill import Prompt, Reference, Stored, Trace
 
 # Every method is tested on these; `test_other_families.py` has what the others must hold to.
@@ -299,10 +299,10 @@ class StoredSegment:
 
 @dataclass(repr=False)
 class Tiny:
-    """One model: transformers' own, our adapter on it, and the reference on its weights."""
+    """One model: transformers' own, our decoder on it, and the reference on its weights."""
 
     model: Any
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     reference: Reference
     _stored: dict[tuple[tuple[int, ...], ...], StoredSegment] = field(default_factory=dict)
 
@@ -322,7 +322,7 @@ class Tiny:
             stored.v.append(view.fresh_v[len(prefix) :].clone())
 
         layout = PromptLayout.of([*prefix, *ids], [], [], uncached=[True])
-        run(prefill(self.adapter, layout, [None], _EveryRow(), self._pool(layout), capture=capture))
+        run(prefill(self.decoder, layout, [None], _EveryRow(), self._pool(layout), capture=capture))
         return stored
 
     def stitch(
@@ -360,19 +360,19 @@ class Tiny:
             prefixes=[Prefix(prefix)] * len(documents),
         )
         pool = KVPool(
-            self.adapter.layers,
-            self.adapter.kv_heads,
-            self.adapter.head_dim,
+            self.decoder.layers,
+            self.decoder.kv_heads,
+            self.decoder.head_dim,
             layout.tokens + room + 3,
-            dtype=self.adapter.dtype,
-            device=self.adapter.device,
+            dtype=self.decoder.dtype,
+            device=self.decoder.device,
         )
         for store in (*pool.k, *pool.v):
             store.fill_(float("nan"))  # what nobody wrote must not be read
         sequence = pool.reserve(layout.tokens + room)
         assert sequence is not None
         steps = prefill(
-            self.adapter,
+            self.decoder,
             layout,
             stored,
             method,
@@ -383,7 +383,7 @@ class Tiny:
         )
         result = run(steps)
         sequence.set_length(layout.tokens)
-        layers = range(self.adapter.layers)
+        layers = range(self.decoder.layers)
         filled = [sequence.prompt_layer(layer, layout.tokens) for layer in layers]
         k = [k.transpose(0, 1).clone() for k, _ in filled]
         v = [v.transpose(0, 1).clone() for _, v in filled]
@@ -406,14 +406,14 @@ class Tiny:
         return Prompt(list(system), [list(d) for d in documents], list(question), stored)
 
     def _pool(self, layout: PromptLayout) -> SequenceKV:
-        adapter = self.adapter
+        decoder = self.decoder
         pool = KVPool(
-            adapter.layers,
-            adapter.kv_heads,
-            adapter.head_dim,
+            decoder.layers,
+            decoder.kv_heads,
+            decoder.head_dim,
             layout.tokens,
-            dtype=adapter.dtype,
-            device=adapter.device,
+            dtype=decoder.dtype,
+            device=decoder.device,
         )
         sequence = pool.reserve(layout.tokens)
         assert sequence is not None
@@ -422,9 +422,9 @@ class Tiny:
 
 def evicted(model: Tiny, run: Run, method: EvictionMethod, room: int) -> float:
     """`method` applied to a run that was stitched with it."""
-    facts = ModelFacts(model.adapter.layers, model.adapter.heads, model.adapter.kv_heads)
+    facts = ModelFacts(model.decoder.layers, model.decoder.heads, model.decoder.kv_heads)
     return evict(
-        model.adapter,
+        model.decoder,
         facts,
         run.sequence,
         method,
@@ -468,7 +468,7 @@ def tiny(family: str, rope: str = "default", seed: int = 0) -> Tiny:
 
 
 def tiny_of(model: Any) -> Tiny:
-    return Tiny(model, adapter_for(model), Reference(model.state_dict(), model.config.to_dict()))
+    return Tiny(model, decoder_for(model), Reference(model.state_dict(), model.config.to_dict()))
 
 
 def assert_same_kv(claim: str, ours: Run, expected: Trace, atol: float = 1e-4) -> None:

@@ -28,7 +28,7 @@ from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder, PromptPlan
 from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Chunk, Generate, Prefetch
+from service.messages import ChunkTokens, Generate, Prefetch
 from service.prompt import Turn
 from service.settings import Settings
 
@@ -204,7 +204,7 @@ class RequestPreparer:
             warnings=warnings,
         )
 
-    def _hint(self, validated: ValidatedRequest, documents: list[Chunk]) -> Prefetch:
+    def _hint(self, validated: ValidatedRequest, documents: list[ChunkTokens]) -> Prefetch:
         return Prefetch(
             validated.fusion.name,
             self._prompts.system,
@@ -217,7 +217,7 @@ class RequestPreparer:
     def _prompt_plan(
         self,
         validated: ValidatedRequest,
-        documents: list[Chunk],
+        documents: list[ChunkTokens],
         question: list[int],
         *,
         alone: bool,

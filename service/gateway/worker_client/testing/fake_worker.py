@@ -53,7 +53,7 @@ from service.messages import (
     ToWorker,
 )
 from service.records import (
-    Chunk,
+    ChunkTokens,
     ColdMode,
     GateState,
     MethodInfo,
@@ -87,7 +87,7 @@ def repeat_first_document(request: Generate) -> list[int]:
     return list(islice(cycle(ids), request.sampling.max_tokens))
 
 
-def stored_key(chunk: Chunk) -> tuple[int, ...]:
+def stored_key(chunk: ChunkTokens) -> tuple[int, ...]:
     """What tells a stored chunk from others: its ids, and those of what it stands behind."""
     return (*(token for each in chunk.behind for token in (*each, -1)), *chunk.ids)
 
@@ -109,7 +109,7 @@ class FakeWorker:
     draining: bool = False  # take nothing new
     refuse: Failed | None = None  # answer every Generate with this (its id is filled in)
     on_token: Callable[[Generate, int], None] = lambda request, number: None
-    on_chunk: Callable[[Chunk], None] = lambda chunk: None
+    on_chunk: Callable[[ChunkTokens], None] = lambda chunk: None
     gate: list[GateState] = field(default_factory=list)
     stored: set[tuple[int, ...]] = field(default_factory=set)
     unreached: list[str] = field(default_factory=list)  # tiers that do not answer a purge
@@ -189,7 +189,7 @@ class FakeWorker:
                 await asyncio.gather(*self._running.values())
                 self.stopped.set()
 
-    def _precompute(self, call: str, chunk: Chunk) -> Precomputed:
+    def _precompute(self, call: str, chunk: ChunkTokens) -> Precomputed:
         self.on_chunk(chunk)
         status = "present" if stored_key(chunk) in self.stored else "stored"
         self.stored.add(stored_key(chunk))
@@ -273,7 +273,7 @@ class FakeWorker:
             seed=request.sampling.seed,
         )
 
-    def _segment(self, chunk: Chunk, cold: ColdMode) -> SegmentReport:
+    def _segment(self, chunk: ChunkTokens, cold: ColdMode) -> SegmentReport:
         known = stored_key(chunk) in self.stored
         tokens = len(chunk.ids)
         return SegmentReport(
@@ -342,7 +342,7 @@ def main() -> None:
             args.crash_file.unlink()
             os._exit(9)
 
-    def crash_on(chunk: Chunk) -> None:
+    def crash_on(chunk: ChunkTokens) -> None:
         if args.crash_token in chunk.ids:
             os._exit(9)
 

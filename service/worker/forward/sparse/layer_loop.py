@@ -33,7 +33,7 @@ from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.model.attention import attend_rows
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 BlockSets = list[dict[int, list[int]]]
 """Per document, the numbers of the blocks to read, by layer."""
@@ -54,7 +54,7 @@ class SparseLayerLoop:
         on_plan: called with the method's plan.
     """
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     prompt: SketchedPrompt
     system: CachedSegment | None
     ends: list[TokenSource]
@@ -64,7 +64,7 @@ class SparseLayerLoop:
     _flops: FlopCount = field(init=False)
 
     def __post_init__(self) -> None:
-        self._flops = FlopCount(self.adapter)
+        self._flops = FlopCount(self.decoder)
 
     @property
     def _layout(self) -> PromptLayout:
@@ -76,29 +76,29 @@ class SparseLayerLoop:
 
     def question_pass(self) -> Steps[Tensor]:
         """Mean query before RoPE of the question's rows, `[layers, heads, head_dim]` fp32."""
-        adapter, layout, flops = self.adapter, self._layout, self._flops
+        decoder, layout, flops = self.decoder, self._layout, self._flops
         rows = layout.question_rows
         kept = [*range(layout.segments[0].tokens), *fixed_tokens(self._documents)]
-        key_rows = torch.tensor([*kept, *rows.tolist()], device=adapter.device)
+        key_rows = torch.tensor([*kept, *rows.tolist()], device=decoder.device)
         ends = [KeptTokens((end,)) for end in self.ends]
-        x = adapter.embed(layout.ids[rows])
+        x = decoder.embed(layout.ids[rows])
         queries = []
-        for layer in range(adapter.layers):
-            q, k, v = adapter.qkv(layer, x)
+        for layer in range(decoder.layers):
+            q, k, v = decoder.qkv(layer, x)
             flops.project(len(rows))
             queries.append(q.float().mean(0))
-            if layer == adapter.layers - 1:
+            if layer == decoder.layers - 1:
                 break
             stored_k, stored_v = self._stored(ends, layer, kept)
-            keys = adapter.ropes[layer].rotate(torch.cat([stored_k, k]), key_rows).transpose(0, 1)
+            keys = decoder.ropes[layer].rotate(torch.cat([stored_k, k]), key_rows).transpose(0, 1)
             values = torch.cat([stored_v, v]).transpose(0, 1)
-            q = adapter.ropes[layer].rotate(q, rows)
-            rule = adapter.rules[layer]
+            q = decoder.ropes[layer].rotate(q, rows)
+            rule = decoder.rules[layer]
             attended = attend_rows(
-                q, keys, values, rows, adapter.scale, key_rows=key_rows, rule=rule
+                q, keys, values, rows, decoder.scale, key_rows=key_rows, rule=rule
             )
             flops.attend(float(len(rows)) * len(key_rows))
-            x = adapter.finish(layer, x, attended)
+            x = decoder.finish(layer, x, attended)
             flops.finish(len(rows))
             yield None
         return torch.stack(queries)
@@ -109,7 +109,7 @@ class SparseLayerLoop:
         Raises:
             WorkerFault: the plan cannot be run.
         """
-        check_plan(self.prompt, plan, self.adapter.layers)
+        check_plan(self.prompt, plan, self.decoder.layers)
         if self.on_plan is not None:
             self.on_plan(plan)
         middle_blocks = yield from self.fetch(blocks_to_read(self._documents, plan))
@@ -122,19 +122,19 @@ class SparseLayerLoop:
     def _run_layers(
         self, method: SparseMethod, plan: SparsePlan, documents_kv: Sequence[KeptTokens]
     ) -> Steps[PrefillResult]:
-        adapter, layout, flops = self.adapter, self._layout, self._flops
-        device, question = adapter.device, layout.question_rows
+        decoder, layout, flops = self.decoder, self._layout, self._flops
+        device, question = decoder.device, layout.question_rows
         rows = torch.tensor(plan.rows[0], dtype=torch.long, device=device)
-        x = adapter.embed(layout.ids[torch.cat([rows, question])])
+        x = decoder.embed(layout.ids[torch.cat([rows, question])])
         rows_per_layer = []
         padding = plan.padding
-        for layer in range(adapter.layers):
+        for layer in range(decoder.layers):
             kept = torch.tensor(plan.kept[layer], dtype=torch.long, device=device)
             fresh = torch.tensor(plan.fresh[layer], dtype=torch.long, device=device)
             key_rows = torch.cat([kept, question])
             k_all, v_all = self.kv.prompt_layer(layer, len(key_rows))
             stored_k, stored_v = self._stored(documents_kv, layer, plan.kept[layer])
-            q, k, v = adapter.qkv(layer, x)
+            q, k, v = decoder.qkv(layer, x)
             flops.project(len(x))
             computed, slot = torch.searchsorted(rows, fresh), torch.searchsorted(kept, fresh)
             new_k = method.merge(k[computed], stored_k[slot])
@@ -142,9 +142,9 @@ class SparseLayerLoop:
             # Not in place: stored tensors may be views of bytes that others read too.
             keys = torch.cat([stored_k.index_copy(0, slot, new_k), k[len(rows) :]])
             values = torch.cat([stored_v.index_copy(0, slot, new_v), v[len(rows) :]])
-            adapter.ropes[layer].rotate(keys, key_rows, out=k_all.transpose(0, 1))
+            decoder.ropes[layer].rotate(keys, key_rows, out=k_all.transpose(0, 1))
             v_all.copy_(values.transpose(0, 1))
-            last = layer == adapter.layers - 1
+            last = layer == decoder.layers - 1
             next_rows = torch.tensor(
                 [] if last else plan.rows[layer + 1], dtype=torch.long, device=device
             )
@@ -153,12 +153,12 @@ class SparseLayerLoop:
             index = torch.cat(
                 [torch.searchsorted(rows, next_rows), len(rows) + asking - question[0]]
             )
-            x, q = x[index], adapter.ropes[layer].rotate(q[index], torch.cat([next_rows, asking]))
+            x, q = x[index], decoder.ropes[layer].rotate(q[index], torch.cat([next_rows, asking]))
             count = len(next_rows)
-            rule = adapter.rules[layer]
+            rule = decoder.rules[layer]
             attended = [
                 attend_rows(
-                    q[count:], k_all, v_all, asking, adapter.scale, key_rows=key_rows, rule=rule
+                    q[count:], k_all, v_all, asking, decoder.scale, key_rows=key_rows, rule=rule
                 )
             ]
             flops.attend(float(len(asking)) * len(key_rows))
@@ -167,11 +167,11 @@ class SparseLayerLoop:
                     documents_kv, layer, kept, (k_all, v_all), padding[layer]
                 )
                 document_rows = attend_rows(
-                    q[:count], seen_k, seen_v, next_rows, adapter.scale, key_rows=seen, rule=rule
+                    q[:count], seen_k, seen_v, next_rows, decoder.scale, key_rows=seen, rule=rule
                 )
                 attended.insert(0, document_rows)
                 flops.attend(float(torch.searchsorted(seen, next_rows, right=True).sum()))
-            x = adapter.finish(layer, x, torch.cat(attended))
+            x = decoder.finish(layer, x, torch.cat(attended))
             flops.finish(len(x))
             rows_per_layer.append(len(x))
             rows = next_rows
@@ -179,7 +179,7 @@ class SparseLayerLoop:
         flops.unembed(1)
         recomputed = torch.tensor(sorted(plan.recomputed), dtype=torch.long, device=device)
         return PrefillResult(
-            logits=adapter.logits(x)[0],
+            logits=decoder.logits(x)[0],
             observed=[],
             rows_per_layer=rows_per_layer,
             rows=torch.cat([recomputed, question]),
@@ -188,7 +188,7 @@ class SparseLayerLoop:
             entries_per_head=len(plan.kept[0]) + len(question),
             held={
                 layer: torch.cat([torch.tensor(plan.kept[layer], device=device), question])
-                for layer, rule in enumerate(adapter.rules)
+                for layer, rule in enumerate(decoder.rules)
                 if rule.window is not None
             },
             coverage=(len(set().union(*plan.kept)) + len(question)) / layout.tokens,
@@ -205,7 +205,7 @@ class SparseLayerLoop:
         Returns:
             Each `[len(kept), kv_heads, head_dim]`.
         """
-        device = self.adapter.device
+        device = self.decoder.device
         parts_k, parts_v = [], []
         system = self._layout.segments[0].tokens
         if system:
@@ -251,7 +251,7 @@ class SparseLayerLoop:
             local = [t - document.start for t in padding if t in span]
             if local:
                 parts.append(document_kv.rows(layer, local, kept.device))
-        rope = self.adapter.ropes[layer]
+        rope = self.decoder.ropes[layer]
         pad_k = rope.rotate(torch.cat([k for k, _ in parts]), extra).transpose(0, 1)
         pad_v = torch.cat([v for _, v in parts]).transpose(0, 1)
         index, order = torch.cat([kept, extra]).sort()

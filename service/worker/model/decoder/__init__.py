@@ -1,1 +1,1 @@
-"""What every adapter is made of: the base class, and parts that several families have."""
+"""What every decoder is made of: the base class, and parts that several families have."""

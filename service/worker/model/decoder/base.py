@@ -1,6 +1,6 @@
 """The decoder as the layer loop needs it: embed, QKV before RoPE, finish a layer, logits.
 
-The stock transformers modules hold the weights. The adapter calls their parts one by one, so that
+The stock transformers modules hold the weights. The decoder calls their parts one by one, so that
 QKV can be computed for all rows and attention for some, and keys are available before RoPE.
 Projections that read the same rows are fused into one product (`projection`), which runs the way
 that is fastest for the number of rows (`service.worker.kernels.cpu.cpu_linear`).
@@ -43,7 +43,7 @@ FOR_KERNELS = (DenseProjection, QuantisedProjection)
 """Projections whose weights a kernel may multiply by itself."""
 
 
-class DecoderAdapter:
+class DecoderModel:
     """A pre-norm decoder with GQA, RoPE and a gated MLP, whose modules are named like Llama's.
 
     What other families do differently are the hooks below: a family's file overrides some.
@@ -309,17 +309,17 @@ def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def adapter_for(model: Any) -> DecoderAdapter:
-    """The adapter for a transformers model.
+def decoder_for(model: Any) -> DecoderModel:
+    """The decoder for a transformers model.
 
     Raises:
         ModelRefused: its family is not served.
     """
-    return family_adapter(str(model.config.model_type))(model)
+    return family_decoder(str(model.config.model_type))(model)
 
 
-def family_adapter(name: str) -> type[DecoderAdapter]:
-    """The adapter of a family: the class in the file that is named after its `model_type`.
+def family_decoder(name: str) -> type[DecoderModel]:
+    """The decoder of a family: the class in the file that is named after its `model_type`.
 
     Raises:
         ModelRefused: there is no such file.
@@ -328,8 +328,8 @@ def family_adapter(name: str) -> type[DecoderAdapter]:
 
     if name not in families():
         raise ModelRefused(
-            f"model_type {name!r} has no adapter; served families: {', '.join(sorted(families()))}",
+            f"model_type {name!r} has no decoder; served families: {', '.join(sorted(families()))}",
             field="model",
         )
-    family: type[DecoderAdapter] = import_module(f"service.worker.model.adapters.{name}").Adapter
+    family: type[DecoderModel] = import_module(f"service.worker.model.families.{name}").Model
     return family

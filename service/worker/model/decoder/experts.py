@@ -11,14 +11,14 @@ from torch import Tensor
 
 from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.projection import Projection
 
 PAUSE_ROWS = 64
 """Rows of an expert after which other work may run."""
 
 
-class ExpertsAdapter(DecoderAdapter):
+class ExpertsModel(DecoderModel):
     """A layer's `mlp` with `experts` has a router, `gate`; another is a gated MLP like Llama's."""
 
     has_plain_layers = False

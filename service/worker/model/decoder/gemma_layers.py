@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.norms import norm
 from service.worker.model.decoder.rules import by_layer_types
 
 
-class GemmaAdapter(DecoderAdapter):
+class GemmaModel(DecoderModel):
     has_plain_layers = False
 
     def __init__(self, model: Any) -> None:
@@ -25,7 +25,7 @@ class GemmaAdapter(DecoderAdapter):
         return super().embed(ids) * self._embedding
 
 
-class SlidingGemmaAdapter(GemmaAdapter):
+class SlidingGemmaModel(GemmaModel):
     """Gemma 2 and 3: norms before and behind attention and MLP, some layers with a window."""
 
     def __init__(self, model: Any) -> None:

@@ -73,7 +73,7 @@ class LoraUpdate:
             out: `[m, sum of out]`, of all rows.
             x: what the projection read `[m, in]`.
             rows: those that are the adapter's `[k]`, each once; None for all.
-            batch: as in `DecoderAdapter`.
+            batch: as in `DecoderModel`.
         """
         inner = cpu_linear.linear(x if rows is None else x[rows], self.a, batch=batch)
         added = cpu_linear.linear(inner, self.b, batch=batch)

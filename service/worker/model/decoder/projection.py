@@ -18,7 +18,7 @@ class Projection(Protocol):
     """One linear module, or several that read the same rows, one after the other."""
 
     def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        """x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderAdapter`."""
+        """x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderModel`."""
         ...
 
 

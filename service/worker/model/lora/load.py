@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from service.errors import ModelRefused
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.low_rank import Lora, LoraLayer, LoraUpdate, LowRank
 from service.worker.model.lora.folder import (
     WEIGHTS,
@@ -66,7 +66,7 @@ class LoraMatrices:
     scale: float
 
 
-def load_lora(adapter: DecoderAdapter, name: str, folder: Path) -> Lora:
+def load_lora(decoder: DecoderModel, name: str, folder: Path) -> Lora:
     """Reads the adapter in `folder` in the decoder's dtype, on its device.
 
     Raises:
@@ -75,10 +75,10 @@ def load_lora(adapter: DecoderAdapter, name: str, folder: Path) -> Lora:
     try:
         config = read_config(folder)
         matrices = read_matrices(folder, config)
-        layers = _layers(adapter, folder, matrices)
+        layers = _layers(decoder, folder, matrices)
     except LoraRefused as error:
         raise ModelRefused(f"LoRA adapter {name}: {error}", field="lora") from error
-    own = str(getattr(adapter.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
+    own = str(getattr(decoder.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
     if config.base and own and config.base.rstrip("/").rpartition("/")[2] != own:
         log.warning("LoRA adapter %s was trained with %s, the model is %s", name, config.base, own)
     return Lora(
@@ -114,14 +114,14 @@ def read_matrices(folder: Path, config: LoraConfig) -> dict[str, LoraMatrices]:
 
 
 def _layers(
-    adapter: DecoderAdapter, folder: Path, matrices: Mapping[str, LoraMatrices]
+    decoder: DecoderModel, folder: Path, matrices: Mapping[str, LoraMatrices]
 ) -> list[LoraLayer]:
-    parts: list[dict[str, list[LowRank]]] = [{} for _ in range(adapter.layers)]
+    parts: list[dict[str, list[LowRank]]] = [{} for _ in range(decoder.layers)]
     widths: dict[str, int] = {}
-    places = [_places(block) for block in adapter.blocks]
+    places = [_places(block) for block in decoder.blocks]
     for module, own in matrices.items():
         number, short = own.layer, ".".join(module.split(".")[-2:])
-        place = places[number].get(short) if number < adapter.layers else None
+        place = places[number].get(short) if number < decoder.layers else None
         if place is None:
             raise LoraRefused(
                 f"{folder} changes {module}, which this model does not have",
@@ -135,8 +135,8 @@ def _layers(
                 "give the model that it was trained with",
             )
         low_rank = LowRank(
-            own.a.to(adapter.device, adapter.dtype),
-            (own.b.float() * own.scale).to(adapter.device, adapter.dtype),
+            own.a.to(decoder.device, decoder.dtype),
+            (own.b.float() * own.scale).to(decoder.device, decoder.dtype),
             place.first,
         )
         parts[number].setdefault(place.projection, []).append(low_rank)

@@ -12,25 +12,25 @@ from service.worker.core.steps import Steps
 from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import SequenceKV
 from service.worker.methods.fusion.pie import Method as QuestionOnly
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.sequences.kept_prompt import Reuse
 
 
 def continued_prefill(
-    adapter: DecoderAdapter, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
+    decoder: DecoderModel, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
 ) -> Steps[PrefillResult]:
     """Copies the kept tokens' KV at once, because it may be given up later; returns the steps."""
     reuse.kept.kv.copy_to(kv, reuse.tokens)
-    return _steps(adapter, layout, kv, reuse)
+    return _steps(decoder, layout, kv, reuse)
 
 
 def _steps(
-    adapter: DecoderAdapter, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
+    decoder: DecoderModel, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
 ) -> Steps[PrefillResult]:
     if reuse.tokens == layout.tokens:
         nothing = torch.empty(0, dtype=torch.long, device=layout.ids.device)
-        none = [0] * adapter.layers
+        none = [0] * decoder.layers
         return PrefillResult(reuse.kept.logits.clone(), [], none, nothing, 0.0, layout)
     rest = PromptLayout(layout.ids, (), question_start=reuse.tokens)
-    result = yield from prefill(adapter, rest, [], QuestionOnly(), kv)
+    result = yield from prefill(decoder, rest, [], QuestionOnly(), kv)
     return replace(result, layout=layout)

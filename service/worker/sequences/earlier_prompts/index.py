@@ -7,8 +7,7 @@ many tokens with the wanted one are compared with it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Collection, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -68,11 +67,11 @@ class PromptIndex(Generic[P]):
                 return best
         return None
 
-    def holding(self, texts: Collection[Many[int]]) -> list[P]:
+    def holding(self, texts: Collection[Sequence[int]]) -> list[P]:
         """The prompts that hold one of these texts."""
         return [p for p in self._hashes if any(holds(p.tokens, ids) for ids in texts)]
 
-    def forget(self, texts: Collection[Many[int]]) -> None:
+    def forget(self, texts: Collection[Sequence[int]]) -> None:
         """Removes every prompt that holds one of these texts."""
         for prompt in self.holding(texts):
             self.remove(prompt)

@@ -22,8 +22,7 @@ repeat an earlier one are also written to disk (`prompt_writer`), if that is on.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -41,7 +40,7 @@ from service.worker.sequences.kept_prompt import (
     prompt_tokens,
     replaces,
 )
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 MAX_PROMPTS = 64
 """A request is compared with every kept prompt, and each has logits of its own."""
@@ -77,7 +76,9 @@ class PrefixCache:
         """Share of the pool that kept prompts lie in, 0 to 1. For any thread."""
         return sum(p.kv.reserved_tokens for p in list(self._prompts)) / max(1, self._pool.tokens)
 
-    def find(self, sequence: Sequence, running: Iterable[Sequence] = ()) -> Reuse | None:
+    def find(
+        self, sequence: EngineSequence, running: Iterable[EngineSequence] = ()
+    ) -> Reuse | None:
         """What a request can reuse, which is then the last to be given up.
 
         Args:
@@ -94,7 +95,9 @@ class PrefixCache:
             sequence.repeats = found is not None and found[0].is_repeated(found[1])
         return best
 
-    def look_up(self, sequence: Sequence, running: Iterable[Sequence] = ()) -> Reuse | None:
+    def look_up(
+        self, sequence: EngineSequence, running: Iterable[EngineSequence] = ()
+    ) -> Reuse | None:
         """What a request could reuse: of several prompts the one with most tokens."""
         prompt = wanted(sequence) if self.on else None
         if prompt is None:
@@ -108,7 +111,7 @@ class PrefixCache:
                 best = Reuse(kept, reused)
         return best
 
-    def keep(self, sequence: Sequence) -> bool:
+    def keep(self, sequence: EngineSequence) -> bool:
         """Takes over the KV of a sequence that is answered; False if it is not worth keeping."""
         kept = _kept(sequence) if self.on else None
         if kept is None:
@@ -138,7 +141,7 @@ class PrefixCache:
             self._give_up(self._prompts[0])
         return True
 
-    def forget(self, texts: Collection[Many[int]]) -> None:
+    def forget(self, texts: Collection[Sequence[int]]) -> None:
         """Gives up every prompt that holds one of these texts, because it is being deleted."""
         for kept in [p for p in self._prompts if any(holds(p.tokens, ids) for ids in texts)]:
             self._drop(kept)
@@ -166,7 +169,7 @@ class PrefixCache:
         kept.kv.release()
 
 
-def wanted(sequence: Sequence) -> Wanted | None:
+def wanted(sequence: EngineSequence) -> Wanted | None:
     """A sequence's prompt, if it may continue an earlier one; None if not."""
     if not _takes_part(sequence):
         return None
@@ -182,7 +185,7 @@ def wanted(sequence: Sequence) -> Wanted | None:
     )
 
 
-def _kept(sequence: Sequence) -> KeptPrompt | None:
+def _kept(sequence: EngineSequence) -> KeptPrompt | None:
     """A sequence's prompt and the answer so far, if others may continue it; None if not."""
     kv, layout = sequence.kv, sequence.layout
     if not _takes_part(sequence) or kv is None or layout is None:
@@ -207,20 +210,20 @@ def _kept(sequence: Sequence) -> KeptPrompt | None:
     )
 
 
-def _takes_part(sequence: Sequence) -> bool:
+def _takes_part(sequence: EngineSequence) -> bool:
     request = sequence.request
     if not request.prefix_cache or sequence.eviction is not None or request.token_fates:
         return False
     return sequence.fusion.reads is not Reads.PARTS or not request.documents
 
 
-def _is_exact(sequence: Sequence) -> bool:
+def _is_exact(sequence: EngineSequence) -> bool:
     if sequence.reuse is not None:
         return sequence.reuse.kept.exact
     return not sequence.reuses_documents
 
 
-def _method(sequence: Sequence) -> str:
+def _method(sequence: EngineSequence) -> str:
     """What decides how the prompt is computed, as text that a restart does not change."""
     fusion, request = sequence.admitted_fusion, sequence.request
     name = type(fusion).__module__

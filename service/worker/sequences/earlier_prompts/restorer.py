@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from service.worker.core.flops import full_prefill
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.planner.planner import Planner
 from service.worker.sequences.earlier_prompts.prefix_cache import wanted
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
@@ -25,7 +25,7 @@ from service.worker.sequences.kept_prompt import (
     Wanted,
 )
 from service.worker.sequences.load_plan import LoadPlan
-from service.worker.sequences.sequence import Sequence
+from service.worker.sequences.sequence import EngineSequence
 
 LATE_S = 0.1
 """No read is late before this many seconds."""
@@ -60,18 +60,20 @@ class Restorer:
 
     def __init__(
         self,
-        adapter: DecoderAdapter,
+        decoder: DecoderModel,
         store: PromptStore,
         planner: Planner,
         *,
         deciding: bool,
     ) -> None:
         self.store = store
-        self._adapter = adapter
+        self._decoder = decoder
         self._planner = planner
         self._deciding = deciding
 
-    def choose(self, sequence: Sequence, otherwise_s: float | None = None) -> Restorable | None:
+    def choose(
+        self, sequence: EngineSequence, otherwise_s: float | None = None
+    ) -> Restorable | None:
         """The stored prompt that a request should continue; None if there is none.
 
         Args:
@@ -100,11 +102,14 @@ class Restorer:
         """Whether reading a prompt is expected to be faster than a full prefill of it."""
         if not self._deciding:
             return True
-        flops = full_prefill(self._adapter, len(prompt.tokens))
+        flops = full_prefill(self._decoder, len(prompt.tokens))
         return self._read_s(prompt) < self._planner.compute_s(flops)
 
     def begin(
-        self, sequence: Sequence, otherwise: Callable[[], None], otherwise_s: float | None = None
+        self,
+        sequence: EngineSequence,
+        otherwise: Callable[[], None],
+        otherwise_s: float | None = None,
     ) -> bool:
         """Starts to read the stored prompt that a request should continue.
 
@@ -135,7 +140,7 @@ class Restorer:
         rest = len(prompt.tokens) - taken
         if not rest:
             return 0.0
-        return self._planner.compute_s(full_prefill(self._adapter, rest, behind=taken))
+        return self._planner.compute_s(full_prefill(self._decoder, rest, behind=taken))
 
 
 class _Read:
@@ -145,7 +150,7 @@ class _Read:
         self,
         store: PromptStore,
         planner: Planner,
-        sequence: Sequence,
+        sequence: EngineSequence,
         prompt: StoredPrompt,
         otherwise: Callable[[], None],
     ) -> None:

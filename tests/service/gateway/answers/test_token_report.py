@@ -9,7 +9,7 @@ import pytest
 
 from service.gateway.answers.token_report import token_report
 from service.messages import (
-    Chunk,
+    ChunkTokens,
     Generate,
     Method,
     Report,
@@ -46,7 +46,7 @@ def report(system: SegmentReport, *documents: SegmentReport) -> Report:
     )
 
 
-GENERATE = Generate("x", [3, 1], [Chunk(7, [1, 2, 5, 6, 1])], [2, 2], Method("a3"))
+GENERATE = Generate("x", [3, 1], [ChunkTokens(7, [1, 2, 5, 6, 1])], [2, 2], Method("a3"))
 FATES = TokenFates(
     3,
     2,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.gateway.worker_client.testing.fake_worker import FakeWorker, stored_key
-from service.messages import Chunk, Generate, Precompute, Purge
+from service.messages import ChunkTokens, Generate, Precompute, Purge
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
 
@@ -42,7 +42,7 @@ def settled(rig: Rig) -> bool:
     return not rig.gateway.retriever.companions.open(kind, 1)  # type: ignore[arg-type]
 
 
-def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> list[Chunk]:
+def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> list[ChunkTokens]:
     answer = rig.ask(question=question, top_k=top_k)
     assert answer.status_code == 200, answer.text
     message = fake(rig).seen(Generate)[-1]
@@ -104,7 +104,7 @@ def test_a_companion_deleted_while_a_chunk_is_computed_leaves_nothing(rig: Rig) 
     gone = text_of(rig, "fox-0")
     retriever = rig.gateway.retriever._retriever
 
-    def meanwhile(chunk: Chunk) -> None:
+    def meanwhile(chunk: ChunkTokens) -> None:
         retriever.delete(["fox-0"])
 
     fake(rig).on_chunk = meanwhile

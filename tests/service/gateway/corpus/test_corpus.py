@@ -15,7 +15,7 @@ from retriever.embedders.base import Vectors
 from service.gateway.corpus import document_service
 from service.gateway.corpus.purge_queue import CHUNKS_PER_CALL
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Chunk, Precompute, Purge
+from service.messages import ChunkTokens, Precompute, Purge
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
@@ -195,7 +195,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
     """Precompute answers late: the delete comes in between."""
     worker = fake(rig)
 
-    def meanwhile(chunk: Chunk) -> None:
+    def meanwhile(chunk: ChunkTokens) -> None:
         rig.gateway.retriever._retriever.delete(["rome"])
 
     worker.on_chunk = meanwhile

@@ -16,7 +16,7 @@ from service.errors import WorkerUnavailable
 from service.gateway.fleet.shared_workers import SharedWorkers, label
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.testing.fake_worker import READY, FakeWorker
-from service.messages import Chunk, Done, Failed, Hello, Ping, Purge, Shutdown, TokenItem
+from service.messages import ChunkTokens, Done, Failed, Hello, Ping, Purge, Shutdown, TokenItem
 from service.settings import load
 from tests.service.gateway.worker_client.test_client import request
 
@@ -230,7 +230,7 @@ async def test_a_deletion_waits_for_who_may_hold_some(data: Path) -> None:
     there, silent = FakeWorker(""), FakeWorker("")
     async with fleet(data, there, silent) as made:
         await until(lambda: made.ready() == 2, "both are ready")
-        chunks = [Chunk(1, [1])]
+        chunks = [ChunkTokens(1, [1])]
         assert (await made.pool.purge([0], chunks, "none", "")).copies == {"memory": 0}
         silent._tasks[1].cancel()  # no heartbeat, as if the network were cut
         silent._tasks[0].cancel()

@@ -17,7 +17,7 @@ from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Chunk, Done, Failed, Generate, Purge, Purged, Stats, TokenItem
+from service.messages import ChunkTokens, Done, Failed, Generate, Purge, Purged, Stats, TokenItem
 from service.worker_settings import WorkerSettings
 from tests.service.gateway.worker_client.test_client import request
 
@@ -92,7 +92,7 @@ async def test_with_nobody_left_a_request_ends_in_an_error(data: Path) -> None:
         with pytest.raises(WorkerUnavailable):
             await anext(pool.submit(request("s")))
         with pytest.raises(WorkerUnavailable):
-            await pool.purge([0], [Chunk(1, [1])], "none", "")
+            await pool.purge([0], [ChunkTokens(1, [1])], "none", "")
 
 
 async def test_an_abort_goes_where_the_request_is(data: Path) -> None:
@@ -112,7 +112,7 @@ async def test_an_abort_goes_where_the_request_is(data: Path) -> None:
 
 async def test_precompute_is_spread_and_a_purge_reaches_all(data: Path) -> None:
     async with pooled(data, FakeWorker(""), FakeWorker("")) as (pool, workers, _metrics):
-        chunks = [Chunk(n, [n, n, n]) for n in range(40)]
+        chunks = [ChunkTokens(n, [n, n, n]) for n in range(40)]
         replies = [r async for r in pool.precompute([0], chunks, "none", "")]
         assert sorted(reply.chunk_id for reply in replies) == list(range(40))
         assert all(10 < len(worker.stored) < 30 for worker in workers)
@@ -132,7 +132,7 @@ async def test_a_purge_leaves_out_who_has_ended_and_waits_for_who_may_hold_some(
         lost = pool.members[0]
         lost.client.disconnect("gone")
         assert lost.holds_nothing  # its supervisor has no process
-        done = await pool.purge([0], [Chunk(1, [1])], "none", "")
+        done = await pool.purge([0], [ChunkTokens(1, [1])], "none", "")
         assert done.unreached == ["redis"] and not workers[0].seen(Purge)
         process = await asyncio.create_subprocess_exec("sleep", "60")
         try:
@@ -140,7 +140,7 @@ async def test_a_purge_leaves_out_who_has_ended_and_waits_for_who_may_hold_some(
             lost.became_ready()
             assert not lost.holds_nothing  # silent, and alive
             with pytest.raises(WorkerUnavailable):
-                await pool.purge([0], [Chunk(1, [1])], "none", "")
+                await pool.purge([0], [ChunkTokens(1, [1])], "none", "")
         finally:
             lost._supervisor._process = None
             process.kill()

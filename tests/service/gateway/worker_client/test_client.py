@@ -15,7 +15,7 @@ from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import (
     Abort,
-    Chunk,
+    ChunkTokens,
     Done,
     Failed,
     Generate,
@@ -27,7 +27,7 @@ from service.messages import (
 
 
 def request(name: str, tokens: int = 5) -> Generate:
-    documents = [Chunk(1, [10, 11, 12])]
+    documents = [ChunkTokens(1, [10, 11, 12])]
     sampling = Sampling(max_tokens=tokens)
     return Generate(name, [0], documents, [5], Method("pie"), sampling=sampling)
 
@@ -87,7 +87,7 @@ async def test_silence_fails_what_is_open_and_recovers(data: Path) -> None:
         with pytest.raises(WorkerUnavailable):
             await anext(client.submit(request("s")))
         with pytest.raises(WorkerUnavailable):
-            await client.purge([0], [Chunk(1, [1])], "none", "")
+            await client.purge([0], [ChunkTokens(1, [1])], "none", "")
         await worker.start()
         await asyncio.wait_for(client.wait_ready(), 5)
         assert [e async for e in client.submit(request("t", 2))]
@@ -101,7 +101,7 @@ async def test_a_long_prefill_is_no_silence(data: Path) -> None:
 
 async def test_precompute_and_purge(data: Path) -> None:
     async with connected(data) as (client, worker):
-        chunks = [Chunk(i, [i, i]) for i in range(3)]
+        chunks = [ChunkTokens(i, [i, i]) for i in range(3)]
         replies = [r async for r in client.precompute([0], chunks, "none", "")]
         assert [(r.chunk_id, r.status) for r in replies] == [(i, "stored") for i in range(3)]
         again = [r.status async for r in client.precompute([0], chunks[:1], "none", "")]
@@ -115,7 +115,7 @@ async def test_precompute_and_purge(data: Path) -> None:
 async def test_chunks_that_nobody_waits_for_are_given_up(data: Path) -> None:
     """Else the worker would store them after their document was deleted."""
     async with connected(data, FakeWorker("", chunk_delay_s=0.02)) as (client, worker):
-        chunks = [Chunk(i, [i, i]) for i in range(4)]
+        chunks = [ChunkTokens(i, [i, i]) for i in range(4)]
         replies = client.precompute([0], chunks, "none", "")
         await anext(replies)
         await replies.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.records import Chunk, Method
+from service.records import ChunkTokens, Method
 from service.worker.checks.correctness_gate import MAX_PENDING, GateSettings
 from service.worker.core.request import ExplainedEvent, Request
 from service.worker.forward import layer_ops
@@ -102,7 +102,7 @@ def test_checks_and_precompute_take_turns(model: Tiny, monkeypatch: pytest.Monke
     """Neither waits for the other's end: an ingest of many chunks does not blind the gate, nor
     does a large share of checks stop an ingest."""
     monkeypatch.setattr(layer_ops, "TILE_ROWS", {"cpu": 20})  # one chunk at a time
-    many = [Chunk(n, [n % 90 + 5] * 20) for n in range(12)]
+    many = [ChunkTokens(n, [n % 90 + 5] * 20) for n in range(12)]
     with rig(model, checks=ALL, pool_tokens=4000) as r:
         r.precompute()
         for _ in range(8):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.records import Chunk, Method
+from service.records import ChunkTokens, Method
 from service.worker.checks.comparison import WORST_NATS, compare
 from tests.service.worker.checks.gated_engine import (
     ALL,
@@ -159,7 +159,7 @@ def test_what_is_not_checked(model: Tiny) -> None:
 def test_every_method_can_be_checked() -> None:
     """The sparse one too, and answers are the same with a gate as without."""
     model = tiny_of(random_model(tiny_config("qwen3", max_position_embeddings=1024)))
-    long = [Chunk(n, [(7 * n + 3 * i) % 90 + 5 for i in range(260)]) for n in (1, 2)]
+    long = [ChunkTokens(n, [(7 * n + 3 * i) % 90 + 5 for i in range(260)]) for n in (1, 2)]
     methods = [PIE, A3, Method("samkv"), Method("infoflow")]
     answers = {}
     for checks in (None, ALL):

@@ -34,14 +34,14 @@ def shape_of(model: Tiny) -> Shape:
         config.intermediate_size,
         config.num_attention_heads,
         config.num_key_value_heads,
-        model.adapter.head_dim,
+        model.decoder.head_dim,
         config.vocab_size,
     )
 
 
 def computed_by(model: Tiny, method: FusionMethod) -> list[list[int]]:
     """Rows whose QKV each layer computes, by the reference."""
-    reference, prompt, layers = model.reference, model.prompt(), model.adapter.layers
+    reference, prompt, layers = model.reference, model.prompt(), model.decoder.layers
     every, fixed = list(range(len(IDS))), always_computed(prompt)
     match method:
         case Vanilla():
@@ -96,14 +96,14 @@ def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> No
 
 def test_full_prefill_is_vanilla(any_family: Tiny) -> None:
     ours = any_family.stitch(Vanilla()).result.flops
-    assert full_prefill(any_family.adapter, len(IDS)) == pytest.approx(ours, rel=1e-9)
+    assert full_prefill(any_family.decoder, len(IDS)) == pytest.approx(ours, rel=1e-9)
 
 
 def test_a_chunk_alone_is_a_full_prefill_without_its_end(any_family: Tiny) -> None:
     """The last layer stops at keys and values, and there is no first token."""
-    rest = FlopCount(any_family.adapter)
+    rest = FlopCount(any_family.decoder)
     rest.attend(len(IDS))
     rest.finish(1)
     rest.unembed(1)
-    alone = chunk_prefill(any_family.adapter, len(IDS))
-    assert alone + rest.total == pytest.approx(full_prefill(any_family.adapter, len(IDS)), rel=1e-9)
+    alone = chunk_prefill(any_family.decoder, len(IDS))
+    assert alone + rest.total == pytest.approx(full_prefill(any_family.decoder, len(IDS)), rel=1e-9)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import MemoryTier
-from service.records import Chunk, Forecast, Method, Report
+from service.records import ChunkTokens, Forecast, Method, Report
 from service.worker.core.request import ExplainedEvent, Request
 from service.worker.loading import chunk_stream
 from service.worker.methods.registry import fusion_methods
@@ -38,7 +38,9 @@ def facts(r: Rig, name: str) -> tuple[list[int], list[object]]:
     return r.tokens(name), list(r.logprobs(name))
 
 
-def ask(r: Rig, fusion: Method, documents: list[Chunk] = DOCUMENTS, mode: str = "none") -> str:
+def ask(
+    r: Rig, fusion: Method, documents: list[ChunkTokens] = DOCUMENTS, mode: str = "none"
+) -> str:
     name = r.submit(fusion, documents, prefix_mode=mode, logprobs=5, cold="as_stored", max_tokens=9)
     r.run()
     return name
@@ -126,7 +128,7 @@ def test_requests_that_come_together_compute_a_document_once(model: Tiny, method
 
 
 def test_a_document_that_stands_there_twice_is_computed_once(model: Tiny) -> None:
-    twice = [DOCUMENTS[0], DOCUMENTS[1], DOCUMENTS[0], Chunk(9, [])]
+    twice = [DOCUMENTS[0], DOCUMENTS[1], DOCUMENTS[0], ChunkTokens(9, [])]
     with rig(model) as r:
         first = ask(r, PIE, twice)
         assert r.engine.precompute_queue.counts["stored"] == 3
@@ -220,7 +222,7 @@ def test_what_was_computed_for_tokens_is_told(model: Tiny) -> None:
 # -- what it would take ---------------------------------------------------------------------------
 
 
-def explained(r: Rig, fusion: Method, documents: list[Chunk] = DOCUMENTS) -> Forecast:
+def explained(r: Rig, fusion: Method, documents: list[ChunkTokens] = DOCUMENTS) -> Forecast:
     r.engine.explain(
         Request("dry", S, documents, Q, fusion, prefix_mode="system", cold="as_stored")
     )
@@ -247,6 +249,6 @@ def test_a_forecast_is_about_the_run(model: Tiny, name: str, stored_documents: i
 def test_nothing_stored_takes_longer_than_a_full_prefill_and_is_said_to(model: Tiny) -> None:
     """Behind S it computes S for every document, and then the prompt."""
     with rig(model, tiers=[MemoryTier(1 << 24)]) as r:
-        forecast = explained(r, A3, [Chunk(1, D1 * 2), Chunk(2, D3)])
+        forecast = explained(r, A3, [ChunkTokens(1, D1 * 2), ChunkTokens(2, D3)])
     assert forecast.flops > forecast.full_prefill_flops
     assert forecast.first_token_s > forecast.full_prefill_s

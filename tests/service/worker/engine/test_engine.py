@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from service.errors import InvalidRequest, Overloaded, PromptTooLong, UnknownMethod
-from service.records import Chunk, Method, Sampling
+from service.records import ChunkTokens, Method, Sampling
 from service.worker.core.request import PrecomputedEvent, TokenEvent
 from service.worker.sequences.sampling.sampler import Sampler
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
@@ -156,7 +156,7 @@ def test_what_does_not_fit_now_waits_and_keeps_its_turn(model: Tiny) -> None:
 def test_requests_that_can_never_run_are_refused(model: Tiny) -> None:
     with rig(model, pool_tokens=45, max_waiting=2) as r:
         with pytest.raises(PromptTooLong, match="this worker takes 44"):
-            r.submit(PIE, [*DOCUMENTS, Chunk(4, [7] * 40)])
+            r.submit(PIE, [*DOCUMENTS, ChunkTokens(4, [7] * 40)])
         with pytest.raises(UnknownMethod, match="known methods: a3"):
             r.submit(Method("a4"))
         with pytest.raises(InvalidRequest, match=r"fusion.ratio must be a number from 0 to 1"):
@@ -180,7 +180,7 @@ def test_max_tokens_is_lowered_to_the_context_and_said(model: Tiny) -> None:
 def test_a_fault_in_one_prefill_spares_the_others(model: Tiny) -> None:
     with rig(model) as r:
         good = r.submit(PIE)
-        bad = r.submit(PIE, [Chunk(9, [10**6])])  # an id outside the vocabulary
+        bad = r.submit(PIE, [ChunkTokens(9, [10**6])])  # an id outside the vocabulary
         r.run()
         assert r.failed(bad).code == "worker_fault"
         assert r.done(good).finish_reason in ("length", "stop")

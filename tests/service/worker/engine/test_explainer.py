@@ -9,7 +9,7 @@ import pytest
 
 from kvstore import MemoryTier
 from service.errors import UnknownMethod
-from service.records import Chunk, Forecast, Method
+from service.records import ChunkTokens, Forecast, Method
 from service.worker.core.request import ExplainedEvent, Request
 from service.worker.methods.registry import fusion_methods
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
@@ -17,7 +17,7 @@ from tests.service.worker.tiny import Q, S, Tiny
 
 
 def explained(
-    r: Rig, fusion: Method = PIE, documents: Sequence[Chunk] = DOCUMENTS, **fields: object
+    r: Rig, fusion: Method = PIE, documents: Sequence[ChunkTokens] = DOCUMENTS, **fields: object
 ) -> Forecast:
     r.engine.explain(Request("dry", S, documents, Q, fusion, **fields))  # type: ignore[arg-type]
     while True:

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import MemoryTier
 from service.errors import InvalidRequest
-from service.records import Chunk, Method, Report
+from service.records import ChunkTokens, Method, Report
 from service.worker.core.request import ExplainedEvent, Request
 from tests.service.worker.checks.gated_engine import ALL as EVERY_ANSWER
 from tests.service.worker.checks.gated_engine import ask, values
@@ -92,7 +92,10 @@ def test_an_adapter_is_known_by_its_weights_and_not_its_name(running: Rig) -> No
 
 def test_missing_chunks_are_computed_with_the_adapter(adapted: Tiny) -> None:
     """By themselves, as precompute does, behind what it computes them behind."""
-    documents = [Chunk(1, DOCUMENTS[0].ids), Chunk(2, DOCUMENTS[1].ids, [DOCUMENTS[2].ids])]
+    documents = [
+        ChunkTokens(1, DOCUMENTS[0].ids),
+        ChunkTokens(2, DOCUMENTS[1].ids, [DOCUMENTS[2].ids]),
+    ]
     for prefix_mode in ("none", "system", "primer", "neighbours"):
         with rig(adapted) as r:
             r.precompute(documents, prefix_mode, loras=NAMES)  # queued together
@@ -106,7 +109,7 @@ def test_missing_chunks_are_computed_with_the_adapter(adapted: Tiny) -> None:
 
 
 def test_kept_prompts_are_continued_by_the_same_adapter_only(adapted: Tiny) -> None:
-    documents = [Chunk(n, [n + 3 + i for i in range(30)]) for n in (1, 2)]
+    documents = [ChunkTokens(n, [n + 3 + i for i in range(30)]) for n in (1, 2)]
     with rig(adapted, prefix_cache=True, pool_tokens=1000) as r:
         for name in NAMES:
             expected, report = r.answer(VANILLA, documents, lora=name)

@@ -69,7 +69,7 @@ def test_a_layer_of_many_rows_is_many_steps_and_the_same_answer(
         r.run()
     rows = 38
     tiles, attended = -(-rows // 5), -(-rows // 3)
-    layers = model.adapter.layers
+    layers = model.decoder.layers
     # Projections, attention and MLP of every layer; the last one's attention is for one row.
     assert steps >= layers * tiles + (layers - 1) * (attended - 1 + tiles)
 

@@ -19,13 +19,13 @@ from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 @pytest.fixture
 def chunks(any_family: Tiny) -> ChunkPrefill:
-    return ChunkPrefill(any_family.adapter)
+    return ChunkPrefill(any_family.decoder)
 
 
 def address(
     model: Tiny, ids: list[int], behind: list[int], codec: str = "raw", mode: str = "primer"
 ) -> Address:
-    addressing = Addressing(model.adapter, fingerprint="tiny", codec=codec)
+    addressing = Addressing(model.decoder, fingerprint="tiny", codec=codec)
     return addressing.document(ids, mode, S, "", [behind])
 
 
@@ -36,7 +36,7 @@ def test_a_chunk_is_what_a_full_prefill_of_prefix_and_chunk_computes(
     for ids in (D1, D2):
         made = run(chunks.compute(address(any_family, ids, D3))).chunk
         expected = any_family.precompute(ids, [*S, *D3])
-        for layer in range(any_family.adapter.layers):
+        for layer in range(any_family.decoder.layers):
             for ours, theirs in zip(made.layer(layer), expected.layer(layer), strict=True):
                 torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -47,12 +47,12 @@ def test_chunks_computed_together_are_those_computed_one_by_one(
 ) -> None:
     """And so are their sketches; also where their rows take several tiles."""
     wanted = [address(any_family, ids, D3, mode=mode) for ids in (D1, D2, [*D2, *D1, *D2])]
-    alone = [run(ChunkPrefill(any_family.adapter).compute(each, sketch=True)) for each in wanted]
+    alone = [run(ChunkPrefill(any_family.decoder).compute(each, sketch=True)) for each in wanted]
     for tile in (512, 10):
         monkeypatch.setattr(layer_ops, "TILE_ROWS", {"cpu": tile})
-        steps = ChunkPrefill(any_family.adapter).compute_together(wanted, sketch=True)
+        steps = ChunkPrefill(any_family.decoder).compute_together(wanted, sketch=True)
         for ours, theirs in zip(run(steps), alone, strict=True):
-            for layer in range(any_family.adapter.layers):
+            for layer in range(any_family.decoder.layers):
                 for a, b in zip(ours.chunk.layer(layer), theirs.chunk.layer(layer), strict=True):
                     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
             assert ours.sketch is not None
@@ -61,7 +61,7 @@ def test_chunks_computed_together_are_those_computed_one_by_one(
 
 
 def test_a_prefix_is_computed_once(any_family: Tiny, chunks: ChunkPrefill) -> None:
-    shape, before = any_family.adapter, len(S) + len(D3)
+    shape, before = any_family.decoder, len(S) + len(D3)
     first, second = (run(chunks.compute(address(any_family, d, D3))).flops for d in (D1, D2))
     assert second == chunk_prefill(shape, len(D2), behind=before)
     alone = chunk_prefill(shape, len(D1), behind=before)
@@ -71,10 +71,10 @@ def test_a_prefix_is_computed_once(any_family: Tiny, chunks: ChunkPrefill) -> No
 
 def test_the_system_segment_is_a_prefix(any_family: Tiny, chunks: ChunkPrefill) -> None:
     """Without a second computation: a cold prompt computes S first, then its documents."""
-    addressing = Addressing(any_family.adapter, fingerprint="tiny", codec="int8")
+    addressing = Addressing(any_family.decoder, fingerprint="tiny", codec="int8")
     run(chunks.compute(addressing.system(S, "")))
     made = run(chunks.compute(addressing.document(D1, "system", S, "")))
-    assert made.flops == chunk_prefill(any_family.adapter, len(D1), behind=len(S))
+    assert made.flops == chunk_prefill(any_family.decoder, len(D1), behind=len(S))
 
 
 def test_a_codec_does_not_round_what_the_next_chunk_stands_behind(
@@ -83,14 +83,14 @@ def test_a_codec_does_not_round_what_the_next_chunk_stands_behind(
     run(chunks.compute(address(any_family, D1, D3, codec="int4")))
     made = run(chunks.compute(address(any_family, D2, D3))).chunk
     expected = any_family.precompute(D2, [*S, *D3])
-    last = any_family.adapter.layers - 1
+    last = any_family.decoder.layers - 1
     torch.testing.assert_close(made.layer(last)[1], expected.layer(last)[1], atol=1e-4, rtol=1e-4)
 
 
 def test_few_prefixes_are_kept_and_deleted_text_is_not(
     any_family: Tiny, chunks: ChunkPrefill
 ) -> None:
-    shape = any_family.adapter
+    shape = any_family.decoder
     run(chunks.compute(address(any_family, D1, D2)))
     chunks.forget(tuple(D3))
     assert run(chunks.compute(address(any_family, D1, D2))).flops == chunk_prefill(
@@ -111,12 +111,12 @@ def test_neighbours_are_stitched_and_read_from_the_store_if_they_are_there(
     any_family: Tiny, chunks: ChunkPrefill
 ) -> None:
     """Each stands behind S alone, at the place where it stands in the prefix."""
-    addressing = Addressing(any_family.adapter, fingerprint="tiny", codec="raw")
+    addressing = Addressing(any_family.decoder, fingerprint="tiny", codec="raw")
     wanted = addressing.document(D1, "neighbours", S, "", [D2, D3])
     computed = run(chunks.compute(wanted)).chunk
     expected = any_family.stitch(Pie(), S, [D2, D3, D1], Q, prefix=S, uncached=[3])
     kv = [any_family.precompute(ids, S) for ids in (D2, D3)]
-    last = any_family.adapter.layers - 1
+    last = any_family.decoder.layers - 1
     start = len(S) + len(D2) + len(D3)
     theirs = expected.v[last][start : start + len(D1)]
     torch.testing.assert_close(computed.layer(last)[1], theirs, atol=1e-4, rtol=1e-4)
@@ -131,7 +131,7 @@ def test_neighbours_are_stitched_and_read_from_the_store_if_they_are_there(
         found.set_result(None if part is None else encode_chunk(address.spec, part.k, part.v))
         return found
 
-    again = run(ChunkPrefill(any_family.adapter, read).compute(wanted))
+    again = run(ChunkPrefill(any_family.decoder, read).compute(wanted))
     assert [a.key for a in asked] == [
         addressing.document(ids, "system", S, "").key for ids in (D2, D3)
     ]
@@ -151,21 +151,21 @@ def test_what_others_stand_behind_is_stored_for_later(any_family: Tiny) -> None:
         assert address.spec.codec == "raw"
         held[address.key] = computed.chunk
 
-    first = ChunkPrefill(any_family.adapter, read)
+    first = ChunkPrefill(any_family.decoder, read)
     first.write = write
     made = run(first.compute(address(any_family, D1, D3, codec="int8")))
     assert len(held) == 1, "D3 behind S; S alone is short"
-    again = run(ChunkPrefill(any_family.adapter, read).compute(address(any_family, D1, D3)))
+    again = run(ChunkPrefill(any_family.decoder, read).compute(address(any_family, D1, D3)))
     assert again.flops < made.flops
     expected = any_family.precompute(D1, [*S, *D3])
-    last = any_family.adapter.layers - 1
+    last = any_family.decoder.layers - 1
     torch.testing.assert_close(
         again.chunk.layer(last)[0], expected.layer(last)[0], atol=1e-4, rtol=1e-4
     )
 
 
 def test_every_key_of_a_text_is_known_when_it_is_deleted(any_family: Tiny) -> None:
-    addressing = Addressing(any_family.adapter, fingerprint="tiny", codec="int8")
+    addressing = Addressing(any_family.decoder, fingerprint="tiny", codec="int8")
     keys = addressing.purged(D1, S, "", [D2, D3])
     for mode in ("none", "system", "primer", "neighbours"):
         assert addressing.document(D1, mode, S, "", [D2, D3]).key in keys

@@ -28,17 +28,17 @@ def filled(model: Any, pool: KVPool, length: int, *, ragged: bool, room: int = S
     kv = pool.reserve(length + room)
     assert kv is not None
     random = torch.Generator().manual_seed(length)
-    for layer in range(model.adapter.layers):
+    for layer in range(model.decoder.layers):
         for store in kv.prompt_layer(layer, length):
             store.copy_(torch.randn(store.shape, generator=random))
     kv.set_length(length)
     if ragged:
-        for layer in range(model.adapter.layers):
+        for layer in range(model.decoder.layers):
             kept = [
                 torch.arange((layer + head) % 2, length, 1 + head)
                 if length > 2
                 else torch.arange(length)
-                for head in range(model.adapter.kv_heads)
+                for head in range(model.decoder.kv_heads)
             ]
             kv.keep(layer, kept, room)
             kv.remember(layer, kept, length)
@@ -47,10 +47,10 @@ def filled(model: Any, pool: KVPool, length: int, *, ragged: bool, room: int = S
 
 def decoded(model: Any, lengths: tuple[int, ...], ragged: bool) -> torch.Tensor:
     """Logits `[steps, sequences, vocabulary]` of the same tokens fed to every sequence."""
-    adapter = model.adapter
+    decoder = model.decoder
     pool = KVPool(
-        adapter.layers, adapter.kv_heads, adapter.head_dim, sum(lengths) + STEPS * len(lengths),
-        dtype=adapter.dtype, device=adapter.device,
+        decoder.layers, decoder.kv_heads, decoder.head_dim, sum(lengths) + STEPS * len(lengths),
+        dtype=decoder.dtype, device=decoder.device,
     )  # fmt: skip
     running = [
         filled(model, pool, n, ragged=ragged and (i % 2 == 1 or n > 30))
@@ -60,7 +60,7 @@ def decoded(model: Any, lengths: tuple[int, ...], ragged: bool) -> torch.Tensor:
     for step in range(STEPS):
         for sequence in running:
             sequence.tokens.append(5 + step)
-        out.append(decode_step(adapter, running))
+        out.append(decode_step(decoder, running))
         for sequence in running:
             sequence.position += 1
     return torch.stack(out)

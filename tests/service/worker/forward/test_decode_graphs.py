@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from service.worker.model.decoding.base import decoder_for
 from torch import Tensor
 
 from service.worker.forward import decode_graphs
 from service.worker.forward.decode import decode_step
-from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import adapter_for
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.tiny import Tiny, random_model, tiny_config
 
@@ -44,11 +44,11 @@ class Recorder:
 
 
 def running(model: Tiny, lengths: tuple[int, ...]) -> list[Running]:
-    adapter = model.adapter
+    decoder = model.decoder
     tokens = sum(lengths) + ROOM * len(lengths)
     pool = KVPool(
-        adapter.layers, adapter.kv_heads, adapter.head_dim, tokens,
-        dtype=adapter.dtype, device=adapter.device,
+        decoder.layers, decoder.kv_heads, decoder.head_dim, tokens,
+        dtype=decoder.dtype, device=decoder.device,
     )  # fmt: skip
     return [filled(model, pool, n, ragged=i % 2 == 1, room=ROOM) for i, n in enumerate(lengths)]
 
@@ -66,16 +66,16 @@ def steps(step: Callable[[list[Running]], Tensor], sequences: list[Running]) -> 
     return torch.cat(out)
 
 
-def decoder(model: Tiny, sequences: list[Running], recorder: Recorder) -> Decoder:
-    return Decoder(model.adapter, sequences[0].kv.pool, record=recorder)
+def decoding(model: Tiny, sequences: list[Running], recorder: Recorder) -> BatchDecoder:
+    return BatchDecoder(model.decoder, sequences[0].kv.pool, record=recorder)
 
 
 @pytest.mark.parametrize("lengths", [(40, 9, 3, 12, 5), (3, 9, 20, 4)])
 def test_what_is_played_is_the_step(any_family: Tiny, lengths: tuple[int, ...]) -> None:
     """Batches are padded to a recorded size; padding rows change nothing."""
     plain, played, recorder = running(any_family, lengths), running(any_family, lengths), Recorder()
-    expected = steps(lambda batch: decode_step(any_family.adapter, batch), plain)
-    found = steps(decoder(any_family, played, recorder).step, played)
+    expected = steps(lambda batch: decode_step(any_family.decoder, batch), plain)
+    found = steps(decoding(any_family, played, recorder).step, played)
     # Some CPUs' fp32 products add in another order for other numbers of rows (2e-5 was seen).
     assert torch.allclose(found, expected, atol=1e-4)
     assert found.argmax(-1).equal(expected.argmax(-1))
@@ -91,7 +91,7 @@ def test_what_is_played_is_the_step(any_family: Tiny, lengths: tuple[int, ...]) 
 
 def test_a_size_is_recorded_once(model: Tiny) -> None:
     sequences, recorder = running(model, (5, 6, 7, 8, 9)), Recorder()
-    step = decoder(model, sequences, recorder).step
+    step = decoding(model, sequences, recorder).step
     steps(step, sequences)  # of 5, 4 and 3: sizes 8 and 4
     assert recorder.recorded == 2
     steps(step, sequences)
@@ -105,7 +105,7 @@ def test_longer_runs_are_recorded_anew(model: Tiny) -> None:
     one.tokens.append(1)
     other.tokens.append(1)
     with patch.object(decode_graphs, "SHORTEST", 8):
-        step = decoder(model, sequences, recorder).step
+        step = decoding(model, sequences, recorder).step
         step([one])
         assert recorder.recorded == 1
         step([other])
@@ -120,10 +120,10 @@ def test_what_is_not_right_is_not_played(
     lengths = (5, 6, 7)
     plain, played = running(model, lengths), running(model, lengths)
     recorder = Recorder(spoil={"differs": 1.0, "no number": float("nan"), "fails": 0.0}[fault])
-    ours = decoder(model, played, recorder)
+    ours = decoding(model, played, recorder)
     if fault == "fails":
         recorder.logits = None  # type: ignore[assignment]
-    expected = steps(lambda batch: decode_step(model.adapter, batch), plain)
+    expected = steps(lambda batch: decode_step(model.decoder, batch), plain)
     assert torch.allclose(steps(ours.step, played), expected, atol=1e-5)
     assert recorder.recorded == 1
     assert "unrecorded" in caplog.text
@@ -134,7 +134,7 @@ def test_nothing_is_recorded_on_a_cpu(model: Tiny) -> None:
     for each in sequences:
         each.tokens.append(1)
     with patch.object(decode_graphs, "CudaGraphs") as graphs:
-        Decoder(model.adapter, sequences[0].kv.pool).step(sequences)
+        BatchDecoder(model.decoder, sequences[0].kv.pool).step(sequences)
     assert not graphs.called
 
 
@@ -144,11 +144,11 @@ def test_nothing_is_recorded_on_a_cpu(model: Tiny) -> None:
 def test_on_the_gpu(lengths: tuple[int, ...]) -> None:
     """CUDA graphs in bfloat16 against steps computed there."""
     config = tiny_config("qwen3", head_dim=64, max_position_embeddings=4096)
-    adapter = adapter_for(random_model(config, dtype=torch.bfloat16).cuda())
-    model: Any = SimpleNamespace(adapter=adapter)
+    decoder = decoder_for(random_model(config, dtype=torch.bfloat16).cuda())
+    model: Any = SimpleNamespace(decoder=decoder)
     plain, played = running(model, lengths), running(model, lengths)
-    ours = Decoder(adapter, played[0].kv.pool)
-    expected = steps(lambda batch: decode_step(adapter, batch), plain)
+    ours = BatchDecoder(decoder, played[0].kv.pool)
+    expected = steps(lambda batch: decode_step(decoder, batch), plain)
     found = steps(ours.step, played)
     assert ours._recordings, "nothing was recorded"
     assert float((found - expected).abs().max() / expected.abs().max()) < 2**-6

@@ -33,21 +33,21 @@ class Adapted(Running):
 
 def decoded(model: Tiny, wanted: list[int], names: tuple[str, ...] = NAMES) -> Tensor:
     """Logits of two steps of some of the sequences, and what follows their drafts."""
-    adapter = model.adapter
+    decoder = model.decoder
     pool = KVPool(
-        adapter.layers, adapter.kv_heads, adapter.head_dim, 200,
-        dtype=adapter.dtype, device=adapter.device,
+        decoder.layers, decoder.kv_heads, decoder.head_dim, 200,
+        dtype=decoder.dtype, device=decoder.device,
     )  # fmt: skip
     running = []
     for i in wanted:
         made = filled(model, pool, LENGTHS[i], ragged=i == 1, room=8)
         running.append(Adapted(made.kv, made.position, lora=names[i]))
-    decoder, out = LoraDecoder(adapter, pool), []
+    decoding, out = LoraDecoder(decoder, pool), []
     for step in range(2):
         for sequence in running:
             sequence.tokens.append(5 + step)
         drafts = [DRAFTS[i] for i in wanted]
-        out.append(decoder.step(running, drafts).clone())
+        out.append(decoding.step(running, drafts).clone())
         for sequence, draft in zip(running, drafts, strict=True):
             sequence.kv.shrink(len(draft))
             sequence.position += 1
@@ -72,7 +72,7 @@ def test_two_adapters_and_the_base_in_one_batch_equal_their_separate_runs(model:
         rows = slice(first, first + 1 + len(DRAFTS[i]))
         first = rows.stop
         alone = decoded(model, [i])
-        if model.adapter.dtype == torch.bfloat16:  # kernels whose rows do not know one another
+        if model.decoder.dtype == torch.bfloat16:  # kernels whose rows do not know one another
             assert torch.equal(together[:, rows], alone)
         else:
             assert_close("decoding with other adapters", together[:, rows], alone)
@@ -100,6 +100,6 @@ def test_windows_hold_with_an_adapter_too(tmp_path: Path) -> None:
     one = write_lora(tmp_path / "one", base, rank=4)
     whole = merged(base, one, dict.fromkeys(ALL, 3.0))
     model = with_loras(base, one=one)
-    assert model.adapter.windows
+    assert model.decoder.windows
     ours = decoded(model, [3, 4], ("one",) * len(NAMES))
     assert_close("windows with LoRA", ours, decoded(whole, [3, 4], ("",) * len(NAMES)))

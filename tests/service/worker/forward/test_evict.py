@@ -40,17 +40,17 @@ class Answering:
 
 def decoded(model: Tiny, runs: list[Run], answers: list[list[int]]) -> list[list[Tensor]]:
     """Logits after each token, all sequences in one batch per step; answers equally long."""
-    adapter, tokens = model.adapter, sum(int(run.sequence.capacity.max()) for run in runs)
+    decoder, tokens = model.decoder, sum(int(run.sequence.capacity.max()) for run in runs)
     pool = KVPool(
-        adapter.layers, adapter.kv_heads, adapter.head_dim, tokens,
-        dtype=adapter.dtype, device=adapter.device,
+        decoder.layers, decoder.kv_heads, decoder.head_dim, tokens,
+        dtype=decoder.dtype, device=decoder.device,
     )  # fmt: skip
     sequences = [Answering(moved(run.sequence, pool), run.layout.tokens, []) for run in runs]
     out: list[list[Tensor]] = [[] for _ in runs]
     for step in range(len(answers[0])):
         for sequence, answer in zip(sequences, answers, strict=True):
             sequence.tokens.append(answer[step])
-        for i, row in enumerate(decode_step(model.adapter, sequences)):
+        for i, row in enumerate(decode_step(model.decoder, sequences)):
             out[i].append(row)
     return out
 
@@ -89,7 +89,7 @@ def test_snapkv_then_decode(any_family: Tiny, budget: int) -> None:
         evicted(any_family, run, snapkv, len(ANSWER))
         assert run.result.logits.equal(before)  # token 1 is the fusion method's own
         visible = []
-        for layer in range(any_family.adapter.layers):
+        for layer in range(any_family.decoder.layers):
             kept = snapkv_kept(
                 trace.q[layer],
                 trace.k[layer],
@@ -99,7 +99,7 @@ def test_snapkv_then_decode(any_family: Tiny, budget: int) -> None:
                 window=4,
                 kernel=7,
             )
-            seen = torch.zeros(any_family.adapter.kv_heads, trace.n, dtype=torch.bool)
+            seen = torch.zeros(any_family.decoder.kv_heads, trace.n, dtype=torch.bool)
             for head, index in enumerate(kept):
                 seen[head, index] = True
             visible.append(seen)
@@ -120,9 +120,9 @@ def test_memory_is_the_budget(model: Tiny) -> None:
     """Pool rows held after eviction: budget + room per layer and head, exactly."""
     run = model.stitch(Pie(), room=6, eviction=SnapKV(budget=20))
     evicted(model, run, SnapKV(budget=20), 6)
-    for layer in range(model.adapter.layers):
+    for layer in range(model.decoder.layers):
         assert run.sequence.kept_tokens(layer) == 20
-        assert int(run.sequence.capacity[layer].sum()) == model.adapter.kv_heads * 26
+        assert int(run.sequence.capacity[layer].sum()) == model.decoder.kv_heads * 26
     total = run.pool.tokens
     assert run.pool.free_share == pytest.approx(1 - 26 / total)
     run.sequence.release()
@@ -161,8 +161,8 @@ def test_unequal_lengths_per_head(any_family: Tiny) -> None:
     run = any_family.stitch(Pie(), room=len(ANSWER), eviction=Ragged())
     evicted(any_family, run, Ragged(), len(ANSWER))
     visible = []
-    for layer in range(any_family.adapter.layers):
-        seen = torch.ones(any_family.adapter.kv_heads, run.layout.tokens, dtype=torch.bool)
+    for layer in range(any_family.decoder.layers):
+        seen = torch.ones(any_family.decoder.kv_heads, run.layout.tokens, dtype=torch.bool)
         for h in range(len(seen)):
             seen[h, len(S) : -len(Q)] = False
             seen[h, len(S) : -len(Q)][:: 2 + h + layer] = True

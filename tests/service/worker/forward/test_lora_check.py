@@ -22,7 +22,7 @@ Change = Callable[[LoraUpdate], LoraUpdate]
 def test_a_right_one_passes(dtype: torch.dtype, tmp_path: Path) -> None:
     model = random_model(tiny_config("qwen2"), dtype=dtype)
     folder = write_lora(tmp_path, model)
-    off, moved = lora_check.check(with_loras(model, own=folder).adapter, "own", folder)
+    off, moved = lora_check.check(with_loras(model, own=folder).decoder, "own", folder)
     assert off < 0.05 < 0.1 < moved
 
 
@@ -30,7 +30,7 @@ def test_one_that_changes_nothing_passes(tmp_path: Path) -> None:
     """As PEFT saves it before training: B is zero."""
     model = random_model(tiny_config("llama"))
     folder = write_lora(tmp_path, model, size=0.0)
-    assert lora_check.check(with_loras(model, own=folder).adapter, "own", folder)[1] == 0
+    assert lora_check.check(with_loras(model, own=folder).decoder, "own", folder)[1] == 0
 
 
 @pytest.mark.parametrize("size", [1.0, 0.01])
@@ -48,23 +48,23 @@ def test_a_wrong_one_is_refused(change: Change, size: float, tmp_path: Path) -> 
     """Also where the adapter moves the logits by a hundredth only. o_proj is square here."""
     model = random_model(tiny_config("qwen2"))
     folder = write_lora(tmp_path, model, modules=("o_proj",), size=size)
-    adapter = with_loras(model, own=folder).adapter
-    lora_check.check(adapter, "own", folder)
-    adapter.loras["own"] = changed(adapter.loras["own"], change)
+    decoder = with_loras(model, own=folder).decoder
+    lora_check.check(decoder, "own", folder)
+    decoder.loras["own"] = changed(decoder.loras["own"], change)
     with pytest.raises(ModelRefused, match="LoRA adapter own failed"):
-        lora_check.check(adapter, "own", folder)
+        lora_check.check(decoder, "own", folder)
 
 
 def test_an_update_of_another_module_is_refused(tmp_path: Path) -> None:
     model = random_model(tiny_config("llama"))
     folder = write_lora(tmp_path, model, modules=("k_proj",))
-    adapter = with_loras(model, own=folder).adapter
-    values = adapter.kv_heads * adapter.head_dim  # behind the keys in the fused projection
-    adapter.loras["own"] = changed(
-        adapter.loras["own"], lambda own: replace(own, b=own.b.roll(values, 0))
+    decoder = with_loras(model, own=folder).decoder
+    values = decoder.kv_heads * decoder.head_dim  # behind the keys in the fused projection
+    decoder.loras["own"] = changed(
+        decoder.loras["own"], lambda own: replace(own, b=own.b.roll(values, 0))
     )
     with pytest.raises(ModelRefused, match="own failed"):
-        lora_check.check(adapter, "own", folder)
+        lora_check.check(decoder, "own", folder)
 
 
 def changed(lora: Lora, change: Change) -> Lora:

@@ -46,7 +46,7 @@ def test_system_rows_are_exact(any_family: Tiny, method: str) -> None:
     """S starts every prompt: its K and V at every layer are those of the full prefill."""
     ours = any_family.stitch(METHODS[method])
     full = any_family.reference.vanilla(IDS)
-    for layer in range(any_family.adapter.layers):
+    for layer in range(any_family.decoder.layers):
         assert_close("S exact: K", ours.k[layer][: len(S)], full.k[layer][: len(S)])
         assert_close("S exact: V", ours.v[layer][: len(S)], full.v[layer][: len(S)])
 
@@ -74,7 +74,7 @@ def test_cached_kv_is_untouched_off_the_rows(model: Tiny, method: str) -> None:
     for layer in (2, 3, 4):
         k = torch.cat([s.k[layer] for s in stored])
         v = torch.cat([s.v[layer] for s in stored])
-        rotated = model.adapter.ropes[layer].rotate(k, positions[: len(k)])
+        rotated = model.decoder.ropes[layer].rotate(k, positions[: len(k)])
         assert ours.k[layer][untouched].equal(rotated[untouched])
         assert ours.v[layer][untouched].equal(v[untouched])
 
@@ -134,7 +134,7 @@ def test_observed_queries(model: Tiny, method: str, window: int) -> None:
     (Layers 0 and 1 are comparable for all; A3's and vanilla's are exact there.)"""
     ours = model.stitch(METHODS[method], eviction=SnapKV(budget=20, window=window))
     full = model.reference.vanilla(IDS)
-    assert len(ours.result.observed) == model.adapter.layers
+    assert len(ours.result.observed) == model.decoder.layers
     assert_close("window queries, layer 0", ours.result.observed[0], full.q[0][-window:])
     assert all(len(q) == window for q in ours.result.observed)
     if method in ("vanilla", "a3"):
@@ -159,7 +159,7 @@ def test_no_window_keeps_no_queries(model: Tiny) -> None:
 def test_pauses_after_every_layer(model: Tiny) -> None:
     """The engine can put decode steps between layers, or close the generator."""
     steps = prefill_steps(model)
-    assert sum(1 for _ in steps) == model.adapter.layers
+    assert sum(1 for _ in steps) == model.decoder.layers
     dropped = prefill_steps(model)
     next(dropped)
     dropped.close()
@@ -169,7 +169,7 @@ def test_pauses_after_every_layer(model: Tiny) -> None:
 def prefill_steps(model: Tiny):  # type: ignore[no-untyped-def]
     done: Run = model.stitch(METHODS["vanilla"])
     stored = [model.precompute(ids) for ids in (S, D1, D2, D3)]
-    return prefill(model.adapter, done.layout, stored, METHODS["pie"], done.sequence)
+    return prefill(model.decoder, done.layout, stored, METHODS["pie"], done.sequence)
 
 
 def test_run_drives_to_the_end(model: Tiny) -> None:
@@ -180,7 +180,7 @@ def test_run_drives_to_the_end(model: Tiny) -> None:
 def test_work_is_counted(model: Tiny, method: str) -> None:
     """rows_per_layer never grows, ends with the answer's row; `rows` are the last layer's, Q in."""
     ours = model.stitch(METHODS[method], uncached=[2]).result
-    assert len(ours.rows_per_layer) == model.adapter.layers
+    assert len(ours.rows_per_layer) == model.decoder.layers
     assert ours.rows_per_layer == sorted(ours.rows_per_layer, reverse=True)
     assert ours.rows_per_layer[-1] == 1
     rows = ours.rows.tolist()
@@ -196,7 +196,7 @@ def test_capture_sees_only_computed_rows(model: Tiny) -> None:
     stored = [model.precompute(ids) for ids in (S, D1, D2, D3)]
     run(
         prefill(
-            model.adapter,
+            model.decoder,
             done.layout,
             stored,
             METHODS["pie"],
@@ -204,7 +204,7 @@ def test_capture_sees_only_computed_rows(model: Tiny) -> None:
             capture=lambda view: seen.append(len(view.fresh_k)),
         )
     )
-    assert seen == [len(Q)] * model.adapter.layers
+    assert seen == [len(Q)] * model.decoder.layers
 
 
 def test_stored_kv_may_be_a_view_of_read_only_bytes(model: Tiny) -> None:

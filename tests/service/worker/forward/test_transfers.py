@@ -235,5 +235,5 @@ def test_answers_are_those_without(
         if tier.kind == "memory":
             # Two layers of A3 are computed before the first that is placed.
             first = 2 if method is A3 else 1
-            assert Counted.begun == list(range(first, model.adapter.layers))
+            assert Counted.begun == list(range(first, model.decoder.layers))
         assert report.flops == plain.flops

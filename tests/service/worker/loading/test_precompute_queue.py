@@ -16,7 +16,7 @@ import pytest
 
 from kvstore import ChunkSpec, EncodedChunk, encode_chunk
 from kvstore.tiers.testing.fake_tier import FakeTier
-from service.records import Chunk, Method
+from service.records import ChunkTokens, Method
 from service.worker.core.request import PrecomputedEvent
 from service.worker.core.steps import Steps
 from service.worker.forward import chunk_prefill, layer_ops
@@ -26,7 +26,7 @@ from tests.service.worker import engines
 from tests.service.worker.engines import PIE, Rig, disk, rig
 from tests.service.worker.tiny import S, Tiny, random_model, tiny_config, tiny_of
 
-DOCUMENTS = [*engines.DOCUMENTS, Chunk(4, [71, 72, 73, 74, 75])]
+DOCUMENTS = [*engines.DOCUMENTS, ChunkTokens(4, [71, 72, 73, 74, 75])]
 PURGED = 3
 # PIE's chunks are computed again in the queue; SamKV computes what it misses itself, if any
 # document is stored.

@@ -98,7 +98,7 @@ def test_answers_are_those_from_memory(model: Tiny, tmp_path: Path, method: Meth
         parts = r.store.stats().tier("ssd").count("read_blocks", "hit")
     assert tokens == expected
     assert [d.tier for d in report.documents] == ["ssd"] * 3
-    assert parts == 4 * model.adapter.layers
+    assert parts == 4 * model.decoder.layers
     assert report.rows_per_layer == whole.rows_per_layer
     assert report.flops == whole.flops
 
@@ -126,7 +126,7 @@ def test_a_layer_damaged_on_disk_makes_its_document_uncached(
         r.precompute([DOCUMENTS[0], DOCUMENTS[2]])
         expected, uncached = r.answer(method)
     with streaming_rig(model, disk(tmp_path)) as r:
-        flip_layer(chunk_file(tmp_path, r, 2), layer, model.adapter.layers)
+        flip_layer(chunk_file(tmp_path, r, 2), layer, model.decoder.layers)
         tokens, report = r.answer(method)
         healed_tokens, healed = r.answer(method)
         expected_healed, _ = r.answer(method)
@@ -224,7 +224,7 @@ def test_an_aborted_prompt_is_not_read_on(model: Tiny) -> None:
         tier.release()
         tokens, report = r.answer(PIE)  # after it on the loader's threads
     assert tokens and [d.tier for d in report.documents] == ["slow"] * 3
-    assert all(count <= 1 + model.adapter.layers for count in tier.reads.values())
+    assert all(count <= 1 + model.decoder.layers for count in tier.reads.values())
 
 
 def test_two_requests_for_one_chunk_share_one_read(model: Tiny) -> None:
@@ -240,7 +240,7 @@ def test_two_requests_for_one_chunk_share_one_read(model: Tiny) -> None:
         r.run()
         reports = [r.done(name).report for name in requests]
     assert r.tokens(requests[0]) == r.tokens(requests[2]) == alone
-    assert set(tier.reads.values()) == {model.adapter.layers}
+    assert set(tier.reads.values()) == {model.decoder.layers}
     assert all(d.tier == "slow" for report in reports for d in report.documents)
 
 

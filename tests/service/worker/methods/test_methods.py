@@ -165,7 +165,7 @@ def test_fusion_is_finite_and_deterministic(model: Tiny, case: tuple[str, dict[s
     assert bool(torch.isfinite(first.logits).all())
     assert first.logits.equal(second.logits)
     assert all(bool(torch.isfinite(t).all()) for t in (*first.k, *first.v))
-    assert first.logits.shape == (model.adapter.vocabulary,)
+    assert first.logits.shape == (model.decoder.vocabulary,)
     assert first.logits.dtype == torch.float32
 
 
@@ -220,7 +220,7 @@ def kept_by(
 ) -> list[list[list[int]]]:
     """Per layer (each the same k and q) and KV head; every query row was computed."""
     rows = layout.all_rows
-    counts = FlopCount(tiny("llama").adapter)
+    counts = FlopCount(tiny("llama").decoder)
     fresh = k.transpose(0, 1)
     kept_before = torch.zeros(layout.tokens, dtype=torch.long)
     out = []
@@ -237,7 +237,7 @@ def kept_by(
             fresh_v=fresh,
             cached=[None, None],
             scale=8**-0.5,
-            rotate=tiny("llama").adapter.ropes[0].rotate,
+            rotate=tiny("llama").decoder.ropes[0].rotate,
             flops=counts,
         )
         prompt = prompt_attention(

@@ -9,7 +9,7 @@ from tests.service.worker.tiny import BOS, D1, D2, S, Tiny
 
 
 def addressing(model: Tiny, **changes: Any) -> Addressing:
-    return Addressing(model.adapter, **{"fingerprint": "f", "codec": "raw", **changes})
+    return Addressing(model.decoder, **{"fingerprint": "f", "codec": "raw", **changes})
 
 
 def test_a_key_is_a_matter_of_content(model: Tiny) -> None:

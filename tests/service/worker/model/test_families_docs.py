@@ -1,4 +1,4 @@
-"""The table of families in docs/models.md says what the adapters do."""
+"""The table of families in docs/models.md says what the families do."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROWS.pop("model_type")
 
 @pytest.mark.parametrize("family", sorted(families()))
 def test_a_row_tells_how_a_family_decodes(family: str) -> None:
-    adapter = import_module(f"service.worker.model.adapters.{family}").Adapter
-    assert ("one kernel call" in ROWS[family]) == adapter.has_plain_layers
+    decoder = import_module(f"service.worker.model.families.{family}").Model
+    assert ("one kernel call" in ROWS[family]) == decoder.has_plain_layers
 
 
 def test_every_family_has_a_row_and_the_page_has_the_table() -> None:

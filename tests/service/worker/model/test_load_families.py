@@ -20,9 +20,9 @@ E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_model(tmp_path: Path, family: str) -> None:
     random_model(tiny_config(family, rope_of(family))).save_pretrained(tmp_path)
-    adapter = load(str(tmp_path), device="cpu")
-    assert adapter.family == family
-    theirs, stitched = selfcheck.check(adapter)
+    decoder = load(str(tmp_path), device="cpu")
+    assert decoder.family == family
+    theirs, stitched = selfcheck.check(decoder)
     assert theirs < 1e-4 and stitched < 1e-4
 
 
@@ -46,8 +46,8 @@ def test_mxfp4_weights_are_dequantised(tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "config.json").read_text())
     facts["quantization_config"] = {"quant_method": "mxfp4"}
     (tmp_path / "config.json").write_text(json.dumps(facts))
-    adapter = load(str(tmp_path), device="cpu", dtype="bfloat16")
-    held = adapter.model.state_dict()
+    decoder = load(str(tmp_path), device="cpu", dtype="bfloat16")
+    held = decoder.model.state_dict()
     for name, values in expected.items():
         assert held[name].float().equal(values)
-    selfcheck.check(adapter)
+    selfcheck.check(decoder)

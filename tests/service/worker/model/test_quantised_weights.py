@@ -19,7 +19,7 @@ from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.weight import GROUP
 from service.worker.model import quantisation
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from service.worker.model.decoder.projection import (
     DenseProjection,
     ModuleProjection,
@@ -45,16 +45,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=sorted(BITS))
-def quantised(request: pytest.FixtureRequest, folder: Path) -> DecoderAdapter:
+def quantised(request: pytest.FixtureRequest, folder: Path) -> DecoderModel:
     return load(str(folder), device="cpu", quantize=request.param)
 
 
-def full_prefill(adapter: DecoderAdapter, ids: list[int] = IDS) -> Tensor:
-    return prefill_ids(adapter, ids).logits.float()
+def full_prefill(decoder: DecoderModel, ids: list[int] = IDS) -> Tensor:
+    return prefill_ids(decoder, ids).logits.float()
 
 
 def test_it_computes_what_transformers_computes_with_the_same_weights(
-    quantised: DecoderAdapter, folder: Path
+    quantised: DecoderModel, folder: Path
 ) -> None:
     selfcheck.check(quantised)
     assert all(isinstance(layer.qkv, QuantisedProjection) for layer in quantised.projections)
@@ -67,23 +67,23 @@ def test_families(family: str) -> None:
     """Biases, norms, fused projections and multipliers."""
     model = random_model(tiny_config(family))
     quantise(model, "int8")
-    adapter = adapter_for(model)
-    assert isinstance(adapter.projections[0].down, QuantisedProjection)
-    selfcheck.check(adapter)
+    decoder = decoder_for(model)
+    assert isinstance(decoder.projections[0].down, QuantisedProjection)
+    selfcheck.check(decoder)
 
 
 def test_weights_that_differ_are_seen_by_the_start_up_check(folder: Path) -> None:
     """The check compares with modules that share the projections' weights, so spoil only one."""
-    adapter = load(str(folder), device="cpu", quantize="int8")
-    module = adapter.blocks[2].mlp.down_proj
+    decoder = load(str(folder), device="cpu", quantize="int8")
+    module = decoder.blocks[2].mlp.down_proj
     module.weight = type(module.weight)(module.weight.values, module.weight.scales * -1)
     with pytest.raises(ModelRefused, match="differs from transformers"):
-        selfcheck.check(adapter)
+        selfcheck.check(decoder)
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernel", "operations"])
 def test_decoding_goes_on_as_prefill_would(
-    quantised: DecoderAdapter, monkeypatch: pytest.MonkeyPatch, compiled: Any, kernels: bool
+    quantised: DecoderModel, monkeypatch: pytest.MonkeyPatch, compiled: Any, kernels: bool
 ) -> None:
     weights, pool = quantised.weights(), kv_pool(quantised, 64)
     assert weights is not None and decode_step.supports(weights, pool.k, pool.v)
@@ -98,20 +98,20 @@ def test_decoding_goes_on_as_prefill_would(
     assert float((ours - expected).norm() / expected.norm()) < 0.05
 
 
-def test_a_sequence_does_not_depend_on_its_batch(quantised: DecoderAdapter, compiled: Any) -> None:
+def test_a_sequence_does_not_depend_on_its_batch(quantised: DecoderModel, compiled: Any) -> None:
     model = tiny_of(quantised.model)
-    model.adapter = quantised
+    model.decoder = quantised
     together, alone = decoded(model, (7, 40, 3, 9), False), decoded(model, (40,), False)
     assert together[:, 1].equal(alone[:, 0])
 
 
 def test_in_float32_without_kernels(folder: Path) -> None:
-    adapter = load(str(folder), device="cpu", dtype="float32", quantize="int8")
-    theirs, stitched = selfcheck.check(adapter)
+    decoder = load(str(folder), device="cpu", dtype="float32", quantize="int8")
+    theirs, stitched = selfcheck.check(decoder)
     assert max(theirs, stitched) < 1e-4
 
 
-def test_chunks_are_told_apart(folder: Path, quantised: DecoderAdapter) -> None:
+def test_chunks_are_told_apart(folder: Path, quantised: DecoderModel) -> None:
     ways = ["off", *BITS]
     assert set(BITS) == set(QUANTISED)
     keys = set()
@@ -146,12 +146,12 @@ def test_modules_of_a_library_are_called(folder: Path) -> None:
         for name, module in list(block.named_modules()):
             if isinstance(module, nn.Linear):
                 block.set_submodule(name, Halved(module))
-    adapter = adapter_for(plain.model)
-    kinds = {type(adapter.projections[0].qkv), type(adapter.projections[0].down)}
-    assert kinds == {ModuleProjection} and isinstance(adapter.head, DenseProjection)
-    assert adapter.weights() is None  # so no kernel decodes by itself
-    selfcheck.check(adapter)
-    assert difference(full_prefill(adapter), expected) < 0.05
+    decoder = decoder_for(plain.model)
+    kinds = {type(decoder.projections[0].qkv), type(decoder.projections[0].down)}
+    assert kinds == {ModuleProjection} and isinstance(decoder.head, DenseProjection)
+    assert decoder.weights() is None  # so no kernel decodes by itself
+    selfcheck.check(decoder)
+    assert difference(full_prefill(decoder), expected) < 0.05
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str, str]] = {
@@ -225,10 +225,10 @@ def test_checkpoints_of_torchao(
         folder, dtype=torch.bfloat16, quantization_config=config
     )
     model.save_pretrained(tmp_path)
-    adapter = load(str(tmp_path), device="cpu")
-    assert isinstance(adapter.projections[0].qkv, projection)
-    selfcheck.check(adapter)
+    decoder = load(str(tmp_path), device="cpu")
+    assert isinstance(decoder.projections[0].qkv, projection)
+    selfcheck.check(decoder)
     plain = full_prefill(load(str(folder), device="cpu"))
-    off = full_prefill(adapter) - plain
+    off = full_prefill(decoder) - plain
     assert 1e-4 < float(off.norm() / plain.norm()) < 0.2
     assert fingerprint(str(tmp_path)) != fingerprint(str(folder))

@@ -22,14 +22,14 @@ def test_rotation_is_the_formula(rope: str) -> None:
     made = tiny("llama", rope)
     positions = [0, 1, 2, 7, 31, 64, 130, 255]
     x = torch.randn(len(positions), 3, 16, generator=torch.Generator().manual_seed(0))
-    ours = made.adapter.ropes[0].rotate(x, torch.tensor(positions))
+    ours = made.decoder.ropes[0].rotate(x, torch.tensor(positions))
     assert_close(f"rotation, {rope}", ours, made.reference.rotate(x, positions))
 
 
 @pytest.mark.parametrize("rope", ROPES)
 def test_scores_depend_on_distance_only(rope: str) -> None:
     """Why a stored key may be moved: q·k at (100, 90) equals q·k at (30, 20)."""
-    table = tiny("llama", rope).adapter.ropes[0]
+    table = tiny("llama", rope).decoder.ropes[0]
     q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(1))
 
     def score(i: int, j: int) -> float:
@@ -45,7 +45,7 @@ def test_attention_factor_is_applied_once(model: Tiny) -> None:
     factor = model.reference.rope_factor
     assert factor > 1.1
     x = torch.randn(1, 2, 16)
-    turned = model.adapter.ropes[0].rotate(x, torch.tensor([0]))
+    turned = model.decoder.ropes[0].rotate(x, torch.tensor([0]))
     assert_close("yarn factor", turned, x * factor, 1e-6)
 
 
@@ -53,20 +53,20 @@ def test_a_model_cast_to_bfloat16_keeps_exact_angles() -> None:
     """The table is built afresh from the config: casting the model cannot have rounded it."""
     exact = tiny_of(random_model(tiny_config("llama", "llama3")))
     cast = tiny_of(random_model(tiny_config("llama", "llama3"), dtype=torch.bfloat16))
-    assert cast.adapter.ropes[0].cos.dtype == torch.float32
-    assert cast.adapter.ropes[0].cos.equal(exact.adapter.ropes[0].cos)
-    assert cast.adapter.ropes[0].sin.equal(exact.adapter.ropes[0].sin)
+    assert cast.decoder.ropes[0].cos.dtype == torch.float32
+    assert cast.decoder.ropes[0].cos.equal(exact.decoder.ropes[0].cos)
+    assert cast.decoder.ropes[0].sin.equal(exact.decoder.ropes[0].sin)
 
 
 def test_rotates_in_float32_and_rounds_once(model: Tiny) -> None:
     """A bf16 key is turned in fp32 and cast at the end, whether or not `out` is given."""
     x = torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(2)).bfloat16()
     positions = torch.tensor([3, 90, 91, 200])
-    once = model.adapter.ropes[0].rotate(x.float(), positions).bfloat16()
-    assert model.adapter.ropes[0].rotate(x, positions).equal(once)
+    once = model.decoder.ropes[0].rotate(x.float(), positions).bfloat16()
+    assert model.decoder.ropes[0].rotate(x, positions).equal(once)
     strided = torch.full((2, 9, 16), 7.0, dtype=torch.bfloat16)
     target = strided[:, 2:6].transpose(0, 1)
-    returned = model.adapter.ropes[0].rotate(x, positions, out=target)
+    returned = model.decoder.ropes[0].rotate(x, positions, out=target)
     assert returned.data_ptr() == target.data_ptr()
     assert strided[:, 2:6].transpose(0, 1).equal(once)
     assert bool((strided[:, :2] == 7).all() and (strided[:, 6:] == 7).all())
@@ -75,13 +75,13 @@ def test_rotates_in_float32_and_rounds_once(model: Tiny) -> None:
 def test_the_argument_is_not_changed(model: Tiny) -> None:
     x = torch.randn(2, 2, 16)
     before = x.clone()
-    model.adapter.ropes[0].rotate(x, torch.tensor([5, 6]))
+    model.decoder.ropes[0].rotate(x, torch.tensor([5, 6]))
     assert x.equal(before)
 
 
 def test_no_rows(model: Tiny) -> None:
     empty = torch.empty(0, 2, 16)
-    assert model.adapter.ropes[0].rotate(empty, torch.empty(0, dtype=torch.long)).shape == (
+    assert model.decoder.ropes[0].rotate(empty, torch.empty(0, dtype=torch.long)).shape == (
         0,
         2,
         16,
@@ -89,4 +89,4 @@ def test_no_rows(model: Tiny) -> None:
 
 
 def test_table_covers_the_context(model: Tiny) -> None:
-    assert len(model.adapter.ropes[0].cos) == model.adapter.max_context == 256
+    assert len(model.decoder.ropes[0].cos) == model.decoder.max_context == 256

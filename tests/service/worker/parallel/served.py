@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from service.worker.model.decoding.base import DecoderModel
 from torch import Tensor
 
 from kvstore import EncodedChunk
@@ -14,14 +15,13 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import ChunkPrefill
-from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.forward.evict import evict
 from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.registry import eviction_methods
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderAdapter
 from tests.service.worker.tiny import D1, D2, D3, Q, S, assert_close
 
 ANSWER = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -32,30 +32,30 @@ DRAFT = ANSWER[-2:]  # fed with the token before them, in one step
 class Served:
     """A model with its pool."""
 
-    adapter: DecoderAdapter
+    decoder: DecoderModel
     make_pool: Callable[..., KVPool]
 
     def pool(self, tokens: int = 200) -> KVPool:
-        adapter = self.adapter
+        decoder = self.decoder
         return self.make_pool(
-            adapter.layers,
-            adapter.own_kv_heads,
-            adapter.head_dim,
+            decoder.layers,
+            decoder.own_kv_heads,
+            decoder.head_dim,
             tokens,
-            dtype=adapter.dtype,
-            device=adapter.device,
+            dtype=decoder.dtype,
+            device=decoder.device,
         )
 
     def chunks(self) -> list[EncodedChunk]:
         """S, and the documents behind it."""
-        computing, addressing = ChunkPrefill(self.adapter), self.addressing
+        computing, addressing = ChunkPrefill(self.decoder), self.addressing
         addresses: list[Address] = [addressing.system(S, "")]
         addresses += [addressing.document(d, "system", S, "") for d in (D1, D2, D3)]
         return [run(computing.compute(address)).chunk for address in addresses]
 
     @property
     def addressing(self) -> Addressing:
-        return Addressing(self.adapter, fingerprint="tiny", codec="raw")
+        return Addressing(self.decoder, fingerprint="tiny", codec="raw")
 
 
 @dataclass
@@ -74,27 +74,27 @@ def answered(
     eviction: str = "",
 ) -> tuple[Tensor, Tensor]:
     """Logits of the prompt's last token, and of eight tokens after it."""
-    adapter = served.adapter
+    decoder = served.decoder
     layout = PromptLayout.of(S, [D1, D3, D2], Q, uncached=[stored is None for stored in cached])
     pool = served.pool()
     kv = pool.reserve(layout.tokens + len(ANSWER))
     assert kv is not None
     evicting = eviction_methods()[eviction](budget=16) if eviction else None
-    result = run(prefill(adapter, layout, cached, method, kv, eviction=evicting))
+    result = run(prefill(decoder, layout, cached, method, kv, eviction=evicting))
     kv.set_length(layout.tokens)
     if evicting is not None:
-        facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads)
+        facts = ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
         evict(
-            adapter, facts, kv, evicting,
+            decoder, facts, kv, evicting,
             layout=layout, observed=result.observed, room=len(ANSWER),
         )  # fmt: skip
-    decoder, answering = Decoder(adapter, pool), Answering(kv, layout.tokens - 1)
+    decoding, answering = BatchDecoder(decoder, pool), Answering(kv, layout.tokens - 1)
     after = []
     for number, token in enumerate(ANSWER[: -len(DRAFT)]):
         answering.tokens.append(token)
         answering.position = layout.tokens + number
         draft = DRAFT if number == len(ANSWER) - len(DRAFT) - 1 else []
-        after.append(decoder.step([answering], [draft]).clone())
+        after.append(decoding.step([answering], [draft]).clone())
     kv.release()
     assert pool.free_share == 1
     return result.logits, torch.cat(after)

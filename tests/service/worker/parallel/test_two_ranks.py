@@ -30,7 +30,7 @@ from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
 from service.worker.parallel import followers
 from service.worker.parallel.gang import Gang, refuse
-from service.worker.parallel.sharded_adapter import refuse_model
+from service.worker.parallel.sharded_model import refuse_model
 from service.worker.parallel.shared_pool import SharedKV
 from service.worker.sequences.admission import Admission
 from service.worker_settings import WorkerSettings
@@ -92,23 +92,23 @@ def both(
     folder = tmp_path_factory.mktemp(request.param)
     config = tiny_config(request.param, "llama3", **FAMILIES[request.param])
     random_model(config).save_pretrained(folder)
-    adapter, _ = gang.load(str(folder), dtype="float32")
-    assert bool(adapter.windows) == bool(FAMILIES[request.param])
-    return Served(load(str(folder), dtype="float32"), KVPool), Served(adapter, gang.make_pool)
+    decoder, _ = gang.load(str(folder), dtype="float32")
+    assert bool(decoder.windows) == bool(FAMILIES[request.param])
+    return Served(load(str(folder), dtype="float32"), KVPool), Served(decoder, gang.make_pool)
 
 
 @torch.inference_mode()
 def test_prompts_and_answers_are_those_of_one_rank(both: tuple[Served, Served]) -> None:
     """Chunks that one rank computed are read by two, and the reverse."""
     one, two = both
-    whole, own = one.adapter.projections[0], two.adapter.projections[0]
+    whole, own = one.decoder.projections[0], two.decoder.projections[0]
     for name in ("qkv", "gate_up", "down"):
         assert 2 * getattr(own, name).weight.numel() == getattr(whole, name).weight.numel()
     assert 2 * two.pool().spare == one.pool().spare
     written, together = one.chunks(), two.chunks()
     for a, b in zip(written, together, strict=True):
         assert a.spec == b.spec and a.nbytes == b.nbytes
-        for layer in range(one.adapter.layers):
+        for layer in range(one.decoder.layers):
             for x, y in zip(a.layer(layer), b.layer(layer), strict=True):
                 assert_close("chunk of two ranks", y, x)
     for name, parameters in FUSIONS.items():
@@ -153,8 +153,8 @@ def llama(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     folder = tmp_path_factory.mktemp("engine")
     model = random_model(tiny_config("llama", "llama3"))
     model.save_pretrained(folder)
-    adapter, _ = gang.load(str(folder), dtype="float32")
-    return replace(tiny_of(model), adapter=adapter)
+    decoder, _ = gang.load(str(folder), dtype="float32")
+    return replace(tiny_of(model), decoder=decoder)
 
 
 def test_an_engine_of_two_ranks_answers_as_one(
@@ -217,10 +217,10 @@ def test_every_change_of_a_sequence_reaches_the_other_ranks() -> None:
     ],
 )
 def test_what_needs_all_heads_is_refused(llama: Tiny, changes: dict[str, Any], why: str) -> None:
-    adapter = llama.adapter
-    facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads, ranks=2)
-    addressing = Addressing(adapter, fingerprint="tiny", codec="raw")
-    admission = Admission(adapter, addressing, facts, pool_tokens=400)
+    decoder = llama.decoder
+    facts = ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads, ranks=2)
+    addressing = Addressing(decoder, fingerprint="tiny", codec="raw")
+    admission = Admission(decoder, addressing, facts, pool_tokens=400)
     request = Request("r", S, DOCUMENTS, Q, fusion=PIE)
     with pytest.raises(InvalidRequest, match=why):
         admission.sequence(replace(request, **changes))
@@ -271,7 +271,7 @@ def test_a_fault_on_all_ranks_fails_one_prompt_and_on_one_rank_all(
     llama: Tiny, gang: Gang, ended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last test: after it the ranks are out of step."""
-    served = Served(llama.adapter, gang.make_pool)
+    served = Served(llama.decoder, gang.make_pool)
     nothing = [None] * 4
     before = answered(served, Vanilla(), nothing)
     with pytest.raises(ZeroDivisionError):

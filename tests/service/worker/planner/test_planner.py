@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore import MemoryTier
-from service.records import Chunk, Method
+from service.records import ChunkTokens, Method
 from service.worker.core.flops import FlopCount
 from service.worker.loading.estimates import STALE_S, Line, TierEstimates
 from service.worker.methods.bases.fusion import FusionMethod
@@ -78,7 +78,7 @@ def prompt_model(
     """A prompt with a question of 20 tokens."""
     given: dict[str, Any] = {"overhead_s": 0.0, **facts}
     return PromptModel(
-        shape=tiny.adapter, tokens=tokens, question=20, loads=loads, method=method, **given
+        shape=tiny.decoder, tokens=tokens, question=20, loads=loads, method=method, **given
     )
 
 
@@ -148,7 +148,7 @@ def test_what_comes_in_one_piece_holds_up_no_layer_of_the_others(model: Tiny) ->
 def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) -> None:
     """Against a reader that is played through: in every round one part of each."""
     source = random.Random(seed)
-    layers = model.adapter.layers
+    layers = model.decoder.layers
     loads = [
         Loadable(1, "ssd", source.uniform(0.1, 1.0), source.choice([1, 2, layers]))
         for _ in range(source.randint(1, 6))
@@ -163,13 +163,13 @@ def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) ->
                 arrivals[layer] = read
     now = 0.0
     for layer, arrival in enumerate(arrivals):
-        count = FlopCount(model.adapter)
+        count = FlopCount(model.decoder)
         count.project(20)
         finished = 1 if layer == layers - 1 else 20
         count.attend(finished * 27)
         count.finish(finished)
         now = max(now, arrival) + count.total * flop_s
-    count = FlopCount(model.adapter)
+    count = FlopCount(model.decoder)
     count.unembed(1)
     assert free.seconds() == pytest.approx(now + count.total * flop_s)
 
@@ -227,7 +227,7 @@ def planner_at(model: Tiny, bytes_per_s: float, tier: str = "redis") -> Planner:
     tiers = TierEstimates()
     for i in range(20):
         tiers.add(tier, MB, i, i + MB / bytes_per_s)
-    planner = Planner(model.adapter, tiers)
+    planner = Planner(model.decoder, tiers)
     for _ in range(20):
         planner.compute.add(1e9, 1.0)
     return planner
@@ -310,6 +310,6 @@ def test_memory_is_always_loaded(model: Tiny) -> None:
         for _ in range(50):
             r.engine.planner.compute.add(1e12, 1e-9)
             r.engine.planner.tiers.add("memory", 1, 0.0, 1e3)
-        _, report = r.answer(PIE, [*DOCUMENTS, Chunk(9, [])])
+        _, report = r.answer(PIE, [*DOCUMENTS, ChunkTokens(9, [])])
     assert [d.tier for d in report.documents] == ["memory"] * 3 + ["cold"]
     assert [d.plan for d in report.documents] == ["load"] * 3 + [""]

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from service.records import Chunk, Method
+from service.records import ChunkTokens, Method
 from service.worker.forward.decode import decode_step
-from service.worker.forward.decode_graphs import Decoder
+from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import adapter_for
+from service.worker.model.decoder.base import decoder_for
 from service.worker.sequences.draft import MOST_SKIPPED, Drafter
 from tests.service.worker.engines import PIE, VANILLA, rig
 from tests.service.worker.forward.test_decode import Running, filled
@@ -70,15 +70,15 @@ def test_a_row_of_a_draft_is_what_a_step_of_its_own_gives(
     subject, bf16 = tiny(*SLIDING) if kind == "windows" else model, kind == "bf16"
     if bf16:
         config = tiny_config("qwen3", head_dim=32, hidden_size=64, intermediate_size=96)
-        narrow = adapter_for(random_model(config, dtype=torch.bfloat16))
-        subject = SimpleNamespace(adapter=narrow)  # type: ignore[assignment]
-    adapter = subject.adapter
+        narrow = decoder_for(random_model(config, dtype=torch.bfloat16))
+        subject = SimpleNamespace(decoder=narrow)  # type: ignore[assignment]
+    decoder = subject.decoder
     drafts = [[5, 6, 7], [], [9]]
 
     def running() -> list[Running]:
         pool = KVPool(
-            adapter.layers, adapter.kv_heads, adapter.head_dim, 200,
-            dtype=adapter.dtype, device=adapter.device,
+            decoder.layers, decoder.kv_heads, decoder.head_dim, 200,
+            dtype=decoder.dtype, device=decoder.device,
         )  # fmt: skip
         found = [filled(subject, pool, n, ragged=ragged, room=6) for n in (40, 9, 17)]
         for each in found:
@@ -86,11 +86,11 @@ def test_a_row_of_a_draft_is_what_a_step_of_its_own_gives(
         return found
 
     together = running()
-    logits = Decoder(adapter, together[0].kv.pool).step(together, drafts)
+    logits = BatchDecoder(decoder, together[0].kv.pool).step(together, drafts)
     first = 0
     for alone, draft in zip(running(), drafts, strict=True):
         for row in range(1 + len(draft)):
-            expected = decode_step(adapter, [alone])[0]
+            expected = decode_step(decoder, [alone])[0]
             assert_close("a drafted row", logits[first], expected, 0.0 if bf16 else 1e-4)
             alone.position += 1
             alone.tokens.append(draft[row] if row < len(draft) else 0)
@@ -149,7 +149,7 @@ def test_a_report_counts_its_steps(model: Tiny) -> None:
     with rig(model, pool_tokens=1500) as plain:
         tokens, report = plain.answer(VANILLA, max_tokens=60)
         assert report.decode_steps == len(tokens) - 1
-        spelled = [Chunk(9, tokens)]
+        spelled = [ChunkTokens(9, tokens)]
         expected, _ = plain.answer(VANILLA, spelled, max_tokens=60)
     with rig(model, pool_tokens=1500, draft_tokens=7) as drafting:
         ours, report = drafting.answer(VANILLA, spelled, max_tokens=60)

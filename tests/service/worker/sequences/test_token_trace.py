@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvstore import MemoryTier
-from service.records import Chunk, Method, Report, SegmentFates
+from service.records import ChunkTokens, Method, Report, SegmentFates
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.registry import eviction_methods, fusion_methods, make_fusion
@@ -69,7 +69,7 @@ def test_counts_are_the_reports(model: Tiny, fusion: str, eviction: str | None) 
 
 def test_counts_of_a_sparse_method_are_the_reports(tmp_path: Path) -> None:
     model = tiny_of(random_model(tiny_config("llama", max_position_embeddings=2048)))
-    documents = [Chunk(i, LONG[i % 3] * 12) for i in range(3)]
+    documents = [ChunkTokens(i, LONG[i % 3] * 12) for i in range(3)]
     with rig(model, tiers=[disk(tmp_path)], pool_tokens=2000) as r:
         r.precompute(documents)
         _, report = r.answer(Method("samkv"), documents, token_fates=True)
@@ -87,8 +87,8 @@ def test_computed_layers_are_those_where_the_cache_changed(model: Tiny, fusion: 
 
 
 def changed_layers(model: Tiny, method: FusionMethod) -> None:
-    layers = model.adapter.layers
-    trace = TokenTracer(method, layers, model.adapter.kv_heads)
+    layers = model.decoder.layers
+    trace = TokenTracer(method, layers, model.decoder.kv_heads)
     ours = model.stitch(method, capture=trace.capture, on_pass=trace.on_pass)
     trace.prefilled(ours.layout, ours.result)
     reused = model.stitch(Pie())
@@ -165,7 +165,7 @@ def test_looking_changes_nothing(model: Tiny, fusion: str) -> None:
 
 def test_full_prefill_and_mere_reuse(model: Tiny) -> None:
     """The two ends: everything computed at every layer, nothing but the question."""
-    layers = model.adapter.layers
+    layers = model.decoder.layers
     with rig(model) as r:
         r.precompute()
         _, full = r.answer(VANILLA, token_fates=True)
@@ -182,7 +182,7 @@ def test_an_answer_of_one_token_evicts_nothing(model: Tiny) -> None:
     with rig(model) as r:
         r.precompute()
         _, report = r.answer(A3, eviction=evicting, max_tokens=1, token_fates=True)
-    everywhere = model.adapter.layers * model.adapter.kv_heads
+    everywhere = model.decoder.layers * model.decoder.kv_heads
     assert {run.entries for s in segments(report) for run in s.runs} == {everywhere}
     assert report.kept_per_layer == []
 

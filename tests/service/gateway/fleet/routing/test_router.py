@@ -13,14 +13,14 @@ from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.prefixes import PrefixMap
 from service.gateway.fleet.routing.router import Policy, RoutedPrompt, Router
 from service.gateway.fleet.routing.worker_table import STALE_S, TRIALS, WorkerTable
-from service.messages import Chunk, Generate, Holdings, Method
+from service.messages import ChunkTokens, Generate, Holdings, Method
 from service.records import WorkerLoad
 
 LOAD = WorkerLoad(token_s=1e-3, token_bytes=1e5, tiers={"ssd": (1e-4, 1e-9)})
-TEXTS = [Chunk(n, [n * 1000 + i for i in range(100)]) for n in range(12)]
+TEXTS = [ChunkTokens(n, [n * 1000 + i for i in range(100)]) for n in range(12)]
 
 
-def prompt(*documents: Chunk) -> RoutedPrompt:
+def prompt(*documents: ChunkTokens) -> RoutedPrompt:
     request = Generate("r", [1, 2], list(documents), [3, 4, 5], Method("a3"))
     return RoutedPrompt.of(request, answer=16.0, repair=0.15)
 
@@ -43,7 +43,7 @@ def router(table: WorkerTable, policy: Policy = "cost", **options: Any) -> tuple
     return Router(policy, table, directory, PrefixMap(), **options), directory
 
 
-def hold(directory: Directory, number: int, *documents: Chunk) -> None:
+def hold(directory: Directory, number: int, *documents: ChunkTokens) -> None:
     names = prompt(*documents).names
     directory.apply(number, Holdings(1, list(names), [], True, 0, LOAD))
 
@@ -118,7 +118,7 @@ def test_prompts_without_documents_are_spread() -> None:
 
 
 def test_a_kept_prompt_is_continued_where_it_is() -> None:
-    long = prompt(Chunk(1, list(range(640))))
+    long = prompt(ChunkTokens(1, list(range(640))))
     for number in (0, 1):
         chosen, _ = router(workers(0.0, 0.0))
         chosen.sent(long, number)

@@ -15,7 +15,7 @@ from service.worker.forward import decode
 from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, LayerWeights
 from service.worker.kernels.cpu.weight import Weight
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from tests.service.worker.forward.test_decode import LENGTHS, decoded
 from tests.service.worker.tiny import (
     FAMILIES,
@@ -31,18 +31,18 @@ WIDTHS = {"hidden_size": 192, "intermediate_size": 96, "vocab_size": 101}
 LONG = (*LENGTHS, 127, 128, 129, 300)  # around a block of keys, and a tile
 
 
-def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> DecoderAdapter:
+def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> DecoderModel:
     head_dim = {} if family in NO_HEAD_DIM else {"head_dim": 32}
     if family == "phi3":  # whose heads the kernel rotates whole
         changes.setdefault("partial_rotary_factor", 1.0)
     config = tiny_config(
         family, rope_of(family), **{"max_position_embeddings": 512, **WIDTHS, **head_dim, **changes}
     )
-    return adapter_for(random_model(config, dtype=dtype))
+    return decoder_for(random_model(config, dtype=dtype))
 
 
-def steps(adapter: DecoderAdapter, lengths: tuple[int, ...] = LONG, ragged: bool = False) -> Tensor:
-    return decoded(SimpleNamespace(adapter=adapter), lengths, ragged)
+def steps(decoder: DecoderModel, lengths: tuple[int, ...] = LONG, ragged: bool = False) -> Tensor:
+    return decoded(SimpleNamespace(decoder=decoder), lengths, ragged)
 
 
 @pytest.fixture
@@ -94,10 +94,10 @@ def test_heads_of_every_kind(
         "head_dim": head_dim, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
         "num_hidden_layers": 2,
     }  # fmt: skip
-    adapter = model_of("qwen3", **changes)
-    ours = steps(adapter)
+    decoder = model_of("qwen3", **changes)
+    ours = steps(decoder)
     monkeypatch.setattr(decode, "kernel_for", lambda *_: None)
-    operations = steps(adapter)
+    operations = steps(decoder)
     spread = float(operations.std())
     assert_close("a decode step, in spreads", ours / spread, operations / spread, 0.1)
 
@@ -105,14 +105,14 @@ def test_heads_of_every_kind(
 @pytest.mark.parametrize("ragged", [False, True])
 def test_windows(by_kernel: None, monkeypatch: pytest.MonkeyPatch, ragged: bool) -> None:
     """The kernel reads only the entries that a window leaves."""
-    adapter = model_of("mistral", sliding_window=40)
-    ours = steps(adapter, ragged=ragged)
+    decoder = model_of("mistral", sliding_window=40)
+    ours = steps(decoder, ragged=ragged)
     monkeypatch.setattr(decode, "kernel_for", lambda *_: None)
-    operations = steps(adapter, ragged=ragged)
+    operations = steps(decoder, ragged=ragged)
     spread = float(operations.std())
     assert_close("a decode step, in spreads", ours / spread, operations / spread, 0.1)
-    adapter.windows = ()
-    assert float((steps(adapter, ragged=ragged) - operations).abs().max()) > 0.1 * spread
+    decoder.windows = ()
+    assert float((steps(decoder, ragged=ragged) - operations).abs().max()) > 0.1 * spread
 
 
 @pytest.fixture
@@ -169,12 +169,12 @@ def test_threads_change_nothing(
     by_kernel: None, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     monkeypatch.setattr(decode_step, "MIN_PARALLEL", 0)
-    adapter = model_of("llama", vocab_size=1000)
-    expected = steps(adapter)
+    decoder = model_of("llama", vocab_size=1000)
+    expected = steps(decoder)
     try:
         torch.set_num_threads(threads)
         for _ in range(5):
-            assert steps(adapter).equal(expected)
+            assert steps(decoder).equal(expected)
     finally:
         torch.set_num_threads(1)
 
@@ -182,17 +182,17 @@ def test_threads_change_nothing(
 @pytest.mark.parametrize("columns", [192, 1568])
 def test_a_sequence_does_not_depend_on_its_batch(by_kernel: None, columns: int) -> None:
     """To the bit, for every number of rows that has a path of its own."""
-    adapter = model_of("qwen2", intermediate_size=columns, num_hidden_layers=2)
+    decoder = model_of("qwen2", intermediate_size=columns, num_hidden_layers=2)
     lengths = (7, 300, 40, 1, 129, 12, 5, 90, 64, 31)
-    together = steps(adapter, lengths)
+    together = steps(decoder, lengths)
     for size in range(1, len(lengths)):
-        assert steps(adapter, lengths[:size]).equal(together[:, :size])
+        assert steps(decoder, lengths[:size]).equal(together[:, :size])
 
 
 def test_what_it_does_not_take(compiled: Any) -> None:
-    adapter = model_of("qwen3")
-    pool = [torch.zeros(9, 32, dtype=torch.bfloat16) for _ in range(adapter.layers)]
-    weights = adapter.weights()
+    decoder = model_of("qwen3")
+    pool = [torch.zeros(9, 32, dtype=torch.bfloat16) for _ in range(decoder.layers)]
+    weights = decoder.weights()
     assert weights is not None and decode_step.supports(weights, pool, pool)
     assert decode_step.kernel_for(weights, pool, pool) is not None
     assert decode_step.kernel_for(None, pool, pool) is None

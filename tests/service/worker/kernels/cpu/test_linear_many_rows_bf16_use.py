@@ -20,7 +20,7 @@ from service.worker.kernels.cpu import (
     native,
     prefill_attention,
 )
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
@@ -145,19 +145,19 @@ def test_a_cpu_that_has_it_is_not_slow_at_bfloat16(
 def test_an_adapter_calls_silu_by_its_name(
     act: str, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = adapter_for(random_model(tiny_config("qwen3", hidden_act=act, **WIDTHS)))
+    decoder = decoder_for(random_model(tiny_config("qwen3", hidden_act=act, **WIDTHS)))
     asked = Mock(return_value=False)
     monkeypatch.setattr(cpu_linear, "supports_gated_mlp", asked)
-    adapter.finish(0, torch.ones(30, 64), torch.ones(30, 96))
+    decoder.finish(0, torch.ones(30, 64), torch.ones(30, 96))
     (call,) = asked.call_args_list
-    assert call.args[4] is (F.silu if named else adapter.blocks[0].mlp.act_fn)
+    assert call.args[4] is (F.silu if named else decoder.blocks[0].mlp.act_fn)
 
 
 def test_rows_of_a_model_go_through_it(
     fast_bf16: None, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a prompt; rows of a batch never do, and do not depend on its size."""
-    adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
+    decoder = decoder_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
     x, attended = (
         drawn(linear_few_rows.MAX_BATCH, 64, seed=1),
         drawn(linear_few_rows.MAX_BATCH, 96, seed=2),
@@ -171,18 +171,18 @@ def test_rows_of_a_model_go_through_it(
     )
     monkeypatch.setattr(linear_many_rows_bf16, "linear", linear)
     monkeypatch.setattr(linear_many_rows_bf16, "gated_mlp", mlp)
-    whole = steps_of(adapter, x, attended, batch=True)
+    whole = steps_of(decoder, x, attended, batch=True)
     for size in (1, 7, linear_few_rows.MAX_ROWS, linear_few_rows.MAX_ROWS + 1):
-        part = steps_of(adapter, x[:size], attended[:size], batch=True)
+        part = steps_of(decoder, x[:size], attended[:size], batch=True)
         assert all(some.equal(every[:size]) for some, every in zip(part, whole, strict=True))
     assert not linear.called and not mlp.called
-    own = steps_of(adapter, x, attended, batch=False)
+    own = steps_of(decoder, x, attended, batch=False)
     assert linear.call_count == 3 and mlp.call_count == 1
     for ours, theirs in zip(own, whole, strict=True):
         assert_close("either kernel", ours.double(), theirs.double(), 4 * BF16)
 
 
-def steps_of(adapter: DecoderAdapter, x: Tensor, attended: Tensor, *, batch: bool) -> list[Tensor]:
-    q, k, v = adapter.qkv(0, x, batch=batch)
-    out = adapter.finish(0, x, attended, batch=batch)
-    return [q, k, v, out, adapter.logits(x, batch=batch)]
+def steps_of(decoder: DecoderModel, x: Tensor, attended: Tensor, *, batch: bool) -> list[Tensor]:
+    q, k, v = decoder.qkv(0, x, batch=batch)
+    out = decoder.finish(0, x, attended, batch=batch)
+    return [q, k, v, out, decoder.logits(x, batch=batch)]

@@ -17,7 +17,7 @@ from service.worker.kernels.cpu import (
     linear_many_rows_bf16,
     linear_many_rows_fp32,
 )
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
@@ -145,19 +145,19 @@ def test_rows_of_a_batch_do_not_depend_on_its_size(
 ) -> None:
     """Up to as many as are decoded together; a prompt's own rows take what is fastest for them."""
     monkeypatch.setattr(linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(compiled))
-    adapter = adapter_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
+    decoder = decoder_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
     x, attended = (
         drawn(linear_few_rows.MAX_BATCH, 64, seed=1),
         drawn(linear_few_rows.MAX_BATCH, 96, seed=2),
     )
     used = Mock(wraps=linear_many_rows_fp32.linear)
     monkeypatch.setattr(linear_many_rows_fp32, "linear", used)
-    whole = steps_of(adapter, x, attended, batch=True)
+    whole = steps_of(decoder, x, attended, batch=True)
     for size in (1, 7, linear_few_rows.MAX_ROWS, linear_few_rows.MAX_ROWS + 1):
-        part = steps_of(adapter, x[:size], attended[:size], batch=True)
+        part = steps_of(decoder, x[:size], attended[:size], batch=True)
         assert all(some.equal(every[:size]) for some, every in zip(part, whole, strict=True))
     assert not used.called
-    own = steps_of(adapter, x, attended, batch=False)
+    own = steps_of(decoder, x, attended, batch=False)
     assert used.called
     for ours, theirs in zip(own, whole, strict=True):
         assert_close("either kernel", ours.double(), theirs.double(), 4 * BF16)
@@ -166,10 +166,10 @@ def test_rows_of_a_batch_do_not_depend_on_its_size(
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320}
 
 
-def steps_of(adapter: DecoderAdapter, x: Tensor, attended: Tensor, *, batch: bool) -> list[Tensor]:
-    q, k, v = adapter.qkv(0, x, batch=batch)
-    out = adapter.finish(0, x, attended, batch=batch)
-    return [q, k, v, out, adapter.logits(x, batch=batch)]
+def steps_of(decoder: DecoderModel, x: Tensor, attended: Tensor, *, batch: bool) -> list[Tensor]:
+    q, k, v = decoder.qkv(0, x, batch=batch)
+    out = decoder.finish(0, x, attended, batch=batch)
+    return [q, k, v, out, decoder.logits(x, batch=batch)]
 
 
 def test_other_products_are_torchs(slow_bf16: None) -> None:

@@ -80,7 +80,7 @@ def through_place(device: str) -> None:
     cold = [stored is None for stored in cached]
     layout = PromptLayout.of(ids[0], ids[1:], [0, 0], uncached=cold, device=torch.device(device))
     frequencies = 10000.0 ** -(torch.arange(0, 32, 2, device=device) / 32)
-    adapter: Any = SimpleNamespace(rope=RotaryTable(frequencies, 1.0, 500), layers=2)
+    decoder: Any = SimpleNamespace(rope=RotaryTable(frequencies, 1.0, 500), layers=2)
 
     def placed(by_kernel: bool) -> torch.Tensor:
         cache = torch.zeros(2, 2, layout.tokens + 3, 32, dtype=dtype, device=device)
@@ -89,7 +89,7 @@ def through_place(device: str) -> None:
             patch.object(kv_placement_gpu, "place", wraps=kv_placement_gpu.place) as used,
         ):
             kv = SimpleNamespace(prompt_layer=lambda layer, n: tuple(cache[:, :, :n]))
-            with KVPlacer(adapter, layout, cached, layout.all_rows + 11, kv) as placement:
+            with KVPlacer(decoder, layout, cached, layout.all_rows + 11, kv) as placement:
                 placement.place(1)
         assert used.call_count == by_kernel
         if by_kernel:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kernels.gpu.ragged_attention_gpu import BLOCK, HEADS, KEYS, PARTS
-from service.worker.model.decoder.base import adapter_for
+from service.worker.model.decoder.base import decoder_for
 from tests.service.worker.forward.test_decode import LENGTHS, STEPS, decoded
 from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
@@ -119,20 +119,20 @@ def broken(device: str) -> None:
 
 def decode(device: str) -> None:
     """Raises AssertionError where decode steps do not use the kernel, or differ from torch's."""
-    exact = adapter_for(random_model(tiny_config("qwen3", head_dim=32)))
+    exact = decoder_for(random_model(tiny_config("qwen3", head_dim=32)))
     ours, allowed = exact, 1e-4
     if device == "cuda":
         narrow = random_model(tiny_config("qwen3", head_dim=32), dtype=torch.bfloat16)
-        ours, allowed = adapter_for(narrow.to(device)), 0.1
+        ours, allowed = decoder_for(narrow.to(device)), 0.1
         for wide, own in zip(exact.model.parameters(), narrow.parameters(), strict=True):
             wide.copy_(own)
     for ragged in (False, True):
-        expected = decoded(SimpleNamespace(adapter=exact), (*LENGTHS, 200), ragged)
+        expected = decoded(SimpleNamespace(decoder=exact), (*LENGTHS, 200), ragged)
         with (
             patch.object(ragged_attention_gpu, "supports", lambda *_: True),
             patch.object(ragged_attention_gpu, "attend", wraps=ragged_attention_gpu.attend) as used,
         ):
-            found = decoded(SimpleNamespace(adapter=ours), (*LENGTHS, 200), ragged)
+            found = decoded(SimpleNamespace(decoder=ours), (*LENGTHS, 200), ragged)
         assert used.call_count == STEPS * exact.layers
         spread = float(expected.std())
         assert_close("decoding, in spreads", found.cpu() / spread, expected / spread, allowed)

@@ -97,7 +97,7 @@ def head_scores(layers: int, heads: int, seed: int = 0) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What `evict`, a layer view and a count of operations need of an adapter."""
+    """What `evict`, a layer view and a count of operations need of a decoder."""
 
     layers: int
     heads: int
@@ -203,13 +203,13 @@ def kept_by(
 def shrink(model: Tiny, run: Run, method: EvictionMethod, room: int) -> float:
     """`method` applied to a run that was stitched with it, as the engine does; head scores are
     `head_scores` of the model's sizes."""
-    adapter, result = model.adapter, run.result
+    decoder, result = model.decoder, run.result
     run.sequence.set_length(result.layout.tokens)
-    scores = head_scores(adapter.layers, adapter.heads)
-    facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads, scores)
+    scores = head_scores(decoder.layers, decoder.heads)
+    facts = ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads, scores)
     original_tokens = None if result.kept_ids is None else run.layout.tokens
     return evict(
-        adapter,
+        decoder,
         facts,
         run.sequence,
         method,

@@ -157,8 +157,8 @@ def test_nothing_to_leave_out(model: Tiny) -> None:
 
 def test_its_cost_is_counted(model: Tiny) -> None:
     """Layers before the choosing one, its projections and one row of scores, then B tokens."""
-    adapter, n = model.adapter, len(PROMPT)
-    count = FlopCount(adapter)
+    decoder, n = model.decoder, len(PROMPT)
+    count = FlopCount(decoder)
     for _ in range(CHOOSES):
         count.project(n)
         count.attend(n * (n + 1) / 2)
@@ -166,7 +166,7 @@ def test_its_cost_is_counted(model: Tiny) -> None:
     count.project(n)
     count.score(n)
     run = model.stitch(make_fusion("vanilla", {}), eviction=GemFilter(budget=20))
-    assert run.result.flops == count.total + full_prefill(adapter, 20)
+    assert run.result.flops == count.total + full_prefill(decoder, 20)
 
 
 @pytest.mark.parametrize("protect", [True, False])
@@ -188,7 +188,7 @@ def test_in_the_engine(model: Tiny, fusion: Named, protect: bool) -> None:
         tokens, report = at.answer(fusion, eviction=eviction)
         assert tokens == answer
         assert report.coverage == 20 / len(PROMPT)
-        assert report.kept_per_layer == [20.0] * model.adapter.layers
+        assert report.kept_per_layer == [20.0] * model.decoder.layers
         assert report.prompt_tokens == len(PROMPT)
         assert at.answer(fusion)[0] == plain
         assert at.engine.pool.free_share == 1

@@ -51,10 +51,10 @@ def expected(model: Tiny, trace: Trace, name: str, method: EvictionMethod) -> Ke
     """The reference's kept sets on the reference's own attention; rows that a pass did not compute
     are NaN there."""
     rows = [torch.nonzero(x.isfinite().all(-1))[:, 0].tolist() for x in trace.hidden]
-    scores = head_scores(model.adapter.layers, model.adapter.heads)
+    scores = head_scores(model.decoder.layers, model.decoder.heads)
     region = SHAPE.region(method)
     return EXPECTED[name](
-        Case(method, region, trace.attention, rows, scores, model.adapter.kv_heads)
+        Case(method, region, trace.attention, rows, scores, model.decoder.kv_heads)
     )
 
 

@@ -46,14 +46,14 @@ def test_exact_layers(any_family: Tiny, exact: int) -> None:
     ours = any_family.stitch(Pie(exact_layers=exact))
     assert_same("pie, exact layers", ours, any_family.reference.pie(any_family.prompt(), exact))
     full = any_family.stitch(Vanilla())
-    for layer in range(min(exact, any_family.adapter.layers)):
+    for layer in range(min(exact, any_family.decoder.layers)):
         assert_close("pie, exact layers: exact K", ours.k[layer], full.k[layer])
         assert_close("pie, exact layers: exact V", ours.v[layer], full.v[layer])
 
 
 def test_more_exact_layers_than_layers_is_vanilla(any_family: Tiny) -> None:
     expected = any_family.reference.vanilla(any_family.prompt().ids)
-    for exact in (any_family.adapter.layers + 1, 10**6):
+    for exact in (any_family.decoder.layers + 1, 10**6):
         assert_same("pie, all layers exact", any_family.stitch(Pie(exact_layers=exact)), expected)
 
 
@@ -70,7 +70,7 @@ def test_first_document_is_exact_behind_the_system_prompt(any_model: Tiny) -> No
     full = any_model.reference.vanilla([*S, *D1, *D2, *D3, *Q])
     first = slice(len(S), len(S) + len(D1))
     second = slice(first.stop, first.stop + len(D2))
-    for layer in range(any_model.adapter.layers):
+    for layer in range(any_model.decoder.layers):
         assert_close("system mode: K of D_1", ours.k[layer][first], full.k[layer][first])
         assert_close("system mode: V of D_1", ours.v[layer][first], full.v[layer][first])
     assert difference(ours.v[-1][second], full.v[-1][second]) > 1e-2

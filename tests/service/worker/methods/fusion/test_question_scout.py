@@ -57,11 +57,11 @@ def question_scores(
     method = method or QuestionScout(from_depth=0, to_depth=1)
     positions = method.key_positions(run.layout)
     loop = PromptLoop(
-        adapter=model.adapter,
+        decoder=model.decoder,
         layout=run.layout,
         cached=cached,
         kv=run.sequence,
-        placer=KVPlacer(model.adapter, run.layout, cached, positions, run.sequence),
+        placer=KVPlacer(model.decoder, run.layout, cached, positions, run.sequence),
         eviction=None,
         capture=None,
         on_pass=None,
@@ -89,7 +89,7 @@ def test_a_method_may_look_at_the_weights(
     )
     monkeypatch.setattr(FromWeights, "left_out", 1)
     less = question_scores(any_family, FromWeights(from_depth=0, to_depth=1), uncached=[2])
-    heads, layers = any_family.adapter.heads, any_family.adapter.layers
+    heads, layers = any_family.decoder.heads, any_family.decoder.layers
     assert float(less.sum()) == pytest.approx(3 * heads * (layers - 1), rel=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_uncached_segments_are_not_seen(any_family: Tiny) -> None:
     found = question_scores(any_family, uncached=[2])
     assert torch.isfinite(found).all()
     assert found[18:24].eq(0).all()
-    heads = any_family.adapter.layers * any_family.adapter.heads
+    heads = any_family.decoder.layers * any_family.decoder.heads
     assert float(found.sum()) == pytest.approx(3 * heads, rel=1e-5)
 
 
@@ -217,12 +217,12 @@ def test_long_question_is_scored_in_tiles(any_family: Tiny) -> None:
 def test_pauses_after_every_layer_of_both_passes(model: Tiny) -> None:
     run = model.stitch(Pie())
     cached = [model.precompute(ids) for ids in (S, D1, D2, D3)]
-    steps = prefill(model.adapter, run.layout, cached, QuestionScout(), run.sequence)
-    assert sum(1 for _ in steps) == 4 + model.adapter.layers  # the first pass ends after layer 3
+    steps = prefill(model.decoder, run.layout, cached, QuestionScout(), run.sequence)
+    assert sum(1 for _ in steps) == 4 + model.decoder.layers  # the first pass ends after layer 3
 
 
 def test_all_uncached_skips_the_question_pass(model: Tiny) -> None:
     uncached = model.stitch(QuestionScout(), uncached=[0, 1, 2, 3])
-    layers = model.adapter.layers
-    assert uncached.result.flops == pytest.approx(full_prefill(model.adapter, len(IDS)))
+    layers = model.decoder.layers
+    assert uncached.result.flops == pytest.approx(full_prefill(model.decoder, len(IDS)))
     assert uncached.result.rows_per_layer == [len(IDS)] * (layers - 1) + [1]

@@ -153,11 +153,11 @@ def assert_same_decode(model: Tiny, ours: SparseRun, theirs: reference_samkv.Sam
     """Positions go on from the prompt's length, not from what is held."""
     sequence = Answering(ours.sequence, ours.layout.tokens, [])
     for layer, rows in ours.result.held.items():  # as the engine does
-        ours.sequence.remember(layer, [rows] * model.adapter.kv_heads, ours.layout.tokens)
+        ours.sequence.remember(layer, [rows] * model.decoder.kv_heads, ours.layout.tokens)
     steps = []
     for token in ANSWER:
         sequence.tokens.append(token)
-        steps.append(decode_step(model.adapter, [sequence])[0])
+        steps.append(decode_step(model.decoder, [sequence])[0])
     question = range(ours.layout.question_start, ours.layout.tokens)
     held = [[*kept, *question] for kept in theirs.kept]
     decoded = model.reference.decode(theirs.trace, ANSWER, held=held)

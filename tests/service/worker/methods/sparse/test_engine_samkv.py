@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvstore import MemoryTier, parse_header
-from service.records import Chunk, Method, Report
+from service.records import ChunkTokens, Method, Report
 from service.worker.methods.registry import make_fusion
 from tests.kvstore.chunks import tensors_of
 from tests.service.worker.engines import PIE, Rig, disk, rig
@@ -25,10 +25,10 @@ def long_model() -> Tiny:
     return tiny_of(random_model(tiny_config("llama", "llama3", max_position_embeddings=4096), 2))
 
 
-def documents() -> list[Chunk]:
+def documents() -> list[ChunkTokens]:
     source = torch.Generator().manual_seed(3)
     return [
-        Chunk(i, torch.randint(3, 100, (n,), generator=source).tolist())
+        ChunkTokens(i, torch.randint(3, 100, (n,), generator=source).tolist())
         for i, n in enumerate(LENGTHS, 1)
     ]
 

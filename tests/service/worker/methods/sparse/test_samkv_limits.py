@@ -21,10 +21,10 @@ def test_documents_without_a_middle_are_a_full_prefill(any_family: Tiny, mode: s
     ours = sparse_run(any_family, documents, method, prefix=PREFIXES[mode], block=64)
     full = any_family.reference.vanilla([*S, *(t for d in documents for t in d), *Q])
     assert_close("samkv short is vanilla: logits", ours.result.logits, full.logits[-1])
-    for layer in range(any_family.adapter.layers):
+    for layer in range(any_family.decoder.layers):
         assert_close("samkv short is vanilla: K", ours.k[layer], full.k[layer])
         assert_close("samkv short is vanilla: V", ours.v[layer], full.v[layer])
-    assert ours.read == [{layer: [] for layer in range(any_family.adapter.layers)}] * 4
+    assert ours.read == [{layer: [] for layer in range(any_family.decoder.layers)}] * 4
     assert ours.result.coverage == 1
 
 
@@ -41,7 +41,7 @@ def test_fusion_with_an_exact_cache_changes_nothing(any_family: Tiny) -> None:
     ours = sparse_run(any_family, [D1], method, prefix=S)
     full = any_family.reference.vanilla([*S, *D1, *Q])
     assert_close("samkv exact fusion: logits", ours.result.logits, full.logits[-1])
-    for layer in range(any_family.adapter.layers):
+    for layer in range(any_family.decoder.layers):
         assert_close("samkv exact fusion: K", ours.k[layer], full.k[layer])
 
 
@@ -71,9 +71,9 @@ def test_operations(model: Tiny) -> None:
     the keys it sees. Layer 0 of the question pass and the last layer's attention for one row."""
     ours = sparse_run(model, LONG, PAPER, stable_layers=(0, 1, 2, 3, 4))
     plan, question = ours.plan, len(Q)
-    layers = model.adapter.layers
+    layers = model.decoder.layers
     ends = len(sparse_run(model, LONG, replace(PAPER, selection=False)).plan.kept[0])
-    flops = FlopCount(model.adapter)
+    flops = FlopCount(model.decoder)
     for layer in range(layers):
         flops.project(question)
         if layer < layers - 1:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.exhaustive
 @pytest.mark.parametrize("update", ["overwrite", "fusion"])
 def test_every_family(any_family: Tiny, mode: str, update: str) -> None:
     """Own sketches; then decode. The paper's rule, every layer asked how much is needed."""
-    every = tuple(range(any_family.adapter.layers))
+    every = tuple(range(any_family.decoder.layers))
     ours, theirs = check(
         f"samkv {update}",
         any_family,
@@ -44,7 +44,7 @@ def test_every_family(any_family: Tiny, mode: str, update: str) -> None:
 def test_windows_soft_caps_and_sinks(family: str) -> None:
     """In sketches, in the passes over kept tokens, and in decoding over them."""
     model = tiny(family, rope_of(family))
-    every = tuple(range(model.adapter.layers))
+    every = tuple(range(model.decoder.layers))
     ours, theirs = check(f"samkv {family}", model, prefix=S, stable_layers=every, room=len(ANSWER))
     assert_same_decode(model, ours, theirs)
 

@@ -83,7 +83,7 @@ def sketch(model: Tiny, ids: Sequence[int], prefix: Sequence[int] = (), block: i
     layout = PromptLayout.of([*prefix, *ids], [], [], uncached=[True])
     kv = _pool(model, layout.tokens).reserve(layout.tokens)
     assert kv is not None
-    run(prefill(model.adapter, layout, [None], Vanilla(), kv, capture=builder.add))
+    run(prefill(model.decoder, layout, [None], Vanilla(), kv, capture=builder.add))
     return builder.sketch()
 
 
@@ -116,8 +116,8 @@ def sparse_run(
 ) -> SparseRun:
     """S, these documents and Q by the sparse layer loop. `sketches` of the non-empty documents,
     default their own."""
-    adapter = model.adapter
-    facts = ModelFacts(adapter.layers, adapter.heads, adapter.kv_heads, {}, stable_layers)
+    decoder = model.decoder
+    facts = ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads, {}, stable_layers)
     layout = PromptLayout.of(
         system,
         documents,
@@ -131,7 +131,7 @@ def sparse_run(
     if sketches is None:
         sketches = [sketch(model, ids, prefix, block) for ids in texts]
     stored = [model.precompute(ids, prefix) for ids in texts]
-    layers = range(adapter.layers)
+    layers = range(decoder.layers)
     sources: list[TokenSource] = [
         SomeTokens(kv, grid, {layer: grid.fixed for layer in layers})
         for kv, grid in zip(stored, grids, strict=True)
@@ -154,7 +154,7 @@ def sparse_run(
         store.fill_(float("nan"))  # what nobody wrote must not be read
     sequence = pool.reserve(layout.tokens + room)
     assert sequence is not None
-    loop = SparseLayerLoop(adapter, prompt, stored_system, sources, sequence, fetch)
+    loop = SparseLayerLoop(decoder, prompt, stored_system, sources, sequence, fetch)
     queries = finished(loop.question_pass())
     selection, plan = method.selected(prompt, queries), method.plan(prompt, queries)
     result: PrefillResult = finished(loop.layers(method, plan))
@@ -177,12 +177,12 @@ def finished(steps: Steps[Any]) -> Any:
 
 
 def _pool(model: Tiny, tokens: int) -> KVPool:
-    adapter = model.adapter
+    decoder = model.decoder
     return KVPool(
-        adapter.layers,
-        adapter.kv_heads,
-        adapter.head_dim,
+        decoder.layers,
+        decoder.kv_heads,
+        decoder.head_dim,
         tokens,
-        dtype=adapter.dtype,
-        device=adapter.device,
+        dtype=decoder.dtype,
+        device=decoder.device,
     )

@@ -28,7 +28,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def adapted(tiny: Tiny, name: str) -> Tiny:
-    return replace(tiny, adapter=tiny.adapter.with_lora(name), _stored={})
+    return replace(tiny, decoder=tiny.decoder.with_lora(name), _stored={})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_full_prefill_is_that_of_merged_weights(
     theirs = expected.model(ours.layout.ids[None]).logits[0, -1]
     assert_close("LoRA against transformers with merged weights", ours.logits, theirs)
     # The base model computes as if there were no adapter.
-    assert difference(base.logits, Tiny(model, own.adapter, None).stitch(Vanilla()).logits) == 0  # type: ignore[arg-type]
+    assert difference(base.logits, Tiny(model, own.decoder, None).stitch(Vanilla()).logits) == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from service.errors import ModelRefused
-from service.worker.model.decoder.base import adapter_for
+from service.worker.model.decoder.base import decoder_for
 from service.worker.model.lora.folder import LoraRefused, read_config, tensor_names
 from service.worker.model.lora.load import load_lora
 from tests.service.worker.lora_folders import PREFIX, write_lora
@@ -96,7 +96,7 @@ def test_missing_and_damaged_files(folder: Path) -> None:
 )
 def test_an_adapter_of_another_model(other: Callable[[], Any], message: str, folder: Path) -> None:
     with pytest.raises(ModelRefused, match=f"LoRA adapter own: .*{message}") as refused:
-        load_lora(adapter_for(random_model(other())), "own", folder)
+        load_lora(decoder_for(random_model(other())), "own", folder)
     assert refused.value.field == "lora"
 
 
@@ -104,7 +104,7 @@ def test_a_rank_that_the_config_does_not_say(base: Tiny, folder: Path) -> None:
     file = folder / CONFIG
     file.write_text(json.dumps({**json.loads(file.read_text()), "r": 8}))
     with pytest.raises(ModelRefused, match=r"\(4, 80\), and the config says rank 8"):
-        load_lora(base.adapter, "own", folder)
+        load_lora(base.decoder, "own", folder)
 
 
 def test_experts_are_refused(tmp_path: Path) -> None:
@@ -115,15 +115,15 @@ def test_experts_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_weights_and_scale(base: Tiny, folder: Path, tmp_path: Path) -> None:
-    found = {load_lora(base.adapter, name, folder).fingerprint for name in ("one", "two")}
+    found = {load_lora(base.decoder, name, folder).fingerprint for name in ("one", "two")}
     file = folder / CONFIG
     written = json.loads(file.read_text())
     file.write_text(json.dumps({**written, "lora_dropout": 0.3, "inference_mode": True}))
-    found.add(load_lora(base.adapter, "own", folder).fingerprint)
+    found.add(load_lora(base.decoder, "own", folder).fingerprint)
     assert len(found) == 1
     file.write_text(json.dumps({**written, "lora_alpha": 13}))
-    found.add(load_lora(base.adapter, "own", folder).fingerprint)
+    found.add(load_lora(base.decoder, "own", folder).fingerprint)
     file.write_text(json.dumps(written))
     change_weights(folder, lambda t: t[sorted(t)[0]].view(-1)[0].add_(1e-6))
-    found.add(load_lora(base.adapter, "own", folder).fingerprint)
+    found.add(load_lora(base.decoder, "own", folder).fingerprint)
     assert len(found) == 3

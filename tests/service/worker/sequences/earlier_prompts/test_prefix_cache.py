@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.records import Chunk, Method, Report
+from service.records import ChunkTokens, Method, Report
 from service.worker.sequences.earlier_prompts.prefix_cache import MAX_PROMPTS
 from service.worker.sequences.kept_prompt import holds
 from tests.service.worker.engines import A3, PIE, VANILLA, Rig, rig
@@ -24,8 +24,8 @@ def words(seed: int, count: int) -> list[int]:
     return [source.randrange(3, 95) for _ in range(count)]
 
 
-DOCUMENTS = [Chunk(n, words(n, 30)) for n in (1, 2, 3)]
-OTHER = Chunk(4, words(14, 30))
+DOCUMENTS = [ChunkTokens(n, words(n, 30)) for n in (1, 2, 3)]
+OTHER = ChunkTokens(4, words(14, 30))
 ASKED = words(5, 8)
 
 
@@ -110,7 +110,7 @@ def test_full_prefill_reuses_as_much_as_is_the_same(kept: Rig, fresh: Rig) -> No
     assert [d.tier for d in report.documents] == ["pool", "pool", "cold"]
     assert tokens == fresh.answer(VANILLA, documents, question=words(7, 8))[0]
     # In the middle of a document, too.
-    half = Chunk(9, [*DOCUMENTS[1].ids[:15], *words(8, 15)])
+    half = ChunkTokens(9, [*DOCUMENTS[1].ids[:15], *words(8, 15)])
     tokens, report = kept.answer(VANILLA, [DOCUMENTS[0], half], question=ASKED)
     assert [d.reused for d in report.documents] == [30, 15]
     assert [d.rows_recomputed for d in report.documents] == [0, 15]
@@ -221,7 +221,9 @@ def test_deleted_text_is_not_kept(kept: Rig) -> None:
 def test_no_more_prompts_are_kept_than_are_compared(model: Tiny) -> None:
     with rig(model, prefix_cache=True, pool_tokens=8000) as running:
         for n in range(MAX_PROMPTS + 5):
-            running.answer(VANILLA, [Chunk(n, words(100 + n, 40))], question=ASKED, max_tokens=2)
+            running.answer(
+                VANILLA, [ChunkTokens(n, words(100 + n, 40))], question=ASKED, max_tokens=2
+            )
         share = running.engine.prefix_cache.kept_share
         assert share == pytest.approx(MAX_PROMPTS * (7 + 40 + 8 + 2) / 8000)
 
@@ -243,7 +245,7 @@ def test_a_text_is_found_where_it_stands(
 @pytest.mark.parametrize("documents", [[], DOCUMENTS], ids=["chat", "documents"])
 @pytest.mark.parametrize("method", [VANILLA, SCOUT], ids=lambda m: m.name)
 def test_prompts_that_come_together_share_their_beginning(
-    kept: Rig, fresh: Rig, method: Method, documents: Sequence[Chunk]
+    kept: Rig, fresh: Rig, method: Method, documents: Sequence[ChunkTokens]
 ) -> None:
     """The first is still being answered when the others start."""
     beginning = words(8, 60)

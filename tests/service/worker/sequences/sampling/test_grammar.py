@@ -50,7 +50,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def grammars(model: Tiny) -> Grammars:
-    return Grammars(DEMO / "tokenizer.json", model.adapter.vocabulary, model.adapter.end_ids)
+    return Grammars(DEMO / "tokenizer.json", model.decoder.vocabulary, model.decoder.end_ids)
 
 
 def sampled(form: PendingGrammar, tokenizer: Tokenizer, seed: int) -> str:

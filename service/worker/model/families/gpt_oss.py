@@ -11,11 +11,11 @@ from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.decoder.experts import ExpertsAdapter
+from service.worker.model.decoder.experts import ExpertsModel
 from service.worker.model.decoder.rules import by_layer_types
 
 
-class Adapter(ExpertsAdapter):
+class Model(ExpertsModel):
     family = "gpt_oss"
 
     def __init__(self, model: Any) -> None:

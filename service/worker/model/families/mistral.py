@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.rules import every_layer_slides
 
 
-class Adapter(DecoderAdapter):
+class Model(DecoderModel):
     family = "mistral"
 
     def attention_rules(self) -> list[AttentionRule]:

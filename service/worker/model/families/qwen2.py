@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.rules import by_layer_types
 
 
-class Adapter(DecoderAdapter):
+class Model(DecoderModel):
     family = "qwen2"
 
     def attention_rules(self) -> list[AttentionRule]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.adapters import olmo2
 from service.worker.model.decoder.rules import by_layer_types
+from service.worker.model.families import olmo2
 from service.worker.model.rope import RotaryTable
 
 
-class Adapter(olmo2.Adapter):
+class Model(olmo2.Model):
     family = "olmo3"
 
     def rotary_tables(self) -> list[RotaryTable]:

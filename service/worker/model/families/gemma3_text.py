@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.decoder.gemma_layers import SlidingGemmaAdapter
+from service.worker.model.decoder.gemma_layers import SlidingGemmaModel
 from service.worker.model.decoder.norms import norm
 from service.worker.model.rope import RotaryTable
 
 
-class Adapter(SlidingGemmaAdapter):
+class Model(SlidingGemmaModel):
     family = "gemma3_text"
 
     def rotary_tables(self) -> list[RotaryTable]:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 
-class Adapter(DecoderAdapter):
+class Model(DecoderModel):
     family = "granite"
     has_plain_layers = False
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.worker.model.decoder.gemma_layers import GemmaAdapter
+from service.worker.model.decoder.gemma_layers import GemmaModel
 
 
-class Adapter(GemmaAdapter):
+class Model(GemmaModel):
     family = "gemma"

@@ -1,4 +1,4 @@
-"""Mistakes in an adapter are noticed by the start-up check."""
+"""Mistakes in a decoder are noticed by the start-up check."""
 
 from __future__ import annotations
 
@@ -13,103 +13,103 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.forward import selfcheck
-from service.worker.model.decoder.base import DecoderAdapter, adapter_for
+from service.worker.model.decoder.base import DecoderModel, decoder_for
 from service.worker.model.rope import RotaryTable
 from tests.service.worker.tiny import random_model, rope_of, tiny_config
 
 
-def made(family: str) -> DecoderAdapter:
-    return adapter_for(random_model(tiny_config(family, rope_of(family))))
+def made(family: str) -> DecoderModel:
+    return decoder_for(random_model(tiny_config(family, rope_of(family))))
 
 
-def hook(name: str, function: object) -> Callable[[DecoderAdapter], None]:
-    return lambda adapter: setattr(adapter, name, function)
+def hook(name: str, function: object) -> Callable[[DecoderModel], None]:
+    return lambda decoder: setattr(decoder, name, function)
 
 
-def config(name: str, value: object) -> Callable[[DecoderAdapter], None]:
-    """The adapter reads another value than the model was built with."""
+def config(name: str, value: object) -> Callable[[DecoderModel], None]:
+    """The decoder reads another value than the model was built with."""
 
-    def change(adapter: DecoderAdapter) -> None:
-        facts = {**adapter.config.to_dict(), name: value}
-        adapter.config = SimpleNamespace(**facts)
+    def change(decoder: DecoderModel) -> None:
+        facts = {**decoder.config.to_dict(), name: value}
+        decoder.config = SimpleNamespace(**facts)
 
     return change
 
 
-def no_rotation(adapter: DecoderAdapter) -> None:
-    adapter.ropes = [RotaryTable.none(adapter.ropes[0])] * adapter.layers
+def no_rotation(decoder: DecoderModel) -> None:
+    decoder.ropes = [RotaryTable.none(decoder.ropes[0])] * decoder.layers
 
 
-def all_rotate(adapter: DecoderAdapter) -> None:
-    adapter.ropes = [adapter.ropes[0]] * adapter.layers
+def all_rotate(decoder: DecoderModel) -> None:
+    decoder.ropes = [decoder.ropes[0]] * decoder.layers
 
 
-def rules(**changes: Any) -> Callable[[DecoderAdapter], None]:
+def rules(**changes: Any) -> Callable[[DecoderModel], None]:
     """Every layer's rule with other facts."""
 
-    def change(adapter: DecoderAdapter) -> None:
-        adapter.rules = [replace(rule, **changes) for rule in adapter.rules]
+    def change(decoder: DecoderModel) -> None:
+        decoder.rules = [replace(rule, **changes) for rule in decoder.rules]
 
     return change
 
 
-def window_off(by: int) -> Callable[[DecoderAdapter], None]:
-    def change(adapter: DecoderAdapter) -> None:
-        adapter.rules = [
+def window_off(by: int) -> Callable[[DecoderModel], None]:
+    def change(decoder: DecoderModel) -> None:
+        decoder.rules = [
             rule if rule.window is None else replace(rule, window=rule.window + by)
-            for rule in adapter.rules
+            for rule in decoder.rules
         ]
 
     return change
 
 
-def other_layers_slide(adapter: DecoderAdapter) -> None:
-    adapter.rules = [adapter.rules[1], *adapter.rules[:-1]]
+def other_layers_slide(decoder: DecoderModel) -> None:
+    decoder.rules = [decoder.rules[1], *decoder.rules[:-1]]
 
 
-def swapped_ropes(adapter: DecoderAdapter) -> None:
-    first, second = adapter.ropes[:2]
-    adapter.ropes = [second if rope is first else first for rope in adapter.ropes]
+def swapped_ropes(decoder: DecoderModel) -> None:
+    first, second = decoder.ropes[:2]
+    decoder.ropes = [second if rope is first else first for rope in decoder.ropes]
 
 
-def one_rope(adapter: DecoderAdapter) -> None:
-    adapter.ropes = [adapter.ropes[0]] * adapter.layers
+def one_rope(decoder: DecoderModel) -> None:
+    decoder.ropes = [decoder.ropes[0]] * decoder.layers
 
 
-def own_order(adapter: DecoderAdapter) -> None:
-    adapter.head_order = None
+def own_order(decoder: DecoderModel) -> None:
+    decoder.head_order = None
 
 
-def sinks_in_reverse(adapter: DecoderAdapter) -> None:
-    adapter.rules = [replace(rule, sinks=rule.sinks.flip(0)) for rule in adapter.rules]
+def sinks_in_reverse(decoder: DecoderModel) -> None:
+    decoder.rules = [replace(rule, sinks=rule.sinks.flip(0)) for rule in decoder.rules]
 
 
-def mlp_after_attention(adapter: DecoderAdapter) -> None:
+def mlp_after_attention(decoder: DecoderModel) -> None:
     def steps(layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Any:
-        x = x + adapter.projections[layer].output(attended, batch=batch)
-        block = adapter.blocks[layer]
-        return x + (yield from adapter.mlp(layer, adapter.attention_input(block, x), batch))
+        x = x + decoder.projections[layer].output(attended, batch=batch)
+        block = decoder.blocks[layer]
+        return x + (yield from decoder.mlp(layer, decoder.attention_input(block, x), batch))
 
-    adapter.finish_steps = steps  # type: ignore[method-assign]
+    decoder.finish_steps = steps  # type: ignore[method-assign]
 
 
-def norms_swapped(adapter: DecoderAdapter) -> None:
+def norms_swapped(decoder: DecoderModel) -> None:
     """The norm before the MLP behind attention, and the other way round."""
-    for block in adapter.blocks:
+    for block in decoder.blocks:
         before, behind = block.pre_feedforward_layernorm, block.post_attention_layernorm
-        adapter.mlp_input = lambda block, x: block.post_attention_layernorm(x)  # type: ignore
-        adapter.attention_residual = (  # type: ignore
+        decoder.mlp_input = lambda block, x: block.post_attention_layernorm(x)  # type: ignore
+        decoder.attention_residual = (  # type: ignore
             lambda block, attended: block.pre_feedforward_layernorm(attended)
         )
         assert not before.weight.equal(behind.weight)
 
 
-def norm_without_one(adapter: DecoderAdapter) -> None:
+def norm_without_one(decoder: DecoderModel) -> None:
     def plain(block: Any, x: Tensor) -> Tensor:
         norm = block.input_layernorm
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight
 
-    adapter.attention_input = plain  # type: ignore[method-assign]
+    decoder.attention_input = plain  # type: ignore[method-assign]
 
 
 def per_head_norm(attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def per_head_norm(attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]
     return norm(attention.q_norm, q), norm(attention.k_norm, k)
 
 
-MISTAKES: list[tuple[str, str, Callable[[DecoderAdapter], None]]] = [
+MISTAKES: list[tuple[str, str, Callable[[DecoderModel], None]]] = [
     ("granite", "no residual multiplier", hook("mlp_residual", lambda block, out: out)),
     ("granite", "no attention multiplier", hook("attention_residual", lambda block, out: out)),
     ("granite", "no embedding multiplier", hook("_embedding", 1.0)),
@@ -169,7 +169,7 @@ MISTAKES: list[tuple[str, str, Callable[[DecoderAdapter], None]]] = [
     ("cohere2", "every layer rotates", one_rope),
     ("cohere2", "a window one too wide", window_off(1)),
     ("phi3", "all of a head rotates", own_order),
-    ("phi3", "another scale", lambda adapter: setattr(adapter, "scale", adapter.scale * 1.1)),
+    ("phi3", "another scale", lambda decoder: setattr(decoder, "scale", decoder.scale * 1.1)),
 ]
 
 
@@ -179,10 +179,10 @@ MISTAKES: list[tuple[str, str, Callable[[DecoderAdapter], None]]] = [
     ids=[f"{family}: {what}" for family, what, _ in MISTAKES],
 )
 def test_a_mistake_is_refused_at_the_start(
-    family: str, mistake: Callable[[DecoderAdapter], None]
+    family: str, mistake: Callable[[DecoderModel], None]
 ) -> None:
-    adapter = made(family)
-    selfcheck.check(adapter)
-    mistake(adapter)
+    decoder = made(family)
+    selfcheck.check(decoder)
+    mistake(decoder)
     with pytest.raises(ModelRefused, match="differs"):
-        selfcheck.check(adapter)
+        selfcheck.check(decoder)

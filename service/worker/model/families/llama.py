@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 
 
-class Adapter(DecoderAdapter):
+class Model(DecoderModel):
     family = "llama"

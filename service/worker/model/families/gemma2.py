@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.worker.model.decoder.gemma_layers import SlidingGemmaAdapter
+from service.worker.model.decoder.gemma_layers import SlidingGemmaModel
 
 
-class Adapter(SlidingGemmaAdapter):
+class Model(SlidingGemmaModel):
     family = "gemma2"

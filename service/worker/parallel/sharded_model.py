@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from service.errors import ModelRefused
 from service.worker.core.steps import Steps
-from service.worker.model.decoder.base import DecoderAdapter, family_adapter
+from service.worker.model.decoder.base import DecoderModel, family_decoder
 from service.worker.model.decoder.projection import LayerProjections, Projection
 from service.worker.parallel.exchange import Exchange
 
@@ -55,8 +55,8 @@ class Joined:
         return self.exchange.to_first(self.part(x, batch=batch), 1, self.sizes)
 
 
-class ShardedAdapter(DecoderAdapter):
-    """Comes before a family's adapter: `sharded` makes a class of both."""
+class ShardedModel(DecoderModel):
+    """Comes before a family's decoder: `sharded` makes a class of both."""
 
     exchange: ClassVar[Exchange]
     has_plain_layers = False  # the kernel that decodes a whole step cannot wait for other ranks
@@ -76,18 +76,18 @@ class ShardedAdapter(DecoderAdapter):
         return self.exchange.sum((yield from super().mlp(layer, x, batch)))
 
 
-def sharded(model: Any, exchange: Exchange, device: torch.device) -> DecoderAdapter:
-    """The adapter for this rank's part of a model, which is cut to it on the CPU.
+def sharded(model: Any, exchange: Exchange, device: torch.device) -> DecoderModel:
+    """The decoder for this rank's part of a model, which is cut to it on the CPU.
 
     Raises:
         ModelRefused: its layers cannot be split over so many ranks.
     """
     refuse_model(model.config, exchange.size)
     cut(model, exchange)
-    family = family_adapter(str(model.config.model_type))
-    made = type(f"Sharded{family.__name__}", (ShardedAdapter, family), {"exchange": exchange})
-    adapter: DecoderAdapter = made(model.to(device))
-    return adapter
+    family = family_decoder(str(model.config.model_type))
+    made = type(f"Sharded{family.__name__}", (ShardedModel, family), {"exchange": exchange})
+    decoder: DecoderModel = made(model.to(device))
+    return decoder
 
 
 def refuse_model(config: Any, size: int) -> None:
@@ -170,7 +170,7 @@ def _parameter(data: Tensor) -> nn.Parameter:
     return nn.Parameter(data, requires_grad=False)
 
 
-def weight_bytes(adapter: DecoderAdapter) -> int:
+def weight_bytes(decoder: DecoderModel) -> int:
     """Bytes of the weights that this process holds."""
-    held = {p.data_ptr(): p.numel() * p.element_size() for p in adapter.model.parameters()}
+    held = {p.data_ptr(): p.numel() * p.element_size() for p in decoder.model.parameters()}
     return sum(held.values())

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from service.errors import ModelRefused
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import adapter_for
+from service.worker.model.decoder.base import decoder_for
 from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
 from tests.service.worker.tiny import (
     D1,
@@ -47,7 +47,7 @@ def test_vanilla_is_the_reference(every_model: Tiny) -> None:
 def test_stored_keys_are_before_rope_and_after_bias_and_norm(every_model: Tiny) -> None:
     """What precompute captures is the reference's k before rotation, and its v."""
     ours, expected = every_model.precompute(D1, S), every_model.reference.precompute(D1, S)
-    for layer in range(every_model.adapter.layers):
+    for layer in range(every_model.decoder.layers):
         assert_close("captured K before RoPE", ours.k[layer], expected.k_pre[layer])
         assert_close("captured V", ours.v[layer], expected.v[layer])
 
@@ -107,7 +107,7 @@ def test_longrope_is_served_where_it_does_not_change(family: str) -> None:
     if family == "phi3":
         changes = {"original_max_position_embeddings": len(IDS), "partial_rotary_factor": 1.0}
     made = tiny_of(random_model(tiny_config(family, LONGROPE, **changes)))
-    assert made.adapter.max_context == len(IDS)
+    assert made.decoder.max_context == len(IDS)
     theirs = made.model(torch.tensor([IDS])).logits[0, -1]
     assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
     longer = [*IDS, 44]
@@ -117,7 +117,7 @@ def test_longrope_is_served_where_it_does_not_change(family: str) -> None:
 
 def test_dynamic_rope_is_served_where_it_does_not_change() -> None:
     made = tiny_of(random_model(tiny_config("llama", DYNAMIC, max_position_embeddings=len(IDS))))
-    assert made.adapter.max_context == len(IDS)
+    assert made.decoder.max_context == len(IDS)
     theirs = made.model(torch.tensor([IDS])).logits[0, -1]
     assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
 
@@ -127,7 +127,7 @@ def test_unknown_rotations_are_refused() -> None:
     made = random_model(tiny_config("llama"))
     made.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1.0}
     with pytest.raises(ModelRefused, match=r"'spiral' is not served.*yarn.*longrope") as refusal:
-        adapter_for(made)
+        decoder_for(made)
     assert refusal.value.field == "model"
 
 
@@ -141,14 +141,14 @@ def test_rope_scaling_of_older_config_files() -> None:
     assert made.reference.frequencies[0] == 0.25
     assert_close("vanilla is transformers", made.stitch(Vanilla()).logits, theirs)
     dynamic = {**old, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
-    assert adapter_for(random_model(FAMILIES["llama"].from_dict(dynamic))).max_context == 256
+    assert decoder_for(random_model(FAMILIES["llama"].from_dict(dynamic))).max_context == 256
 
 
 def test_unknown_family_is_refused() -> None:
     """The message names the type and every served family."""
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=10))
     with pytest.raises(ModelRefused) as refusal:
-        adapter_for(model)
+        decoder_for(model)
     assert "'gpt2'" in refusal.value.message
     assert all(family in refusal.value.message for family in FAMILIES)
 
@@ -158,7 +158,7 @@ def test_refused_base_is_no_family() -> None:
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=10))
     model.config.model_type = "base"
     with pytest.raises(ModelRefused, match="'base'"):
-        adapter_for(model)
+        decoder_for(model)
 
 
 SLIDING: dict[str, dict[str, Any]] = {
@@ -173,7 +173,7 @@ SLIDING: dict[str, dict[str, Any]] = {
 def test_layers_slide_as_in_transformers(family: str) -> None:
     """The prompt is four times as long as the window, and the context as without one."""
     made = tiny_of(random_model(tiny_config(family, **SLIDING[family])))
-    assert made.adapter.max_context == 256
+    assert made.decoder.max_context == 256
     theirs = made.model(torch.tensor([IDS])).logits[0, -1]
     ours = made.stitch(Vanilla())
     assert_close("sliding window", ours.logits, theirs)
@@ -200,20 +200,20 @@ def test_a_window_is_what_transformers_makes_of_it(
 ) -> None:
     """And one that it does not look at is ignored."""
     made = random_model(tiny_config(family, **changes))
-    adapter = adapter_for(made)
-    assert adapter.windows == windows
+    decoder = decoder_for(made)
+    assert decoder.windows == windows
     theirs = made(torch.tensor([IDS])).logits[0, -1]
     assert_close("a window", tiny_of(made).stitch(Vanilla()).logits, theirs)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_windows_are_looked_for_in_these_families(family: str) -> None:
-    """What `kvstitch doctor` says without torch is what the adapters do."""
+    """What `kvstitch doctor` says without torch is what the decoders do."""
     facts = {"sliding_window": 9, "use_sliding_window": True, "no_rope_layers": [1, 0, 1, 0, 0]}
     if family in WINDOW_BY_LAYER:
         facts["layer_types"] = ["full_attention", "sliding_attention", *["full_attention"] * 3]
     made = tiny_config(family, **facts)
-    windows = adapter_for(random_model(made)).windows
+    windows = decoder_for(random_model(made)).windows
     if family in WINDOW_IN_EVERY_LAYER:
         assert windows == (9,) * 5
     else:
@@ -222,17 +222,17 @@ def test_windows_are_looked_for_in_these_families(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_facts(family: str) -> None:
-    """What the rest of the worker reads off an adapter."""
-    adapter = adapter_for(random_model(tiny_config(family)))
-    assert adapter.family == family
-    assert (adapter.layers, adapter.heads, adapter.kv_heads, adapter.head_dim) == (5, 6, 2, 16)
-    assert adapter.kv_bytes_per_token == 2 * 5 * 2 * 16 * 4
-    assert adapter.end_ids == {0}
+    """What the rest of the worker reads off a decoder."""
+    decoder = decoder_for(random_model(tiny_config(family)))
+    assert decoder.family == family
+    assert (decoder.layers, decoder.heads, decoder.kv_heads, decoder.head_dim) == (5, 6, 2, 16)
+    assert decoder.kv_bytes_per_token == 2 * 5 * 2 * 16 * 4
+    assert decoder.end_ids == {0}
     scales = {"granite": 0.2, "gemma2": 24**-0.5, "gemma3_text": 24**-0.5}
-    assert adapter.scale == pytest.approx(scales.get(family, 0.25))
+    assert decoder.scale == pytest.approx(scales.get(family, 0.25))
 
 
 def test_several_end_tokens() -> None:
     config = tiny_config("llama", eos_token_id=[0, 4])
     model = AutoModelForCausalLM.from_config(config)
-    assert adapter_for(model).end_ids == {0, 4}
+    assert decoder_for(model).end_ids == {0, 4}

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from service.worker.core.steps import Steps
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.norms import norm
 from service.worker.model.rope import halves_order
 
 
-class Adapter(DecoderAdapter):
+class Model(DecoderModel):
     family = "cohere"
     has_plain_layers = False
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from service.worker.core.attention_rule import AttentionRule
 from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.model.decoder.base import DecoderAdapter, activation_of
-from service.worker.model.decoder.experts import ExpertsAdapter
+from service.worker.model.decoder.base import DecoderModel, activation_of
+from service.worker.model.decoder.experts import ExpertsModel
 from service.worker.model.decoder.projection import Projection
 from service.worker.model.decoder.rules import by_layer_types
 
 
-class Adapter(ExpertsAdapter):
+class Model(ExpertsModel):
     family = "qwen2_moe"
 
     def __init__(self, model: Any) -> None:
@@ -24,7 +24,7 @@ class Adapter(ExpertsAdapter):
 
     def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
         # Past ExpertsAdapter, which has no projections for a layer with experts.
-        return DecoderAdapter.mlp_projections(self, getattr(mlp, "shared_expert", mlp))
+        return DecoderModel.mlp_projections(self, getattr(mlp, "shared_expert", mlp))
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         mlp, projections = self.blocks[layer].mlp, self.projections[layer]

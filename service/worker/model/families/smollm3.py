@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.rules import by_layer_types
 from service.worker.model.rope import RotaryTable
 
 
-class Adapter(DecoderAdapter):
+class Model(DecoderModel):
     family = "smollm3"
     has_plain_layers = False
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.norms import norm
 
 
-class Adapter(DecoderAdapter):
+class Model(DecoderModel):
     family = "olmo2"
     has_plain_layers = False
 

@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.decoder.base import DecoderAdapter
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.norms import norm
 from service.worker.model.decoder.rules import by_layer_types
 
 
-class Adapter(DecoderAdapter):
+class Model(DecoderModel):
     family = "qwen3"
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.decoder.experts import ExpertsAdapter
+from service.worker.model.decoder.experts import ExpertsModel
 from service.worker.model.decoder.norms import norm
 from service.worker.model.decoder.rules import every_layer_slides
 
 
-class Adapter(ExpertsAdapter):
+class Model(ExpertsModel):
     family = "qwen3_moe"
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

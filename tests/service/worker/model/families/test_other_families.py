@@ -80,7 +80,7 @@ def test_the_default_method_is_the_reference(other_family: Tiny) -> None:
 def test_the_first_document_behind_the_system_prompt_is_exact(other_family: Tiny) -> None:
     ours, full = other_family.stitch(Pie(), prefix=S), other_family.stitch(Vanilla())
     end = len(S) + len(D1)
-    for layer in range(other_family.adapter.layers):
+    for layer in range(other_family.decoder.layers):
         assert_close("first document: K", ours.k[layer][:end], full.k[layer][:end])
         assert_close("first document: V", ours.v[layer][:end], full.v[layer][:end])
 

@@ -4,12 +4,12 @@ the fourth."""
 from __future__ import annotations
 
 from service.worker.core.attention_rule import PLAIN, AttentionRule
-from service.worker.model.adapters import cohere
 from service.worker.model.decoder.rules import by_layer_types
+from service.worker.model.families import cohere
 from service.worker.model.rope import RotaryTable
 
 
-class Adapter(cohere.Adapter):
+class Model(cohere.Model):
     family = "cohere2"
 
     def rotary_tables(self) -> list[RotaryTable]:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from service.worker.core.attention_rule import AttentionRule
-from service.worker.model.decoder.experts import ExpertsAdapter
+from service.worker.model.decoder.experts import ExpertsModel
 from service.worker.model.decoder.rules import every_layer_slides
 
 
-class Adapter(ExpertsAdapter):
+class Model(ExpertsModel):
     family = "mixtral"
 
     def expert_width(self) -> int:
