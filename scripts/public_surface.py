@@ -49,6 +49,8 @@ def example(hint: msgspec.inspect.Type, name: str) -> Any:
             return len(name)
         case inspect.FloatType():
             return len(name) / 4
+        case inspect.BytesType():
+            return name.encode()
         case inspect.StrType():
             return name
         case inspect.BoolType():
