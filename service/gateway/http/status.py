@@ -22,8 +22,8 @@ async def status(gateway: GatewayServices) -> dict[str, Any]:
         counts = await gateway.retriever.counts()
         corpus = {
             **asdict(counts),
-            "jobs": await gateway.documents.jobs.states(),
-            "complete": gateway.documents.complete,
+            "jobs": await gateway.corpus.jobs.states(),
+            "complete": gateway.corpus.complete,
         }
     return {
         "state": "ready" if reason is None else "not ready",

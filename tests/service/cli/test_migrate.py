@@ -41,7 +41,7 @@ def test_everything_goes_along_and_stored_kv_stays(
         rig.ingest(DOCUMENTS)
         receipt = rig.http.delete("/admin/documents/bergen").json()
         before = passages(rig)
-        lock = rig.gateway.documents.documents._purges.catalog_lock
+        lock = rig.gateway.corpus.documents._purges.catalog_lock
         rig.call(lock.__aenter__)  # nothing is indexed any more
         body = {"documents": [{"doc_id": "large", "text": LARGE}]}
         waiting = rig.http.post("/admin/precompute", json=body).json()["job_id"]

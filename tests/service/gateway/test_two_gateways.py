@@ -100,7 +100,7 @@ def test_a_deletion_reaches_every_gateway_before_its_receipt_is_complete(
     one.ingest([{"doc_id": "secret", "text": "The secret is under the third stone."}])
     assert "secret" in ask(other, "secret stone")
     before = purged(one), purged(other)
-    lock = other.gateway.documents.documents._purges._run_lock
+    lock = other.gateway.corpus.documents._purges._run_lock
     other.call(lock.acquire)  # it cannot purge meanwhile
     receipt = one.http.delete("/admin/documents/secret").json()
     assert purged(one) > before[0] and purged(other) == before[1]
@@ -260,7 +260,7 @@ def test_postgresql_may_be_away(tmp_path: Path) -> None:
     data = Path(tempfile.mkdtemp(prefix="kv-"))
     with running_server() as server, running(folder, data, database=server.database()) as rig:
         rig.ingest(DOCUMENTS)
-        lock = rig.gateway.documents.documents._purges.catalog_lock
+        lock = rig.gateway.corpus.documents._purges.catalog_lock
         rig.call(lock.__aenter__)
         body = {"documents": [{"doc_id": "late", "text": "Late, but here."}]}
         job = rig.http.post("/admin/precompute", json=body).json()

@@ -67,7 +67,7 @@ def test_a_key_whose_request_is_under_way_is_a_conflict(rig: Rig) -> None:
     sending.start()
     assert begun.wait(20)
     try:
-        until(lambda: rig.gateway.documents.jobs._keys_in_use, "the first request is under way")
+        until(lambda: rig.gateway.corpus.jobs._keys_in_use, "the first request is under way")
         conflict = post(rig, DOCUMENTS, "k")
         assert conflict.status_code == 409 and "under way" in conflict.json()["detail"]
     finally:
@@ -215,7 +215,7 @@ def test_deleting_by_filter_by_ids_and_a_whole_collection(rig: Rig) -> None:
 
 def test_a_document_that_waits_is_deleted_with_its_text(rig: Rig, data: Path) -> None:
     """Deleted after it was accepted and before it was indexed: it never appears."""
-    lock = rig.gateway.documents.documents._purges.catalog_lock
+    lock = rig.gateway.corpus.documents._purges.catalog_lock
     rig.call(lock.__aenter__)
     text = "unmistakable-needle " * 3
     job_id = post(rig, [{"doc_id": "late", "text": text}]).json()["job_id"]
