@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.calibration import find
 from service.errors import InvalidSetting
-from service.model_fingerprint import fingerprint
 from service.settings import load
+from service.settings.calibration import find
+from service.shared.model_fingerprint import fingerprint
 
 
 def row(method: str, operations: float, low: float, **fields: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from service import metrics_docs
+from scripts import docs_tables
 from service.gateway.prometheus import GatewayMetrics
-from service.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
+from service.shared.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
 from service.worker.gate.counts import Counts
 from service.worker.gate.policy import Observation
 
@@ -106,8 +106,8 @@ def test_undeclared_samples_are_dropped_and_counted() -> None:
 
 
 def test_the_page_of_metrics_is_made_from_the_code() -> None:
-    check = [sys.executable, "-m", "service.metrics_docs", "--check"]
+    check = [sys.executable, "-m", "scripts.docs_tables", "--check"]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    page = metrics_docs.FILE.read_text(encoding="utf-8")
+    page = docs_tables.METRICS_PAGE.read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in METRICS)

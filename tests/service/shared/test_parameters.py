@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.errors import InvalidRequest
-from service.parameters import check, parameter, schema_of
+from service.shared.parameters import check, parameter, schema_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from service.errors import InvalidSetting
 from service.settings import demo_model, load
-from service.worker_settings import MIB
+from service.shared.worker_settings import MIB
 
 
 def test_defaults_serve_the_demo_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

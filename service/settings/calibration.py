@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import InvalidSetting
-from service.model_fingerprint import CALIBRATION_FILE, fingerprint
 from service.settings import Settings
+from service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
 
 OFF = "off"
 """A value of the setting `calibration`: none is used."""
