@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sparse_ttft import drop_pages
+from benchmarks.costs.sparse_ttft import drop_pages
 from benchmarks.speed.engines import A3, METHODS, Prompt, Throttled, answer, place
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup

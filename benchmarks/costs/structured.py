@@ -1,6 +1,6 @@
 """JSON by schema beside free text: is every answer valid, and what does it cost per token?
 
-    python -m benchmarks.structured [--model smollm2] [--schemas 500] [--at-a-time 8]
+    python -m benchmarks.costs.structured [--model smollm2] [--schemas 500] [--at-a-time 8]
 
 Generates schemas (nested objects, lists, numbers, patterns, formats, enumerations, unions), all of
 which bound how long an answer can be, asks a real service for an answer to each at temperature 1,
@@ -158,7 +158,7 @@ def compare(url: str, count: int, at_a_time: int, seed: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.structured",
+        prog="python -m benchmarks.costs.structured",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.musique import passage_id, read
-from benchmarks.recall import (
+from benchmarks.retrieval.musique import passage_id, read
+from benchmarks.retrieval.recall import (
     DEPTH,
     MODES,
     Found,
@@ -21,7 +21,7 @@ from benchmarks.recall import (
     report,
 )
 
-SLICE = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
+SLICE = Path(__file__).parents[2] / "data" / "musique_slice.jsonl"
 
 
 def found(question: str, mode: str, chunks: list[str]) -> Found:

@@ -1,6 +1,6 @@
 """MuSiQue through the HTTP API: ingest all passages, ask all questions at a given concurrency.
 
-    python -m benchmarks.musique --data musique_dev.jsonl --concurrency 8 [--url ...] [--out ...]
+    python -m benchmarks.retrieval.musique --data musique_dev.jsonl --concurrency 8 [--url …] [--out …]
 
 Without --url a service is started on a fresh data folder and stopped afterwards; its settings are
 KVSTITCH_* variables, by default the demo model's. Answers are streamed. TTFT and TPOT are measured
@@ -262,7 +262,9 @@ def report(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.musique", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.retrieval.musique", description=__doc__
+    )
     parser.add_argument("--data", type=Path, required=True, help="JSONL: question, passages")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--url", help="a running service; default: start one")

@@ -1,6 +1,6 @@
 """Vector search of a large collection: exact beside inverted lists, in turns.
 
-    python -m benchmarks.vector_index --data nq_test.jsonl [--vectors 1000000]
+    python -m benchmarks.retrieval.vector_index --data nq_test.jsonl [--vectors 1000000]
 
 Questions are real (Natural Questions), and so is every passage that answers one. The rest of the
 collection are mixtures of two passages' vectors with noise, because nobody has a million passages

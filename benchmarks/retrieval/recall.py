@@ -1,6 +1,6 @@
 """Recall of dense, sparse and hybrid search on MuSiQue's passages.
 
-    python -m benchmarks.recall --data musique_dev.jsonl [--url URL | --library] [--out FILE.json]
+    python -m benchmarks.retrieval.recall --data musique_dev.jsonl [--url URL | --library] [--out FILE]
 
 All distinct passages of all questions are ingested. A question is used if some of its own passages
 contain an accepted answer; these passages should be found. The search returns chunks, and the rank
@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.musique import passage_id, read
-from benchmarks.recall_targets import CHUNK_TOKENS, Target, opened
+from benchmarks.retrieval.musique import passage_id, read
+from benchmarks.retrieval.recall_targets import CHUNK_TOKENS, Target, opened
 from retriever import SearchMode
 from service.tuning.measuring.bootstrap import Bootstrap
 from service.tuning.measuring.environment import describe
@@ -189,7 +189,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recall",
+        prog="python -m benchmarks.retrieval.recall",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Ingestion relative to a plain prefill of as many tokens in long prompts.
 
-    python -m benchmarks.ingestion [--model smollm2] [--prefix-mode system primer]
+    python -m benchmarks.costs.ingestion [--model smollm2] [--prefix-mode system primer]
 
 Three things take turns, round by round, on the same texts (passages of Natural Questions):
 
@@ -98,7 +98,7 @@ def main(given: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ingestion",
+        prog="python -m benchmarks.costs.ingestion",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Compares SamKV with methods that read whole chunks, when chunks come from a slow tier.
 
-    python -m benchmarks.sparse_ttft [--passages 10] [--tokens 1024] [--repetitions 3]
+    python -m benchmarks.costs.sparse_ttft [--passages 10] [--tokens 1024] [--repetitions 3]
 
 A model with random weights in the shape of Qwen2.5-0.5B, bfloat16. The documents are in one tier
 only, so every byte is read: an SSD whose pages are dropped from the page cache before every
@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.redis import redis_url
-from benchmarks.shapes import qwen2_5_0_5b
+from benchmarks.common.redis import redis_url
+from benchmarks.common.shapes import qwen2_5_0_5b
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.records import ChunkTokens, Method, Report, Sampling
@@ -224,7 +224,9 @@ def summary(runs: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_ttft", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.costs.sparse_ttft", description=__doc__
+    )
     parser.add_argument("--passages", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=1024, help="per passage")
     parser.add_argument("--repetitions", type=int, default=3)

@@ -1,6 +1,6 @@
 """Memory of a worker process beside the model's weights, the KV pool and the memory tier.
 
-    python -m benchmarks.worker_memory [--model smollm2] [--pools 2048 8192]
+    python -m benchmarks.costs.worker_memory [--model smollm2] [--pools 2048 8192]
 
 Starts a service for each size of the pool, has it answer prompts of eight passages, and reads what
 the kernel says of its worker. What is left after weights, pool and tier are libraries, buffers of
@@ -102,7 +102,7 @@ def measure(model: Path, pool_tokens: int, folder: Path, source: random.Random) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.worker_memory",
+        prog="python -m benchmarks.costs.worker_memory",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

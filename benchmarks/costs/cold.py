@@ -1,6 +1,6 @@
 """What a request costs whose chunks are not stored, and what its answer is worth: `cold`.
 
-    python -m benchmarks.cold --model FOLDER --prompts FILE [--samples 30] [--out FILE.json]
+    python -m benchmarks.costs.cold --model FOLDER --prompts FILE [--samples 30] [--out FILE.json]
 
 Every prompt is asked twice, on an empty store and on one that has every other document: once with
 `cold: in_context` and once with `as_stored`. Between the two answers the engine does what it would
@@ -340,7 +340,7 @@ def write(
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cold",
+        prog="python -m benchmarks.costs.cold",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.calibrate import main
-from benchmarks.probes import DemoProber, Probe
+from benchmarks.calibrate.__main__ import main
+from benchmarks.calibrate.probes import DemoProber, Probe
 from service.prompt import system_ids
 from service.tuning.calibrating.head_scores import (
     Answer,

@@ -1,6 +1,6 @@
 """What precomputing chunks behind other chunks costs: time, bytes, and what a change makes anew.
 
-    python -m benchmarks.companions --model FOLDER
+    python -m benchmarks.costs.precomputed_behind --model FOLDER
 
 Natural Questions' passages (test part) are one collection. Time: all chunks of some groups are
 computed in every prefix mode, in turns, round by round; tokens per second relative to mode system
@@ -62,7 +62,7 @@ class Store:
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.companions",
+        prog="python -m benchmarks.costs.precomputed_behind",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

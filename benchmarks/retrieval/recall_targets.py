@@ -14,8 +14,8 @@ from typing import Protocol
 
 import httpx
 
-from benchmarks.musique import ANSWER_S, ingest
-from benchmarks.shapes import sizes
+from benchmarks.common.shapes import sizes
+from benchmarks.retrieval.musique import ANSWER_S, ingest
 from demo.process import free_port, service
 from retriever import ChunkSettings, Document, LocalEmbedder, Retriever, SearchMode
 from retriever.chunking.token_counters import TokenizerCounter

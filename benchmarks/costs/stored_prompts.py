@@ -1,6 +1,6 @@
 """The next turn of a conversation after a restart, with its earlier turns on disk and without.
 
-    python -m benchmarks.stored_prompts --model FOLDER [--tokens 1024 4096] [--rounds 3]
+    python -m benchmarks.costs.stored_prompts --model FOLDER [--tokens 1024 4096] [--rounds 3]
 
 A conversation over eight documents of random ids has two turns; then the engine is closed. Its
 third turn is asked of a new engine that has the same folders, in turns: with stored prompts and
@@ -178,7 +178,7 @@ def measure(decoder: DecoderModel, name: str, tokens: int, rounds: int) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.stored_prompts",
+        prog="python -m benchmarks.costs.stored_prompts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

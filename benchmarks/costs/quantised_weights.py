@@ -1,6 +1,6 @@
 """Weights in int8 and int4 beside bfloat16: answers, time to first token, time per output token.
 
-    python -m benchmarks.quantised_weights --model FOLDER
+    python -m benchmarks.costs.quantised_weights --model FOLDER
 
 Prompts are questions of Natural Questions, test split, over four passages each, by full prefill.
 The three ways take turns, prompt by prompt. Compared are the first token, and the KL divergence of
@@ -63,7 +63,7 @@ class Running:
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quantised_weights",
+        prog="python -m benchmarks.costs.quantised_weights",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Seconds of decoding with drafts relative to without, on real text with a real model.
 
-    python -m benchmarks.drafts --model FOLDER
+    python -m benchmarks.costs.drafts --model FOLDER
 
 Questions of Natural Questions over eight passages each, every other one asked for an explanation
 instead of a short answer; greedy answers. Both ways take turns, prompt by prompt, and must give the
@@ -45,7 +45,7 @@ WAYS = {"without": 0, "with": 7}
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.drafts",
+        prog="python -m benchmarks.costs.drafts",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

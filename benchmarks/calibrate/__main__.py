@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.probes import KINDS, DemoProber
+from benchmarks.calibrate.probes import KINDS, DemoProber
 from service.errors import KvstitchError
 from service.tuning.calibrating.head_scores import calibrate
 from service.tuning.measuring.environment import describe
