@@ -97,7 +97,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "computed_again": churn,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "companions.json"
+    path = args.out / "precomputed_behind.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for mode, speeds in timed.items():
         print(f"{mode:12} {statistics.median(speeds):.2f} of before, rounds {speeds}")

@@ -1,6 +1,6 @@
 """MuSiQue through the HTTP API: ingest all passages, ask all questions at a given concurrency.
 
-    python -m benchmarks.retrieval.musique --data musique_dev.jsonl --concurrency 8 [--url …] [--out …]
+    python -m benchmarks.retrieval.musique --data FILE --concurrency 8 [--url URL] [--out FILE]
 
 Without --url a service is started on a fresh data folder and stopped afterwards; its settings are
 KVSTITCH_* variables, by default the demo model's. Answers are streamed. TTFT and TPOT are measured

@@ -1,6 +1,6 @@
 """Recall of dense, sparse and hybrid search on MuSiQue's passages.
 
-    python -m benchmarks.retrieval.recall --data musique_dev.jsonl [--url URL | --library] [--out FILE]
+    python -m benchmarks.retrieval.recall --data FILE [--url URL | --library] [--out FILE]
 
 All distinct passages of all questions are ingested. A question is used if some of its own passages
 contain an accepted answer; these passages should be found. The search returns chunks, and the rank

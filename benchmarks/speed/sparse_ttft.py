@@ -1,6 +1,6 @@
 """Compares SamKV with methods that read whole chunks, when chunks come from a slow tier.
 
-    python -m benchmarks.costs.sparse_ttft [--passages 10] [--tokens 1024] [--repetitions 3]
+    python -m benchmarks.speed.sparse_ttft [--passages 10] [--tokens 1024] [--repetitions 3]
 
 A model with random weights in the shape of Qwen2.5-0.5B, bfloat16. The documents are in one tier
 only, so every byte is read: an SSD whose pages are dropped from the page cache before every
@@ -225,7 +225,7 @@ def summary(runs: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.costs.sparse_ttft", description=__doc__
+        prog="python -m benchmarks.speed.sparse_ttft", description=__doc__
     )
     parser.add_argument("--passages", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=1024, help="per passage")
