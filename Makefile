@@ -81,7 +81,7 @@ dashboards: setup
 
 bench: setup
 	$(VENV)/python -m benchmarks.speed --resume
-	$(VENV)/python -m benchmarks.ingestion
+	$(VENV)/python -m benchmarks.costs.ingestion
 
 loadtest: setup
 	$(VENV)/python -m loadtest --step-s 8 $(LOADTEST)

@@ -15,14 +15,14 @@ from retriever.sql.postgresql import Postgresql
 from service.bulk.worker_process import WorkerProcess
 from service.errors import InvalidSetting
 from service.gateway import shared_schema
-from service.gateway.corpus.deletion_store import DeletionStore
-from service.gateway.corpus.document_indexer import DocumentIndexer
-from service.gateway.corpus.fleet.catalog_lock import CatalogLock
-from service.gateway.corpus.jobs.postgresql_job_database import PostgresqlJobDatabase
-from service.gateway.corpus.parsing.parser import DocumentParser
-from service.gateway.corpus.parsing.sandbox import FileLimits
-from service.gateway.corpus.purge_queue import PurgeQueue
 from service.gateway.databases import shared_secret
+from service.gateway.documents.catalog_lock import CatalogLock
+from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.document_indexer import DocumentIndexer
+from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
+from service.gateway.documents.parsing.parser import DocumentParser
+from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.prompts.precomputed_behind import KINDS, PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever

@@ -159,7 +159,7 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     """
     from service.errors import InvalidRequest
     from service.gateway.api import DocumentParser, FileLimits, SpooledDocument
-    from service.gateway.corpus.parsing.file_kinds import file_kind
+    from service.gateway.documents.parsing.file_kinds import file_kind
     from service.shared.worker_settings import MIB
 
     found = scan([folder])

@@ -23,10 +23,10 @@ from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.rate_counters import LocalCounters, RateCounters
-from service.gateway.corpus.corpus import Corpus
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
+from service.gateway.documents.corpus import Corpus
 from service.gateway.fleet.fleet_gauges import watch_fleet
 from service.gateway.fleet.shared_workers import SharedWorkers
 from service.gateway.fleet.worker_state import WorkerState

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.musique import measure, percentile, read
+from benchmarks.retrieval.musique import measure, percentile, read
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.service import HANG_S, Service, events
 
