@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from service import openmp
 from service.cluster.actor_state import ActorState
 from service.errors import InvalidSetting, KvstitchError
 from service.gateway.worker_client.connection import WorkerConnection
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.worker_settings import WorkerSettings
+from service.shared import openmp
+from service.shared.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.cluster")
 

@@ -16,7 +16,7 @@ import pytest
 from service.cluster.actor_state import ActorState
 from service.cluster.worker import ClusterWorker, free_address
 from service.errors import InvalidSetting, ModelRefused
-from service.worker_settings import WorkerSettings
+from service.shared.worker_settings import WorkerSettings
 
 FAKE = (sys.executable, "-m", "service.gateway.worker_client.testing.fake_worker")
 LONG_S = 60.0
