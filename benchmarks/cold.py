@@ -31,10 +31,6 @@ import torch
 from benchmarks.fidelity.prompts import of_file
 from kvstore import MemoryTier, TieredStore
 from service.records import ChunkTokens, ColdMode, Method, Report, Sampling, TokenLogprobs
-from service.tuning.measuring.bootstrap import Bootstrap, Estimate
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.record_file import RecordFile
 from service.worker.api import (
     DecoderModel,
     DoneEvent,
@@ -46,6 +42,10 @@ from service.worker.api import (
     open_engine,
     precompute_now,
 )
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.records import RecordFile
+from tuning.statistics import Bootstrap, Estimate
 
 FULL = Method("vanilla")
 METHODS = {

@@ -27,7 +27,6 @@ from benchmarks.quality.tasks import natural_questions
 from kvstore import MemoryTier, TieredStore
 from service.prompt import Turn
 from service.records import Method, Report, Sampling
-from service.tuning.measuring.environment import describe
 from service.worker.api import (
     DoneEvent,
     Engine,
@@ -37,6 +36,7 @@ from service.worker.api import (
     load_model,
     open_engine,
 )
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/speed/drafts.json")
 DOCUMENTS = 8

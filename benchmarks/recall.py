@@ -29,8 +29,8 @@ from typing import Any, get_args
 from benchmarks.musique import passage_id, read
 from benchmarks.recall_targets import CHUNK_TOKENS, Target, opened
 from retriever import SearchMode
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
+from tuning.statistics import Bootstrap
 
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 PLACES = (5, 10)

@@ -31,7 +31,6 @@ from benchmarks.shapes import qwen2_5_0_5b
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.records import ChunkTokens, Method, Report, Sampling
-from service.tuning.measuring.environment import describe
 from service.worker.api import (
     DecoderModel,
     DoneEvent,
@@ -41,6 +40,7 @@ from service.worker.api import (
     open_engine,
     precompute_now,
 )
+from tuning.environment import describe
 
 FULL = "full prefill"
 METHODS = {

@@ -26,7 +26,6 @@ import torch
 
 from kvstore import SsdTier, TieredStore
 from service.records import ChunkTokens, Method, Report, Sampling
-from service.tuning.measuring.environment import describe
 from service.worker.api import (
     DecoderModel,
     DoneEvent,
@@ -38,6 +37,7 @@ from service.worker.api import (
     open_engine,
     precompute_now,
 )
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/stored_prompts.json")
 METHODS = {

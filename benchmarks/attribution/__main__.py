@@ -40,8 +40,8 @@ from benchmarks.attribution.asking import (
 from benchmarks.attribution.methods import Method, methods
 from retriever import LocalEmbedder
 from service.gateway.api import attribute, sentences
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
+from tuning.statistics import Bootstrap
 
 SUITES: tuple[Suite, ...] = get_args(Suite)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks.fidelity.report import plots, table
 from benchmarks.fidelity.report.summary import Duel, Summary, by_task, duels
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.statistics import Bootstrap
 
 _SAMPLED = (
     "kl_first", "kl_next", "agree_first", "agree_next", "right", "rows", "hit", "flops", "bytes",

@@ -34,8 +34,8 @@ from retriever.search.vector_index import VectorIndex
 from retriever.search.vector_search import VectorSearch
 from retriever.sql.postgresql import Postgresql
 from retriever.testing import HashingEmbedder, WordCounter
-from service.tuning.measuring.environment import describe
 from tests.postgresql_server import postgresql_server
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/pgvector_recall.json")
 SEED = 0

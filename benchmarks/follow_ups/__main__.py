@@ -48,8 +48,8 @@ from service.gateway.api import (
     joined_query,
 )
 from service.settings import Settings
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
+from tuning.statistics import Bootstrap
 
 PLACES = (1, 3, 5)
 DEPTH = 5

@@ -23,8 +23,8 @@ from benchmarks.kernels.without import EVERY
 from benchmarks.quality.real.table import into
 from benchmarks.shapes import random_qwen2
 from benchmarks.speed.paired import Paired
-from service.tuning.measuring.environment import describe
 from service.worker.api import DecoderModel, decoder_for, load_model
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/kernels")
 

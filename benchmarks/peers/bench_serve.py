@@ -31,7 +31,7 @@ from benchmarks.peers.starting import started
 from benchmarks.peers.table import quartiles, table
 from benchmarks.quality.real.table import into
 from loadtest.local_service import first_model
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 NAME = "bench_serve"
 LLAMA = "llama.cpp"

@@ -11,9 +11,9 @@ from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from benchmarks.fidelity.results import compact
 from benchmarks.quality.answering import Answer
 from benchmarks.quality.compared import Ablated, Compared
-from service.tuning.measuring.bootstrap import Bootstrap, Estimate
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.statistics import Bootstrap, Estimate
 
 LEGEND = """\
 F1: words in common with the expected answer; exact: the answer is the expected one. Mean over

@@ -23,15 +23,14 @@ import torch
 from benchmarks.fidelity.prompts import of_file
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from service.calibration import BUILT_IN_FUSION
-from service.tuning.choosing import Summary
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.candidate import FULL_PREFILL, Candidate
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.record_file import RecordFile
-from service.tuning.measuring.trial import Trial, TrialRunner
 from service.worker.api import load_model, model_fingerprint, read_calibration
 from service.worker.methods.api import ModelFacts
+from tuning.candidates import FULL_PREFILL, Candidate
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.records import RecordFile
+from tuning.statistics import Bootstrap, Summary
+from tuning.trial import Trial, TrialRunner
 
 OUT = Path("benchmarks/results/real")
 CODECS = ("int8", "int4", "int2")

@@ -26,7 +26,7 @@ from benchmarks.fidelity.results import compact
 from benchmarks.quality.real.outcomes import Outcome, of_full_prefill, outcome
 from benchmarks.quality.real.page import FULL, Row, brief, page
 from service.errors import KvstitchError
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
 
 OUT = Path("benchmarks/results/real")
 

@@ -11,7 +11,7 @@ from benchmarks.fidelity.results import compact
 from benchmarks.quality.bench import Result
 from benchmarks.quality.report.scored import Scored, Scores
 from benchmarks.quality.report.tables import Compared
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 _COSTS: dict[str, Callable[[Result], float]] = {
     "flops": lambda r: r.flops,

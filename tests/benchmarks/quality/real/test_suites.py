@@ -17,7 +17,7 @@ from benchmarks.quality.real.suites import Choice, Suites, wikipedia
 from benchmarks.quality.tasks import demo_prose, musique, natural_questions
 from retriever.testing import HashingEmbedder
 from service.settings import demo_model
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
 
 
 @pytest.fixture(scope="module")
