@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import torch
 
 import kvstore as kv
-from benchmarks.redis import redis_url
+from benchmarks.common.redis import redis_url
 from benchmarks.speed.paired import Work
 from kvstore.format.buffers import view_bytes
 from kvstore.format.byte_ranges import total_bytes
