@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kvstore import ChunkSpec, ChunkSpecError, encode_chunk
-from kvstore.format.codecs import codec
-from kvstore.format.codecs._kivi import KiviCodec
+from kvstore.format.codecs import KiviCodec, codec
 from tests.kvstore.chunks import make_tensors
 
 NAMES = ["int4", "int2"]
@@ -139,7 +138,7 @@ def test_any_size(name, role, head_dim, tokens):
 def test_other_group_sizes(role, group):
     spec = spec_of(tokens=70, head_dim=24)
     x = noise(spec, 1.0, 0.0)
-    tested = KiviCodec("int4", bits=4, group=group)
+    tested = KiviCodec(bits=4, group=group)
     stored = tested.encode(role, x)
     assert [s.shape for s in stored] == [p.shape for p in tested.parts(role, spec)]
     back = tested.decode(role, stored, spec)

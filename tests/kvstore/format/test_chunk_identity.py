@@ -1,7 +1,7 @@
 import pytest
 
 from kvstore import ChunkSpecError, chunk_key
-from kvstore.format.chunk_keys import is_chunk_key, require_chunk_key, require_extra_name
+from kvstore.format.chunk_identity import is_chunk_key, require_chunk_key, require_extra_name
 
 FACTS = {
     "fingerprint": "model-a",
