@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from service.calibration import BUILT_IN_FUSION
+from service.settings.calibration import BUILT_IN_FUSION
 from service.worker.api import make_eviction, make_fusion
 from service.worker.methods.api import EvictionMethod, FusionMethod, ModelFacts
 

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.fidelity.prompts import of_file
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
-from service.calibration import BUILT_IN_FUSION
+from service.settings.calibration import BUILT_IN_FUSION
 from service.worker.api import load_model, model_fingerprint, read_calibration
 from service.worker.methods.api import ModelFacts
 from tuning.candidates import FULL_PREFILL, Candidate

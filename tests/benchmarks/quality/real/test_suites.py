@@ -15,8 +15,8 @@ from benchmarks.quality.real.chunks import chunked
 from benchmarks.quality.real.outcomes import right
 from benchmarks.quality.real.suites import Choice, Suites, wikipedia
 from benchmarks.quality.tasks import demo_prose, musique, natural_questions
-from retriever.testing import HashingEmbedder
 from service.settings import demo_model
+from tests.fakes.models import HashingEmbedder
 from tuning.prompts import Prompt
 
 
