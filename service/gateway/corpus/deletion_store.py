@@ -21,7 +21,7 @@ from retriever.sql.connection import Connection, Row
 from service.gateway.corpus.deletion_records import PendingPurge, PurgeTarget, Receipt
 from service.gateway.corpus.fleet import membership
 from service.gateway.corpus.jobs.job_database import JobDatabase
-from service.messages import ChunkTokens
+from service.messages.requests import ChunkTokens
 
 _MAX_DOC_IDS = 100
 

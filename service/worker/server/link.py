@@ -14,7 +14,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from service import fleet_secret
-from service.wire import MAX_MESSAGE_BYTES
+from service.messages.wire import MAX_MESSAGE_BYTES
 
 log = logging.getLogger("kvstitch.worker")
 

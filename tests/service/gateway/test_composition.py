@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Generate
+from service.messages.requests import Generate
 from tests.service.gateway.rig import Rig, events, running, until
 
 FAKE = (sys.executable, "-m", "service.gateway.worker_client.testing.fake_worker")

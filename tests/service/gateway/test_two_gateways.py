@@ -28,7 +28,7 @@ from service.gateway.corpus.jobs.job_records import UploadedDocument
 from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
-from service.messages import Purge
+from service.messages.requests import Purge
 from tests.postgresql_server import PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
 from tests.service.gateway.model_folders import make_folder

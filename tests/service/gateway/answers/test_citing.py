@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Generate
+from service.messages.requests import Generate
 from tests.service.gateway.rig import DOCUMENTS, Rig
 
 ANSWER = "Oslo is the capital of Norway. Bergen has a fish market."

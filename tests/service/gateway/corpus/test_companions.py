@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.gateway.worker_client.testing.fake_worker import FakeWorker, stored_key
-from service.messages import ChunkTokens, Generate, Precompute, Purge
+from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
 

@@ -18,7 +18,7 @@ from service.gateway.corpus.jobs.job_store import JobStore
 from service.gateway.corpus.jobs.spool_folder import SpoolFolder
 from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Precompute, Purge
+from service.messages.requests import Precompute, Purge
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
 BOTH_DATABASES = True  # every test with the rig holds for each (see conftest.py)

@@ -13,7 +13,7 @@ import pytest
 
 from retriever.testing import HashingEmbedder
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Generate
+from service.messages.requests import Generate
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.corpus.pdfs import make_pdf
 from tests.service.gateway.rig import Rig, running
