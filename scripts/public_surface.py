@@ -33,9 +33,9 @@ from demo.client import Client, request_body
 from demo.corpus_files import read_documents
 from demo.process import free_port, service
 from demo.scenario import small
-from service import metrics
 from service.messages import replies, requests, wire
 from service.settings import Settings
+from service.shared import metrics
 
 EVICTIONS = ("snapkv", "gemfilter", "kvec")
 TIMES = re.compile(r"(_s|_ms|_at|stages|timing|created|seconds|uptime)$")
@@ -50,6 +50,8 @@ def example(hint: msgspec.inspect.Type, name: str) -> Any:
             return len(name)
         case inspect.FloatType():
             return len(name) / 4
+        case inspect.BytesType():
+            return name.encode()
         case inspect.StrType():
             return name
         case inspect.BoolType():

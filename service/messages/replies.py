@@ -45,7 +45,7 @@ class MethodInfo:
 
     name: str
     doc: str
-    parameters: dict[str, dict[str, Any]]  # service.parameters.Schema
+    parameters: dict[str, dict[str, Any]]  # service.shared.parameters.Schema
     unavailable: str = ""  # why this model cannot use it; empty: it can
     sparse: bool = False  # holds only part of the documents' KV itself
 
@@ -173,7 +173,7 @@ class GateStates(Message, frozen=True):
 class Stats(Message, frozen=True):
     """Sent about every second: the worker's heartbeat and its counters since start."""
 
-    values: list[tuple[str, dict[str, str], float]]  # (metric of service.metrics, labels, value)
+    values: list[tuple[str, dict[str, str], float]]  # (declared metric, labels, value)
     running: int
     waiting: int
     pool_free: float  # share of the KV pool that is free

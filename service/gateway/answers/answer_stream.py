@@ -26,7 +26,7 @@ from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
-from service.tracing import Span
+from service.shared.tracing import Span
 
 
 @dataclass(frozen=True)

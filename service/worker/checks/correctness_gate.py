@@ -23,7 +23,7 @@ from torch import Tensor
 from service.messages.replies import GateState
 from service.messages.reports import GATE_STATES
 from service.messages.requests import Generate
-from service.metrics import Sample
+from service.shared.metrics import Sample
 from service.worker.checks.comparison import compare, full_logits
 from service.worker.checks.shadow import Shadow
 from service.worker.core.prefill_result import PrefillResult

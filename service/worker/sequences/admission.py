@@ -11,7 +11,7 @@ from typing import Any
 
 from service.errors import InvalidRequest, PromptTooLong
 from service.messages.requests import ChunkTokens, Generate, Sampling
-from service.parameters import AUTO
+from service.shared.parameters import AUTO
 from service.worker.core.model_facts import ModelFacts
 from service.worker.gate.method_trust import GatedMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from service.messages import wire
 from service.messages.replies import Done, Explained, Failed, Precomputed, Reply, TokenItem, Tokens
 from service.messages.requests import Message
-from service.tracing import Span, Tracing
+from service.shared.tracing import Span, Tracing
 from service.worker.server.link import Outlet
 
 

@@ -42,7 +42,7 @@ from service.messages.requests import (
     Shutdown,
     ToWorker,
 )
-from service.tracing import Tracing
+from service.shared.tracing import Tracing
 from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import reads_whole_chunks

@@ -38,7 +38,7 @@ from service.messages.requests import (
     Purge,
     Sampling,
 )
-from service.worker_settings import WorkerSettings
+from service.shared.worker_settings import WorkerSettings
 from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny_config
 
 DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from service import fleet_secret
 from service.messages import wire
 from service.messages.replies import Done, Failed, FromWorker, Ready, Stats, Tokens
 from service.messages.requests import Generate, Hello, Method, Ping, Sampling, Shutdown
 from service.messages.wire import PROTOCOL
-from service.worker_settings import WorkerSettings
+from service.shared import fleet_secret
+from service.shared.worker_settings import WorkerSettings
 from tests.service.worker.test_process import DOCUMENTS, START_S, Peer, Q, S, spawn, tiers
 from tests.service.worker.tiny import random_model, tiny_config
 

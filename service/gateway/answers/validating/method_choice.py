@@ -8,7 +8,7 @@ from service.errors import InvalidRequest, UnknownMethod
 from service.gateway.schemas import MethodChoice
 from service.messages.replies import MethodInfo
 from service.messages.requests import Method
-from service.parameters import check
+from service.shared.parameters import check
 
 
 def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]) -> Method:

@@ -25,7 +25,6 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from service import fleet_secret
 from service.errors import Overloaded
 from service.gateway.worker_client.supervisor import REFUSED
 from service.messages import wire
@@ -62,7 +61,8 @@ from service.messages.requests import (
     Shutdown,
     ToWorker,
 )
-from service.worker_settings import WorkerSettings
+from service.shared import fleet_secret
+from service.shared.worker_settings import WorkerSettings
 
 RATIO = {"type": "number", "default": 0.15, "doc": "share to recompute", "ge": 0, "le": 1}
 BUDGET = {"type": "integer", "default": 1024, "doc": "entries kept per head", "ge": 1}

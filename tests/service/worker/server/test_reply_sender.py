@@ -6,7 +6,7 @@ from typing import Any
 
 from service.messages import wire
 from service.messages.replies import Failed, Precomputed, TokenItem, Tokens
-from service.tracing import tracing
+from service.shared.tracing import tracing
 from service.worker.server.reply_sender import ReplySender
 
 
