@@ -69,14 +69,13 @@ imports: setup
 	$(VENV)/lint-imports
 
 generated: setup
-	$(VENV)/python -m service.metrics_docs --check
-	$(VENV)/python -m service.gateway.http.openai.field_docs --check
+	$(VENV)/python -m scripts.docs_tables --check
 	$(VENV)/python -m service.worker.model.families_docs --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
 
 # Writes the files that are generated from code: the dashboards and docs/metrics.md.
 dashboards: setup
-	$(VENV)/python -m service.metrics_docs
+	$(VENV)/python -m scripts.docs_tables
 	$(VENV)/python -m service.worker.model.families_docs
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
 

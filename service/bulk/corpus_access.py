@@ -10,9 +10,8 @@ from pathlib import Path
 
 from retriever import Retriever
 from retriever.catalog import postgresql_database as catalog_database
-from retriever.search.pgvector_index import PgvectorIndex
+from retriever.index.pgvector_index import PgvectorIndex
 from retriever.sql.postgresql import Postgresql
-from service import calibration
 from service.bulk.worker_process import WorkerProcess
 from service.errors import InvalidSetting
 from service.gateway import shared_schema
@@ -30,8 +29,8 @@ from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.model_factory import make_embedder
 from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.gateway.worker_client.supervisor import COMMAND
-from service.settings import Settings
-from service.worker_settings import MIB
+from service.settings import Settings, calibration
+from service.shared.worker_settings import MIB
 
 CONNECTIONS = 4  # of each of two pools
 
