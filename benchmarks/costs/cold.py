@@ -28,6 +28,7 @@ from typing import Any, get_args
 
 import torch
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.prompts import of_file
 from kvstore import MemoryTier, TieredStore
 from service.messages.replies import Done, TokenItem, TokenLogprobs
@@ -334,7 +335,7 @@ def write(
     }
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if rows:
-        out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
+        out.with_suffix(".md").write_text(table(rows) + provenance(result), encoding="utf-8")
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.report import plots, table
 from benchmarks.fidelity.report.summary import Duel, Summary, by_task, duels
 from tuning.environment import describe
@@ -66,7 +67,7 @@ def write(
     }
     (folder / f"{name}.json").write_text(compact(record), encoding="utf-8")
     text = table.report(str(facts["what"]), summaries, tasks, against)
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    (folder / f"{name}.md").write_text(text + provenance(record), encoding="utf-8")
     if base is None:
         pictures = plots.draw(summaries, folder, prefix=f"{name}_", depths=depths)
     else:

@@ -20,6 +20,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.prompts import of_file
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from service.settings.calibration import BUILT_IN_FUSION
@@ -109,14 +110,15 @@ def write(
     bootstrap = Bootstrap(len(done))
     rows = [Summary.of(c, [file[p.key, c.key] for p in done], bootstrap) for c in compared]
     title = f"Less KV: {facts['model']}, {len(done)} prompts, {facts['dtype']}"
-    (path.with_suffix(".md")).write_text(report(title, rows), encoding="utf-8")
     columns = ("kl", "kl_first", "agreement", "same", "operations", "bytes", "kept")
     results = [
         row.candidate.fields | {name: [getattr(t, name) for t in row.trials] for name in columns}
         for row in rows
     ]
     record = {**facts, "prompts": [p.key for p in done], "results": results}
-    (path.with_suffix(".json")).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    text = report(title, rows) + provenance(record)
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 def main(given: Sequence[str] | None = None) -> int:
