@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt
-from kvstore.format.byte_ranges import ByteRange, gather, total_bytes
+from kvstore.format.buffers import ByteRange, gather, total_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
