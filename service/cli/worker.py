@@ -50,7 +50,7 @@ def _prepare(settings: Settings, address: str) -> WorkerSettings:
     from service.gateway.auth.secret_file import own_secret
     from service.gateway.data_folder import FOLDER_MODE, UMASK
     from service.models.model_finder import ModelFinder
-    from service.settings import calibration
+    from service.settings.calibration import calibrated
     from service.shared import fleet_secret
 
     fleet_secret.require_secret(address, settings.fleet_secret)
@@ -71,15 +71,13 @@ def _prepare(settings: Settings, address: str) -> WorkerSettings:
         raise InvalidSetting(
             f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
         ) from error
-    calibrated = calibration.find(settings, folder)
-    if calibrated is not None:
-        settings = calibrated.settings(settings)
+    settings, calibration_file = calibrated(settings, folder)
     return settings.worker(
         folder,
         address,
         shared=True,
         tenants_secret="" if settings.fleet_secret else own_secret(settings.data_dir),
-        calibration=None if calibrated is None else calibrated.path,
+        calibration=calibration_file,
     )
 
 

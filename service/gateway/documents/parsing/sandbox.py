@@ -11,10 +11,12 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import ParsedFile
+from service.settings import Settings
+from service.shared.worker_settings import MIB
 
 GONE = "the uploaded file cannot be read ({}): ingest it again"
 
@@ -34,6 +36,15 @@ class FileLimits:
     chars: int
     cpu_s: int
     memory_bytes: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            settings.max_file_pages,
+            settings.max_file_chars,
+            settings.file_cpu_s,
+            settings.file_memory_mib * MIB,
+        )
 
     @property
     def output_bytes(self) -> int:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from service.bulk import sources
-from service.bulk.cutting import cut, line_ranges
-from service.bulk.documents import DocumentReader
 from service.bulk.range_table import RangeTable
-from service.bulk.records import NewRange, Run
+from service.bulk.ranges import DocumentReader, cut, line_ranges
+from service.bulk.records import Range, Run
 from service.bulk.sources import LocalSource, S3Source, Source, source
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.documents.jobs.job_records import SpooledDocument
@@ -31,7 +30,7 @@ def reader(found: Source, **settings: Any) -> DocumentReader:
     )
 
 
-def read(found: Source, parts: list[NewRange]) -> list[str]:
+def read(found: Source, parts: list[Range]) -> list[str]:
     documents = [item for part in parts for item in reader(found).read(part)]
     return [item.doc_id for item in documents if isinstance(item, SpooledDocument)]
 
@@ -74,7 +73,7 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
         (tmp_path / name).write_text("# Words\n" if name != "f.pdf" else "")
     found = LocalSource(tmp_path)
     assert sorted(file.name for file in found.files()) == ["a/c.txt", "b.md"]
-    items = list(reader(found).read(NewRange("", 0, 0, 1, ["a/c.txt", "gone.md", "b.md"], 3)))
+    items = list(reader(found).read(Range("", 0, 0, 1, ["a/c.txt", "gone.md", "b.md"], 3)))
     assert isinstance(items[0], SpooledDocument) and isinstance(items[2], SpooledDocument)
     assert (items[0].kind, items[2].kind) == ("text", "md")
     assert items[1] == ("gone.md", "gone.md cannot be read: No such file or directory")
@@ -114,7 +113,7 @@ def test_an_s3_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
         found = S3Source(f"s3://{BUCKET}/in", endpoint=server.endpoint, region="us-east-1")
         assert sorted(file.name for file in found.files()) == ["a.md", "rows.jsonl"]
         parts = list(line_ranges(found, "rows.jsonl", 2))
-        assert read(found, [*parts, NewRange("", 0, 3, 1, ["a.md"], 1)]) == [
+        assert read(found, [*parts, Range("", 0, 3, 1, ["a.md"], 1)]) == [
             "d0", "d1", "d2", "d3", "d4", "a.md",
         ]  # fmt: skip
         (alone,) = S3Source(f"s3://{BUCKET}/in/rows.jsonl", endpoint=server.endpoint).files()
