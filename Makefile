@@ -71,13 +71,13 @@ imports: setup
 generated: setup
 	$(VENV)/python -m service.metrics_docs --check
 	$(VENV)/python -m service.gateway.http.openai.field_docs --check
-	$(VENV)/python -m service.worker.model.families_docs --check
+	PYTHONPATH=. $(VENV)/python scripts/families_docs.py --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
 
 # Writes the files that are generated from code: the dashboards and docs/metrics.md.
 dashboards: setup
 	$(VENV)/python -m service.metrics_docs
-	$(VENV)/python -m service.worker.model.families_docs
+	PYTHONPATH=. $(VENV)/python scripts/families_docs.py
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
 
 bench: setup

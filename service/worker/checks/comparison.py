@@ -14,7 +14,7 @@ from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
 from service.worker.gate.policy import Observation
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 
 WORST_NATS = 20.0
 """Upper limit of a KL divergence in nats; also its value where the fused logits are NaN."""

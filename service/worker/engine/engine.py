@@ -32,7 +32,7 @@ from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache

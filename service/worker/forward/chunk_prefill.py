@@ -30,7 +30,7 @@ from service.worker.forward.kv_placement import KVPlacer, write_rows
 from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
 from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuilder
 from service.worker.model.addressing import Address
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.

@@ -14,7 +14,7 @@ from service.worker.forward.transfers import Transfers
 from service.worker.kernels.cpu import rotation
 from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.rope import RotaryTable
 
 

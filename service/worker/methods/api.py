@@ -14,10 +14,17 @@ from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.shift import Shift
 from service.worker.core.steps import Steps
 from service.worker.core.topk import stable_topk
-from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
 from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.bases.fusion import FusionMethod, Reads, floor_share, share_of
+from service.worker.methods.bases.fusion import (
+    FusionMethod,
+    Phase,
+    PromptShape,
+    Reads,
+    dense_phases,
+    floor_share,
+    share_of,
+)
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseLoop, SparseMethod
 from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.sparse.blocks import BlockGrid

@@ -16,7 +16,7 @@ from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.decode import Decodable
 from service.worker.forward.prefill import Progress
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.parallel.commands import (
     Arrived,
     Begin,

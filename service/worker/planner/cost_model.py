@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from service.worker.core.flops import FlopCount, Shape, chunk_prefill
-from service.worker.methods.bases.cost import Phase, PromptShape, total_flops
-from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Phase, PromptShape, total_flops
 
 
 @dataclass(frozen=True)

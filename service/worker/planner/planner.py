@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from service.worker.loading.estimates import ComputeEstimate, TierEstimates
 from service.worker.loading.segment_load import Load
 from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.planner.cost_model import (
     Loadable,
     PromptModel,

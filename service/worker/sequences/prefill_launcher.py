@@ -29,7 +29,7 @@ from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.planner.planner import FASTER, LATE, Planner
 from service.worker.sequences.earlier_prompts.continued_prefill import continued_prefill
 from service.worker.sequences.earlier_prompts.restorer import Restorer

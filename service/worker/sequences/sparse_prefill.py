@@ -15,8 +15,8 @@ from service.worker.core.layer_view import CachedSegment
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
-from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
-from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_kv import TokenSource, WholeChunk
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
@@ -25,7 +25,7 @@ from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import EngineSequence
 

@@ -42,7 +42,8 @@ from service.worker.forward.prefill import Capture, OnPass, prefill
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
 from tests.references.prefill import Prompt, Reference, Stored, Trace
 
 # Every method is tested on these; `test_other_families.py` has what the others must hold to.

@@ -27,9 +27,8 @@ from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union
 from service.worker.core.shift import Shift
 from service.worker.core.topk import stable_topk
-from service.worker.methods.bases.cost import PromptShape
 from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import floor_share
+from service.worker.methods.bases.fusion import PromptShape, floor_share
 
 CHECK_LAYER = 1
 

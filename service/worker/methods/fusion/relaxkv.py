@@ -27,9 +27,8 @@ from service.worker.core.layout import PromptLayout, union
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
 from service.worker.core.topk import stable_topk
-from service.worker.methods.bases.cost import Phase, PromptShape
 from service.worker.methods.bases.dense import DenseMethod, LayerLoop
-from service.worker.methods.bases.fusion import floor_share
+from service.worker.methods.bases.fusion import Phase, PromptShape, floor_share
 from service.worker.methods.bases.two_pass import TwoPassMethod
 
 OTHERS = 0.18

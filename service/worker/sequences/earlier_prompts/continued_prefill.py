@@ -12,7 +12,7 @@ from service.worker.core.steps import Steps
 from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import SequenceKV
 from service.worker.methods.fusion.pie import Method as QuestionOnly
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.sequences.kept_prompt import Reuse
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from service.worker.core.flops import full_prefill
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.planner.planner import Planner
 from service.worker.sequences.earlier_prompts.prefix_cache import wanted
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore

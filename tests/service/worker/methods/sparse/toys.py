@@ -16,8 +16,8 @@ from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps, run
 from service.worker.forward.prefill import prefill
-from service.worker.forward.sparse.kept_tokens import TokenSource
-from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_kv import TokenSource
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.fusion.samkv import Method as SamKV

@@ -28,12 +28,12 @@ from service.worker.core.layout import PromptLayout
 from service.worker.core.prefill_result import PrefillResult
 from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import PromptKV
-from service.worker.forward.sparse.kept_tokens import KeptTokens, TokenSource
+from service.worker.forward.sparse_kv import KeptTokens, TokenSource
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.model.attention import attend_rows
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 
 BlockSets = list[dict[int, list[int]]]
 """Per document, the numbers of the blocks to read, by layer."""
