@@ -69,20 +69,17 @@ imports: setup
 	$(VENV)/lint-imports
 
 generated: setup
-	$(VENV)/python -m service.metrics_docs --check
-	$(VENV)/python -m service.gateway.http.openai.field_docs --check
-	PYTHONPATH=. $(VENV)/python scripts/families_docs.py --check
+	$(VENV)/python -m scripts.docs_tables --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
 
 # Writes the files that are generated from code: the dashboards and docs/metrics.md.
 dashboards: setup
-	$(VENV)/python -m service.metrics_docs
-	PYTHONPATH=. $(VENV)/python scripts/families_docs.py
+	$(VENV)/python -m scripts.docs_tables
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
 
 bench: setup
 	$(VENV)/python -m benchmarks.speed --resume
-	$(VENV)/python -m benchmarks.ingestion
+	$(VENV)/python -m benchmarks.costs.ingestion
 
 loadtest: setup
 	$(VENV)/python -m loadtest --step-s 8 $(LOADTEST)

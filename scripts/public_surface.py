@@ -33,8 +33,9 @@ from demo.client import Client, request_body
 from demo.corpus_files import read_documents
 from demo.process import free_port, service
 from demo.scenario import small
-from service import messages, metrics, wire
+from service import messages, wire
 from service.settings import Settings
+from service.shared import metrics
 
 EVICTIONS = ("snapkv", "gemfilter", "kvec")
 TIMES = re.compile(r"(_s|_ms|_at|stages|timing|created|seconds|uptime)$")

@@ -270,7 +270,7 @@ class GateStates(Message, frozen=True):
 class Stats(Message, frozen=True):
     """Sent about every second: the worker's heartbeat and its counters since start.
 
-    values: (metric, labels, value) each, the metric declared in service.metrics.
+    values: (metric, labels, value) each, the metric declared in service.shared.metrics.
     """
 
     values: list[tuple[str, dict[str, str], float]]

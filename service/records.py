@@ -88,7 +88,7 @@ class LoraInfo:
 class MethodInfo:
     name: str
     doc: str
-    parameters: dict[str, dict[str, Any]]  # service.parameters.Schema
+    parameters: dict[str, dict[str, Any]]  # service.shared.parameters.Schema
     unavailable: str = ""  # why this model cannot use it; empty: it can
     sparse: bool = False  # holds only part of the documents' KV itself
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.vector_index import mixtures
+from benchmarks.retrieval.vector_index import mixtures
 from retriever import ChunkSettings, DocFilter, LocalEmbedder, Retriever, parse_filter
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase

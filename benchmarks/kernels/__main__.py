@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.shapes import random_qwen2
 from benchmarks.kernels.end_to_end import without_each
 from benchmarks.kernels.libraries import OURS, beside_libraries
 from benchmarks.kernels.without import EVERY
 from benchmarks.quality.real.table import into
-from benchmarks.shapes import random_qwen2
 from benchmarks.speed.paired import Paired
 from service.tuning.measuring.environment import describe
 from service.worker.api import DecoderModel, decoder_for, load_model

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.shapes import QWEN2, sizes
+from benchmarks.common.shapes import QWEN2, sizes
 
 TAKEN = ("tokenizer_config.json", "kvstitch.json", "chat_template.jinja")
 

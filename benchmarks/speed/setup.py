@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.shapes import random_qwen2, sizes
+from benchmarks.common.shapes import random_qwen2, sizes
 from service.worker.api import DecoderModel, decoder_for
 
 
@@ -16,7 +16,7 @@ from service.worker.api import DecoderModel, decoder_for
 class Shape:
     """Sizes, in tokens unless noted. A stitched prompt has `chunks` documents of equal length."""
 
-    model: str  # see benchmarks.shapes
+    model: str  # see benchmarks.common.shapes
     tokens: int = 2048
     chunks: int = 4
     long_tokens: int = 8192

@@ -12,26 +12,25 @@ from retriever import Retriever
 from retriever.catalog import postgresql_database as catalog_database
 from retriever.search.pgvector_index import PgvectorIndex
 from retriever.sql.postgresql import Postgresql
-from service import calibration
 from service.bulk.worker_process import WorkerProcess
 from service.errors import InvalidSetting
 from service.gateway import shared_schema
-from service.gateway.corpus.deletion_store import DeletionStore
-from service.gateway.corpus.document_indexer import DocumentIndexer
-from service.gateway.corpus.fleet.catalog_lock import CatalogLock
-from service.gateway.corpus.jobs.postgresql_job_database import PostgresqlJobDatabase
-from service.gateway.corpus.parsing.parser import DocumentParser
-from service.gateway.corpus.parsing.sandbox import FileLimits
-from service.gateway.corpus.purge_queue import PurgeQueue
 from service.gateway.databases import shared_secret
+from service.gateway.documents.catalog_lock import CatalogLock
+from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.document_indexer import DocumentIndexer
+from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
+from service.gateway.documents.parsing.parser import DocumentParser
+from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.prompts.precomputed_behind import KINDS, PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.model_factory import make_embedder
 from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.gateway.worker_client.supervisor import COMMAND
-from service.settings import Settings
-from service.worker_settings import MIB
+from service.settings import Settings, calibration
+from service.shared.worker_settings import MIB
 
 CONNECTIONS = 4  # of each of two pools
 

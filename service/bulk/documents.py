@@ -10,9 +10,9 @@ from typing import Any
 from service.bulk.records import NewRange
 from service.bulk.sources import Source
 from service.errors import BodyTooLarge, InvalidRequest, KvstitchError
-from service.gateway.corpus.jobs.job_records import SpooledDocument, UploadedDocument
-from service.gateway.corpus.parsing.file_kinds import BINARY_KINDS, file_kind
-from service.gateway.corpus.parsing.sent_documents import (
+from service.gateway.documents.jobs.job_records import SpooledDocument, UploadedDocument
+from service.gateway.documents.parsing.file_kinds import BINARY_KINDS, file_kind
+from service.gateway.documents.parsing.sent_documents import (
     file_document,
     json_document,
     line_limit,

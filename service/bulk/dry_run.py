@@ -16,8 +16,8 @@ from service.bulk.documents import DocumentReader
 from service.bulk.records import MAX_ERRORS, NewRange
 from service.bulk.sources import Source
 from service.errors import KvstitchError, ModelRefused
-from service.gateway.corpus.jobs.job_records import SpooledDocument
-from service.gateway.corpus.parsing.parser import DocumentParser
+from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.parsing.parser import DocumentParser
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.settings import Settings
 

@@ -29,13 +29,13 @@ from service.errors import (
     Overloaded,
     WorkerUnavailable,
 )
-from service.gateway.corpus.deletion_records import PurgeTarget
-from service.gateway.corpus.document_indexer import until_repetition
-from service.gateway.corpus.jobs.job_records import SpooledDocument
-from service.gateway.corpus.jobs.stored_sizes import record_sizes
-from service.gateway.corpus.precompute_calls import CALLS_UNDER_WAY
-from service.gateway.corpus.purge_queue import CHUNKS_PER_CALL
-from service.gateway.corpus.side_by_side import side_by_side
+from service.gateway.documents.deletion_records import ChunkKV
+from service.gateway.documents.document_indexer import until_repetition
+from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.stored_sizes import record_sizes
+from service.gateway.documents.precompute_calls import CALLS_UNDER_WAY
+from service.gateway.documents.purge_queue import CHUNKS_PER_CALL
+from service.gateway.documents.side_by_side import side_by_side
 from service.messages import ChunkTokens
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class _Indexed:
     """A document in the catalog, and what is still to be stored of it."""
 
     doc_id: str
-    targets: list[PurgeTarget]
+    targets: list[ChunkKV]
     tokens: int
     error: str = ""
 
@@ -156,7 +156,7 @@ class RangeIngest:
         return [
             _Indexed(
                 item.doc_id,
-                [PurgeTarget(*item.key, chunk.chunk_id, segment(chunk)) for chunk in result.chunks],
+                [ChunkKV(*item.key, chunk.chunk_id, segment(chunk)) for chunk in result.chunks],
                 sum(chunk.tokens for chunk in result.chunks),
             )
             for item, result in results
@@ -201,8 +201,8 @@ class RangeIngest:
 
     async def _store_once(self, batch: Sequence[_Indexed], state: _RangeState) -> None:
         """Have each text stored once; the same one again is there already."""
-        wanted: dict[Text, PurgeTarget] = {}
-        same: list[tuple[_Indexed, PurgeTarget]] = []
+        wanted: dict[Text, ChunkKV] = {}
+        same: list[tuple[_Indexed, ChunkKV]] = []
         owners: dict[int, _Indexed] = {}
         for document in batch:
             for target in document.targets:
@@ -235,7 +235,7 @@ class RangeIngest:
     async def _call(
         self,
         lora: str,
-        part: Sequence[PurgeTarget],
+        part: Sequence[ChunkKV],
         owners: dict[int, _Indexed],
         state: _RangeState,
     ) -> None:

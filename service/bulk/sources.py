@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.corpus.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
+from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
 
 LINES = (".jsonl", ".ndjson")
 BLOCK_BYTES = 4 << 20

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from service import openmp
 from service.cli.corpus import files
 from service.cli.corpus.folder_scan import UnsendableDocument, scan
 from service.cli.output import console, emit
 from service.cli.service_client import WrongArgument
+from service.shared import openmp
 
 if TYPE_CHECKING:
     from retriever import Document
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
 def _tune(args: argparse.Namespace, settings: Settings) -> int:
     # torch takes seconds to import, so wrong arguments are found before.
     from service.gateway.api import PromptBuilder
-    from service.model_fingerprint import CALIBRATION_FILE, fingerprint
     from service.models.model_finder import ModelFinder
+    from service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
     from service.tuning import questions
     from service.tuning.measuring.environment import describe
     from service.tuning.report import contents
@@ -159,8 +159,8 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     """
     from service.errors import InvalidRequest
     from service.gateway.api import DocumentParser, FileLimits, SpooledDocument
-    from service.gateway.corpus.parsing.file_kinds import file_kind
-    from service.worker_settings import MIB
+    from service.gateway.documents.parsing.file_kinds import file_kind
+    from service.shared.worker_settings import MIB
 
     found = scan([folder])
     contents = [*found.failed, *files.read(found.sources, {})]

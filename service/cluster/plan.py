@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service import calibration
 from service.errors import InvalidSetting
-from service.fleet_secret import require_secret
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import FOLDER_MODE
 from service.models.model_finder import ModelFinder
-from service.settings import Settings, load
-from service.worker_settings import WorkerSettings
+from service.settings import Settings, calibration, load
+from service.shared.fleet_secret import require_secret
+from service.shared.worker_settings import WorkerSettings
 
 # The service's settings that are a worker's: nothing else goes to other machines.
 _OF_WORKERS = {

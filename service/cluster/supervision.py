@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from service import openmp
 from service.cluster.actor_state import ActorState
 from service.errors import KvstitchError
 from service.gateway.worker_client.connection import WorkerConnection
@@ -27,7 +26,8 @@ from service.gateway.worker_client.supervisor import (
     REFUSED,
     forward_stderr,
 )
-from service.worker_settings import WorkerSettings
+from service.shared import openmp
+from service.shared.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.cluster")
 

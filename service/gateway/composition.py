@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO
 
 from retriever import Embedder, Retriever
-from service import calibration
 from service.errors import InvalidSetting, KvstitchError
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
@@ -24,10 +23,10 @@ from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.rate_counters import LocalCounters, RateCounters
-from service.gateway.corpus.corpus import Corpus
 from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
+from service.gateway.documents.corpus import Corpus
 from service.gateway.fleet.fleet_gauges import watch_fleet
 from service.gateway.fleet.shared_workers import SharedWorkers
 from service.gateway.fleet.worker_state import WorkerState
@@ -43,8 +42,8 @@ from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.supervisor import COMMAND
 from service.gateway.workers import ProcessOptions, Workers
-from service.settings import Settings
-from service.tracing import tracing
+from service.settings import Settings, calibration
+from service.shared.tracing import tracing
 
 logger = logging.getLogger(__name__)
 

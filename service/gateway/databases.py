@@ -22,15 +22,15 @@ from service.gateway.auth.access import Keys
 from service.gateway.auth.key_databases import KeyDatabase
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.secret_file import own_secret
-from service.gateway.corpus.corpus import Corpus
-from service.gateway.corpus.fleet.catalog_lock import CatalogLock
-from service.gateway.corpus.jobs.job_database import JobDatabase
-from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.disk_guard import DiskGuard
+from service.gateway.documents.catalog_lock import CatalogLock
+from service.gateway.documents.corpus import Corpus
+from service.gateway.documents.jobs.job_database import JobDatabase
+from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.gateway.corpus.fleet.heartbeat import Heartbeat
+    from service.gateway.documents.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +119,8 @@ class SharedDatabases:
         from service.gateway import shared_schema
         from service.gateway.auth.key_cache import KeyCache
         from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase
-        from service.gateway.corpus.fleet.membership import Membership
-        from service.gateway.corpus.jobs.postgresql_job_database import PostgresqlJobDatabase
+        from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
+        from service.gateway.documents.membership import Membership
 
         self._settings = settings
         self._catalog_pool = Postgresql(settings.database, catalog_database.SCHEMA)
@@ -152,7 +152,7 @@ class SharedDatabases:
         return shared_secret(self.jobs, own_secret(self._settings.data_dir))
 
     def start(self, corpus: Corpus, give_up: Callable[[str], None]) -> None:
-        from service.gateway.corpus.fleet.heartbeat import Heartbeat
+        from service.gateway.documents.heartbeat import Heartbeat
 
         self._heartbeat = Heartbeat(self._membership, corpus.hear, give_up)
         self._heartbeat.start()

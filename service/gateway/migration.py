@@ -16,9 +16,9 @@ from service.errors import InvalidSetting
 from service.gateway import shared_schema
 from service.gateway.auth.key_databases import SqliteKeyDatabase
 from service.gateway.auth.secret_file import own_secret
-from service.gateway.corpus.fleet import membership
-from service.gateway.corpus.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.data_folder import lock_folder
+from service.gateway.documents import membership
+from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
 
 _ACCEPTED = "state != 'spooling'"
 _JOBS = ("job_id", "number", "tenant", "state", "cancelled", "idempotency_key", "digest",

@@ -16,7 +16,7 @@ from service.gateway.worker_client.protocol import Worker
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.messages import Holdings, Stats
 from service.settings import Settings
-from service.worker_settings import WorkerSettings
+from service.shared.worker_settings import WorkerSettings
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from service.calibration import BUILT_IN_FUSION
+from service.settings.calibration import BUILT_IN_FUSION
 from service.tuning.measuring.candidate import Candidate, Parameters
 from service.worker.methods.api import ModelFacts
 

@@ -34,8 +34,9 @@ from kvstore import (
 from kvstore.tiers.base import Tier
 from service import messages as m
 from service.errors import KvstitchError
-from service.model_fingerprint import fingerprint
-from service.tracing import tracing
+from service.shared.model_fingerprint import fingerprint
+from service.shared.tracing import tracing
+from service.shared.worker_settings import WorkerSettings
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.model_facts import read_calibration
 from service.worker.core.threads import set_threads
@@ -62,7 +63,6 @@ from service.worker.server.inbox import Inbox
 from service.worker.server.leases import Leases
 from service.worker.server.link import Link
 from service.worker.server.worker_server import WorkerServer
-from service.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.worker")
 

@@ -13,8 +13,8 @@ few functions (`harness`) for what callers do most: open an engine, prefill one 
 
 from __future__ import annotations
 
-from service.model_fingerprint import CALIBRATION_FILE
-from service.model_fingerprint import fingerprint as model_fingerprint
+from service.shared.model_fingerprint import CALIBRATION_FILE
+from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.core.flops import full_prefill as full_prefill_flops
 from service.worker.core.model_facts import read_calibration
 from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent

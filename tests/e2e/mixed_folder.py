@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.service.gateway.corpus.office_files import (
+from tests.service.gateway.documents.office_files import (
     make_docx,
     make_eml,
     make_epub,
@@ -18,7 +18,7 @@ from tests.service.gateway.corpus.office_files import (
     make_xlsx,
     make_zip,
 )
-from tests.service.gateway.corpus.pdfs import make_pdf
+from tests.service.gateway.documents.pdfs import make_pdf
 
 FILES = 1000
 INGESTED = "ingested"

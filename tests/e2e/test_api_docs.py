@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
-from tests.service.gateway.corpus.pdfs import make_pdf
+from tests.service.gateway.documents.pdfs import make_pdf
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "api.md"

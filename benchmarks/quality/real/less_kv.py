@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.fidelity.prompts import of_file
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
-from service.calibration import BUILT_IN_FUSION
+from service.settings.calibration import BUILT_IN_FUSION
 from service.tuning.choosing import Summary
 from service.tuning.measuring.bootstrap import Bootstrap
 from service.tuning.measuring.candidate import FULL_PREFILL, Candidate

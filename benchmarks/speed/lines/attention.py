@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.shapes import sizes
+from benchmarks.common.shapes import sizes
 from benchmarks.speed.outcome import Figure, Outcome
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup

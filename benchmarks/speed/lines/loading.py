@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sparse_ttft import drop_pages
 from benchmarks.speed.engines import A3, METHODS, Prompt, Throttled, answer, place
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
+from benchmarks.speed.sparse_ttft import drop_pages
 from kvstore import MemoryTier, SsdTier
 from service.worker.api import Engine
 

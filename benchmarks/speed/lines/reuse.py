@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.shapes import random_qwen2
+from benchmarks.common.shapes import random_qwen2
 from benchmarks.speed.engines import answer
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.setup import Setup

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.shapes import sizes
+from benchmarks.common.shapes import sizes
 from benchmarks.speed import tier_rows
 from benchmarks.speed.outcome import Figure, Outcome, at_least
 from benchmarks.speed.paired import run_paired

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.redis import redis_url
+from benchmarks.common.redis import redis_url
 from benchmarks.speed.engines import A3, FULL, METHODS, PIE, SCOUT, Prompt, answer, place
 from benchmarks.speed.outcome import Figure, Outcome
 from benchmarks.speed.paired import Paired, Work, run_paired

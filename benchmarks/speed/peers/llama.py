@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Self
 
-from benchmarks.shapes import sizes
+from benchmarks.common.shapes import sizes
 from benchmarks.speed.setup import Setup
 
 PYTHON = "KVSTITCH_LLAMA_PYTHON"

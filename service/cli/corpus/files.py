@@ -17,7 +17,7 @@ from service.cli.corpus.folder_scan import (
     UnsendableDocument,
     unreadable,
 )
-from service.gateway.corpus.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX, UTF8_KINDS, file_kind
+from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX, UTF8_KINDS, file_kind
 
 ROW = "application/x-ndjson"
 _FIELDS = ("title", "metadata", "collection")

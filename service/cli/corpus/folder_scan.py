@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.cli.service_client import WrongArgument
-from service.gateway.corpus.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
+from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
 
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (*MEDIA_TYPE_OF_SUFFIX, *LINES)

@@ -21,7 +21,7 @@ from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import GenerateRequest
 from service.gateway.schemas.explain import Explanation
 from service.gateway.worker_client.protocol import Worker
-from service.tracing import Tracing
+from service.shared.tracing import Tracing
 
 
 class AnswerService:

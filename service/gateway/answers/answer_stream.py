@@ -25,7 +25,7 @@ from service.gateway.schemas import Citation, GenerateResponse, RetrievalNote
 from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Done, Failed, Report, TokenItem
-from service.tracing import Span
+from service.shared.tracing import Span
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from service import fleet_secret
 from service.errors import InvalidSetting
 from service.gateway.fleet.discovery.sources import Source, source_of
 from service.gateway.fleet.known_workers import KnownWorkers
@@ -23,6 +22,7 @@ from service.gateway.worker_client.protocol import Worker
 from service.messages import Hello, Holdings, Ready, Stats
 from service.records import ModelInfo
 from service.settings import Settings
+from service.shared import fleet_secret
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.answers.call_context import CallContext
 from service.gateway.auth.access import Principal
-from service.gateway.corpus.document_service import DocumentService
-from service.gateway.corpus.job_service import JobService
-from service.gateway.corpus.jobs.job_records import UploadedDocument
+from service.gateway.documents.document_service import DocumentService
+from service.gateway.documents.job_service import JobService
+from service.gateway.documents.jobs.job_records import UploadedDocument
 from service.gateway.http.services import GatewayServices
 from service.gateway.http.upload_validation import UploadLimits
 from service.gateway.http.uploads import read_documents

@@ -15,7 +15,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from service.gateway.corpus.jobs.job_records import SpooledFile
+from service.gateway.documents.jobs.job_records import SpooledFile
 from service.gateway.json_content import parse_json, validated
 
 M = TypeVar("M", bound=BaseModel)

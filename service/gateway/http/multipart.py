@@ -17,15 +17,15 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from service.errors import InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8
-from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
-from service.gateway.corpus.jobs.spool_folder import (
+from service.gateway.documents.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.documents.jobs.spool_folder import (
     INLINE_BYTES,
     START_BYTES,
     SpoolWriter,
     Upload,
 )
-from service.gateway.corpus.parsing.file_kinds import file_kind, kind_of_start
-from service.gateway.corpus.parsing.sent_documents import file_document
+from service.gateway.documents.parsing.file_kinds import file_kind, kind_of_start
+from service.gateway.documents.parsing.sent_documents import file_document
 from service.gateway.http.json_body import in_thread_if_long
 from service.gateway.http.upload_validation import UploadValidator
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE
+from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE
 
 _FILE: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
 _COLLECTION: Final = {"type": ["string", "null"], "minLength": 1, "maxLength": 128}

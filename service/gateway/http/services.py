@@ -12,8 +12,8 @@ from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.answers.validating.default_methods import DefaultMethods
 from service.gateway.auth.access import Access
-from service.gateway.corpus.corpus import Corpus
 from service.gateway.disk_guard import DiskGuard
+from service.gateway.documents.corpus import Corpus
 from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.errors import BodyTooLarge, InvalidRequest
-from service.gateway.corpus.jobs.job_records import UploadedDocument
-from service.gateway.corpus.parsing.file_kinds import BINARY_KINDS
+from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.parsing.file_kinds import BINARY_KINDS
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from fastapi import Request
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from service.gateway.body_errors import NOT_UTF8
-from service.gateway.corpus.jobs.job_records import SpooledFile, UploadedDocument
-from service.gateway.corpus.jobs.spool_folder import Upload
-from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
-from service.gateway.corpus.parsing.sent_documents import (
+from service.gateway.documents.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.documents.jobs.spool_folder import Upload
+from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
+from service.gateway.documents.parsing.sent_documents import (
     check_utf8,
     file_document,
     json_document,

@@ -18,10 +18,10 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service import openmp
 from service.gateway.worker_client import socket_folder
 from service.gateway.worker_client.connection import RESTARTED, WorkerConnection
-from service.worker_settings import WorkerSettings
+from service.shared import openmp
+from service.shared.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from service.metrics import Sample
 from service.records import GATE_STATES, GateState
+from service.shared.metrics import Sample
 from service.worker.checks.comparison import compare, full_logits
 from service.worker.checks.shadow import Shadow
 from service.worker.core.prefill_result import PrefillResult

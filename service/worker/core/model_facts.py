@@ -5,7 +5,7 @@
 `kvstitch tune` writes the file, into the data folder; a model's folder may hold one, too. Without
 it, all methods but those that need its values can be used. It is not part of the model's
 fingerprint, because stored KV does not depend on it. What else it holds is not the worker's
-(service/calibration.py).
+(service/settings/calibration.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidRequest, ModelRefused
-from service.model_fingerprint import CALIBRATION_FILE
+from service.shared.model_fingerprint import CALIBRATION_FILE
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The gate's counters by method, as metrics that are declared in `service.metrics`."""
+"""The gate's counters by method, as metrics that are declared in `service.shared.metrics`."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from service.metrics import GATE_OUTCOMES, KL_BUCKETS, Sample
+from service.shared.metrics import GATE_OUTCOMES, KL_BUCKETS, Sample
 from service.worker.gate.policy import Observation
 
 

@@ -2,7 +2,7 @@
 hooks' arguments and results, and the helper functions that the built-in methods use too."""
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.budget import apportion
 from service.worker.core.deviation import squared_deviation
 from service.worker.core.flops import FlopCount

@@ -16,7 +16,7 @@ import transformers.utils
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 from transformers.utils import import_utils
 
-from kvstore.format.chunk_spec import DTYPES
+from kvstore.format.chunk_identity import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidSetting, ModelRefused
+from service.shared.worker_settings import WorkerSettings
 from service.worker.core.threads import set_threads
 from service.worker.forward import selfcheck
 from service.worker.kv.pool import KVPool
@@ -28,7 +29,6 @@ from service.worker.parallel.followers import Followers
 from service.worker.parallel.lead import GangLead
 from service.worker.parallel.sharded_model import refuse_model, sharded, weight_bytes
 from service.worker.parallel.shared_pool import SharedPool
-from service.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.parallel")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from service.errors import InvalidRequest, PromptTooLong
-from service.parameters import AUTO
 from service.records import ChunkTokens, Sampling
+from service.shared.parameters import AUTO
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.request import Request
 from service.worker.gate.method_trust import GatedMethod

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from service import messages as m
 from service import wire
-from service.tracing import Span, Tracing
+from service.shared.tracing import Span, Tracing
 from service.worker.core.request import (
     DoneEvent,
     Event,

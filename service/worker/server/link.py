@@ -13,7 +13,7 @@ from collections.abc import Callable
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from service import fleet_secret
+from service.shared import fleet_secret
 from service.wire import MAX_MESSAGE_BYTES
 
 log = logging.getLogger("kvstitch.worker")

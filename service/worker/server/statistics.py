@@ -1,11 +1,11 @@
-"""The worker's counters as samples of the metrics that `service.metrics` declares."""
+"""The worker's counters as samples of the metrics that `service.shared.metrics` declares."""
 
 from __future__ import annotations
 
 from kvstore.store_stats import StoreStats, TierStats
 from service import __version__
 from service.messages import Ready
-from service.metrics import Sample
+from service.shared.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.planner.planner import Planner
 

@@ -19,7 +19,7 @@ from service import messages as m
 from service import wire
 from service.chunk_ids import ChunkIds
 from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerFault, WorkerUnavailable
-from service.tracing import Tracing
+from service.shared.tracing import Tracing
 from service.worker.core.request import FailedEvent, PrecomputedEvent, Request
 from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader

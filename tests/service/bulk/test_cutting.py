@@ -16,7 +16,7 @@ from service.bulk.range_table import RangeTable
 from service.bulk.records import NewRange, Run
 from service.bulk.sources import LocalSource, S3Source, Source, source
 from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.corpus.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import SpooledDocument
 from service.settings import Settings
 from tests.s3_server import BUCKET, KEY_ID, SECRET, s3_server
 

@@ -16,7 +16,7 @@ from service.cluster.actor_state import ActorState
 from service.cluster.addresses import free_address
 from service.cluster.supervision import SupervisedWorker
 from service.errors import ModelRefused
-from service.worker_settings import WorkerSettings
+from service.shared.worker_settings import WorkerSettings
 
 FAKE = (sys.executable, "-m", "service.gateway.worker_client.testing.fake_worker")
 LONG_S = 60.0

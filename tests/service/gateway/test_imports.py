@@ -37,7 +37,7 @@ def test_metrics_declared_for_the_worker_are_those_it_sends() -> None:
     from pathlib import Path
 
     import service
-    from service.metrics import WORKER_METRICS
+    from service.shared.metrics import WORKER_METRICS
 
     folder = Path(service.__file__).parent / "worker"
     sent = set()

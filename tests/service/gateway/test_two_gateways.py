@@ -15,19 +15,19 @@ import pytest
 
 from retriever.sql.postgresql import Postgresql
 from service.gateway import shared_schema
-from service.gateway.corpus.deletion_records import PurgeTarget
-from service.gateway.corpus.deletion_store import DeletionStore
-from service.gateway.corpus.fleet.membership import (
+from service.gateway.documents.deletion_records import ChunkKV
+from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_store import JobStore
+from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
+from service.gateway.documents.jobs.spool_folder import SpoolFolder
+from service.gateway.documents.membership import (
     FORGET_MEMORY_S,
     FORGET_S,
     ID_FILE,
     LEASE_S,
     Membership,
 )
-from service.gateway.corpus.jobs.job_records import UploadedDocument
-from service.gateway.corpus.jobs.job_store import JobStore
-from service.gateway.corpus.jobs.postgresql_job_database import PostgresqlJobDatabase
-from service.gateway.corpus.jobs.spool_folder import SpoolFolder
 from service.messages import Purge
 from tests.postgresql_server import PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
@@ -194,7 +194,7 @@ def test_a_deletion_waits_for_a_silent_gateway_until_that_is_forgotten(
     here, deletions = member("here", "h1")
     _, away_deletions = member("away", "a1")
     (kv / "chunk").write_bytes(b"kv")
-    targets = [PurgeTarget("", "c", "d", n, [n]) for n in (1, 2)]
+    targets = [ChunkKV("", "c", "d", n, [n]) for n in (1, 2)]
     receipt_id = deletions.open_receipt("", "c", ["d"], targets)
     deletions.settle(deletions.pending_purges(9), {"ssd": 1})
     assert deletions.pending_purges(9) == [] and len(away_deletions.pending_purges(9)) == 2

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from service import calibration
 from service.cli import main
-from service.settings import load
+from service.settings import calibration, load
 from tests.service.tuning.model_folders import make_documents, make_model
 
 

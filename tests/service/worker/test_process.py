@@ -18,7 +18,7 @@ import zmq
 
 from service import messages as m
 from service import wire
-from service.worker_settings import WorkerSettings
+from service.shared.worker_settings import WorkerSettings
 from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny_config
 
 DOCUMENTS = [m.ChunkTokens(1, D1), m.Chunk(2, D2), m.Chunk(3, D3)]

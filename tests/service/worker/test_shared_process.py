@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from service import fleet_secret, wire
 from service import messages as m
-from service.worker_settings import WorkerSettings
+from service import wire
+from service.shared import fleet_secret
+from service.shared.worker_settings import WorkerSettings
 from tests.service.worker.test_process import DOCUMENTS, START_S, Peer, Q, S, spawn, tiers
 from tests.service.worker.tiny import random_model, tiny_config
 

@@ -11,7 +11,7 @@ from service.cli.corpus.folder_scan import OTHER_KIND, SkippedFile, UnsendableDo
 from service.cli.corpus.web.fetch import Fetched, Fetcher, FetchLimits, NotFetched
 from service.cli.corpus.web.url_list import of_file, of_sitemap, without_repetitions
 from service.cli.service_client import WrongArgument
-from service.gateway.corpus.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
+from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
 
 REPEATED = "named before"
 TOO_MANY = "beyond --max-urls"

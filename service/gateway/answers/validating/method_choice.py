@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from service.errors import InvalidRequest, UnknownMethod
 from service.gateway.schemas import MethodChoice
 from service.messages import Method, MethodInfo
-from service.parameters import check
+from service.shared.parameters import check
 
 
 def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]) -> Method:

@@ -13,7 +13,7 @@ from service.errors import ModelNotFound
 from service.gateway.schemas import MethodChoice
 from service.gateway.schemas.openai.models import ModelOut
 from service.messages import Ready
-from service.parameters import check
+from service.shared.parameters import check
 
 
 def list_models(model: str, created: int, ready: Ready, bound: str = "") -> list[ModelOut]:

@@ -25,7 +25,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from service import fleet_secret, wire
+from service import wire
 from service.errors import Overloaded
 from service.gateway.worker_client.supervisor import REFUSED
 from service.messages import (
@@ -64,7 +64,8 @@ from service.records import (
     TokenItem,
     TokenLogprobs,
 )
-from service.worker_settings import WorkerSettings
+from service.shared import fleet_secret
+from service.shared.worker_settings import WorkerSettings
 
 RATIO = {"type": "number", "default": 0.15, "doc": "share to recompute", "ge": 0, "le": 1}
 BUDGET = {"type": "integer", "default": 1024, "doc": "entries kept per head", "ge": 1}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.budget import apportion, exact
 from service.worker.core.topk import stable_topk
 from service.worker.methods.bases.eviction import PromptAttention

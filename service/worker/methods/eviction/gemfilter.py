@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.core.model_facts import ModelFacts

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.layer_view import LayerView
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.model.attention import attention_probabilities

@@ -19,8 +19,8 @@ from functools import lru_cache
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.model_fingerprint import CALIBRATION_FILE
-from service.parameters import parameter
+from service.shared.model_fingerprint import CALIBRATION_FILE
+from service.shared.parameters import parameter
 from service.worker.core.budget import apportion, exact
 from service.worker.core.model_facts import ModelFacts
 from service.worker.methods.bases.eviction import PromptAttention

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.budget import exact
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.pooling import max_pool
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 

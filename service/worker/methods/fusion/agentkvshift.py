@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.deviation import squared_deviation, squared_norm
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union

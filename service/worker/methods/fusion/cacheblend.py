@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.deviation import squared_deviation
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout, union

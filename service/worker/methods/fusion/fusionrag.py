@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.methods.bases.two_pass import QuestionRankedMethod
 
 

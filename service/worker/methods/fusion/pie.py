@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.core.model_facts import ModelFacts
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod

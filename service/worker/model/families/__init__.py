@@ -1,7 +1,7 @@
 """Model families: a decoder class each, found by the `model_type` of a model's config.
 
 To add a family, write its class (its docstring is its row in docs/models.md), name it in
-`FAMILIES` of `service.worker.model.supported`, and run `make generate`.
+`FAMILIES` of `service.worker.model.supported`, and run `python -m scripts.docs_tables`.
 """
 
 from __future__ import annotations

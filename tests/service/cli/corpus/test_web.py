@@ -16,7 +16,7 @@ import pytest
 from service.cli import main
 from service.cli.corpus.web.fetch import Fetcher, FetchLimits, NotFetched, not_public
 from tests.service.gateway.conftest import data, folder, rig
-from tests.service.gateway.corpus.pdfs import make_pdf
+from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig
 
 __all__ = ["data", "folder", "rig"]

@@ -18,7 +18,7 @@ from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import ChunkTokens, Done, Failed, Generate, Purge, Purged, Stats, TokenItem
-from service.worker_settings import WorkerSettings
+from service.shared.worker_settings import WorkerSettings
 from tests.service.gateway.worker_client.test_client import request
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.gateway.corpus.pdfs import make_pdf
+from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig
 
 HEAD = [{"start": 0, "kind": "heading", "label": "Head"}]

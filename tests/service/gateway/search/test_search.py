@@ -15,7 +15,7 @@ from retriever.testing import HashingEmbedder
 from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Generate
 from tests.retriever.http_endpoint import endpoint
-from tests.service.gateway.corpus.pdfs import make_pdf
+from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig, running
 
 NORWAY = "What is the capital of Norway?"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
+from service.shared.parameters import parameter
 from service.worker.gate.fallbacks import fallbacks
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import FusionMethod

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from kvstore import ChunkSpec, EncodedChunk, encode_chunk
-from kvstore.tiers.testing.fake_tier import FakeTier
 from service.records import ChunkTokens, Method
 from service.worker.core.request import PrecomputedEvent
 from service.worker.core.steps import Steps
 from service.worker.forward import chunk_prefill, layer_ops
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.model.addressing import Address
+from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker import engines
 from tests.service.worker.engines import PIE, Rig, disk, rig
 from tests.service.worker.tiny import S, Tiny, random_model, tiny_config, tiny_of

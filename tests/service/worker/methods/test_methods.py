@@ -15,7 +15,7 @@ from torch import Tensor
 import service.worker.methods.eviction
 import service.worker.methods.fusion
 from service.errors import InvalidRequest, UnknownMethod
-from service.parameters import schema_of
+from service.shared.parameters import schema_of
 from service.worker.core.flops import FlopCount
 from service.worker.core.layer_view import LayerView
 from service.worker.core.layout import PromptLayout

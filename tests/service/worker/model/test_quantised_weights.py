@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from service.errors import ModelRefused
-from service.model_fingerprint import QUANTISED, fingerprint
 from service.settings import Settings
+from service.shared.model_fingerprint import QUANTISED, fingerprint
 from service.worker.forward import decode, selfcheck
 from service.worker.harness import kv_pool, prefill_ids
 from service.worker.kernels.cpu import decode_step

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from service.errors import ModelRefused
+from service.shared.worker_settings import WorkerSettings
 from service.worker.model import unserved
 from service.worker.model.load import load
-from service.worker_settings import WorkerSettings
 from tests.service.worker.tiny import FAMILIES, random_model, tiny_config
 
 START_S = 60

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.tiers.testing.fake_tier import FakeTier
 from service.errors import InvalidRequest, InvalidSetting, ModelRefused
+from service.shared.worker_settings import WorkerSettings
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.core.layer_view import LayerView
 from service.worker.core.model_facts import ModelFacts
@@ -33,7 +33,7 @@ from service.worker.parallel.gang import Gang, refuse
 from service.worker.parallel.sharded_model import refuse_model
 from service.worker.parallel.shared_pool import SharedKV
 from service.worker.sequences.admission import Admission
-from service.worker_settings import WorkerSettings
+from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Method, rig
 from tests.service.worker.parallel.served import Served, answered, assert_same
 from tests.service.worker.tiny import (

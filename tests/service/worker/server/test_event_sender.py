@@ -6,7 +6,7 @@ from typing import Any
 
 from service import messages as m
 from service import wire
-from service.tracing import tracing
+from service.shared.tracing import tracing
 from service.worker.core.request import FailedEvent, PrecomputedEvent, TokenEvent
 from service.worker.server.event_sender import EventSender
 

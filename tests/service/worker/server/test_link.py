@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from service import fleet_secret
 from service.errors import InvalidSetting
+from service.shared import fleet_secret
 from service.worker.server.link import Link
 
 MESSAGES = 200

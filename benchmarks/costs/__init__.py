@@ -1,0 +1,1 @@
+"""What a feature costs and what it is worth: time, memory, operations, answers."""

@@ -1,0 +1,210 @@
+"""What precomputing chunks behind other chunks costs: time, bytes, and what a change makes anew.
+
+    python -m benchmarks.costs.precomputed_behind --model FOLDER
+
+Natural Questions' passages (test part) are one collection. Time: all chunks of some groups are
+computed in every prefix mode, in turns, round by round; tokens per second relative to mode system
+as it was before prefixes were kept (S computed with every chunk). Change: a tenth of the documents
+gets another text; counted are the unchanged chunks that have to be computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.quality.tasks import natural_questions
+from kvstore import EncodedChunk
+from retriever import Chunk, Document, Kind, LocalEmbedder, Retriever, Scope
+from service.gateway.api import PromptBuilder
+from service.settings import Settings
+from service.tuning.measuring.environment import describe
+from service.worker.api import (
+    Address,
+    Addressing,
+    ChunkPrefill,
+    DecoderModel,
+    compute_chunk,
+    load_model,
+    model_fingerprint,
+)
+
+OUT = Path("benchmarks/results/real")
+KINDS: tuple[Kind, Kind] = ("primer", "neighbours")
+COUNT = 3
+CHANGED = 0.1
+GROUPS = 3  # whose chunks are timed
+
+
+class Store:
+    """Chunks in memory, read at once."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, EncodedChunk] = {}
+
+    def read(self, address: Address) -> Future[EncodedChunk | None]:
+        found: Future[EncodedChunk | None] = Future()
+        found.set_result(self.held.get(address.key))
+        return found
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.costs.precomputed_behind",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model folder")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--most", type=int, default=96, help="chunks that are timed")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args(given)
+    torch.set_num_threads(args.threads)
+    decoder = load_model(str(args.model), dtype=args.dtype, device="cpu")
+    prompts = PromptBuilder(args.model, Settings.model_validate({}))
+    embedder = LocalEmbedder()
+    with tempfile.TemporaryDirectory() as folder:
+        retriever = Retriever.in_folder(Path(folder), embedder, prompts.chunking())
+        retriever.start()
+        with closing(retriever):
+            retriever.ingest(documents("test"))
+            companions = {kind: choose(retriever, kind) for kind in KINDS}
+            chunks = of_groups(retriever, companions["primer"], args.most)
+            timed = time_modes(decoder, prompts, chunks, companions, args.rounds)
+            churn = changed(retriever, companions, args.seed)
+    result: dict[str, Any] = {
+        "model": {"folder": args.model.name, "fingerprint": model_fingerprint(str(args.model))},
+        "environment": describe(),
+        "threads": args.threads,
+        "seed": args.seed,
+        "chunks": {"collection": len(companions["primer"]), "timed": len(chunks)},
+        "speed": timed,
+        "computed_again": churn,
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / "precomputed_behind.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for mode, speeds in timed.items():
+        print(f"{mode:12} {statistics.median(speeds):.2f} of before, rounds {speeds}")
+    print({kind: f"{share:.0%} of the unchanged chunks" for kind, share in churn.items()})
+    print(path)
+    return 0
+
+
+def documents(split: str) -> list[Document]:
+    passages = dict.fromkeys(asked.passage for asked in natural_questions.load(split))
+    return [Document(str(n), p.text, p.title) for n, p in enumerate(passages)]
+
+
+def choose(retriever: Retriever, kind: Kind) -> dict[int, list[Chunk]]:
+    """The companions of every chunk."""
+    return {
+        chunk.chunk_id: retriever.companions.choose(
+            chunk, kind, scope=Scope(), count=COUNT, max_tokens=4096
+        )
+        for chunk in every_chunk(retriever)
+    }
+
+
+def every_chunk(retriever: Retriever) -> list[Chunk]:
+    page = retriever.list_documents(100_000, None)
+    return [chunk for document in page.documents for chunk in retriever.chunks_of(document.doc_id)]
+
+
+def of_groups(retriever: Retriever, primers: dict[int, list[Chunk]], most: int) -> list[Chunk]:
+    """The chunks of the largest groups, in the order in which they were ingested."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for chunk_id, companions in primers.items():
+        groups.setdefault(tuple(c.chunk_id for c in companions), []).append(chunk_id)
+    largest = sorted(groups.values(), key=len, reverse=True)[:GROUPS]
+    chosen = sorted(chunk_id for group in largest for chunk_id in group)[:most]
+    return retriever.get_chunks(chosen)
+
+
+def time_modes(
+    decoder: DecoderModel,
+    prompts: PromptBuilder,
+    chunks: Sequence[Chunk],
+    companions: dict[Kind, dict[int, list[Chunk]]],
+    rounds: int,
+) -> dict[str, list[float]]:
+    """Speed of every mode over that of `before`, by round."""
+    addressing = Addressing(decoder, fingerprint="companions", codec="raw")
+
+    def address(chunk: Chunk, mode: str) -> Address:
+        behind = [] if mode == "system" else companions[mode][chunk.chunk_id]  # type: ignore[index]
+        ids = [prompts.segment(other) for other in behind]
+        return addressing.document(prompts.segment(chunk), mode, prompts.system, "", ids)
+
+    def run(mode: str, fresh: bool = False) -> float:
+        store = Store()
+        if mode == "neighbours":  # all chunks are stored alone first, and counted
+            alone = ChunkPrefill(decoder)
+        prefill = made(store)
+        started = time.perf_counter()
+        for chunk in chunks if mode == "neighbours" else ():
+            of = address(chunk, "system")
+            store.held[of.key] = compute_chunk(alone, of)
+        for chunk in chunks:
+            compute_chunk(made(store) if fresh else prefill, address(chunk, mode))
+        return time.perf_counter() - started
+
+    def made(store: Store) -> ChunkPrefill:
+        prefill = ChunkPrefill(decoder, store.read)
+        prefill.write = lambda part, computed: store.held.update({part.key: computed.chunk})
+        return prefill
+
+    modes: dict[str, Callable[[], float]] = {
+        "before": lambda: run("system", fresh=True),
+        "system": lambda: run("system"),
+        "primer": lambda: run("primer"),
+        "neighbours": lambda: run("neighbours"),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in modes}
+    with torch.inference_mode():
+        for number in range(rounds):
+            for name, measure in modes.items():
+                taken[name].append(measure())
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+    return {
+        name: [round(b / t, 3) for b, t in zip(taken["before"], seconds, strict=True)]
+        for name, seconds in taken.items()
+        if name != "before"
+    }
+
+
+def changed(
+    retriever: Retriever, companions: dict[Kind, dict[int, list[Chunk]]], seed: int
+) -> dict[str, float]:
+    """Share of the unchanged chunks that stand behind a changed one, by kind."""
+    names = sorted({chunk.doc_id for chunk in every_chunk(retriever)})
+    gone = set(random.Random(seed).sample(names, round(CHANGED * len(names))))
+    owner = {chunk.chunk_id: chunk.doc_id for chunk in every_chunk(retriever)}
+    kept = [chunk_id for chunk_id, doc_id in owner.items() if doc_id not in gone]
+    return {
+        kind: round(
+            sum(any(other.doc_id in gone for other in chosen[chunk_id]) for chunk_id in kept)
+            / len(kept),
+            3,
+        )
+        for kind, chosen in companions.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""JSON by schema beside free text: is every answer valid, and what does it cost per token?
+
+    python -m benchmarks.costs.structured [--model smollm2] [--schemas 500] [--at-a-time 8]
+
+Generates schemas (nested objects, lists, numbers, patterns, formats, enumerations, unions), all of
+which bound how long an answer can be, asks a real service for an answer to each at temperature 1,
+and checks the answers with jsonschema-rs, which shares no code with what kept them to their form.
+Blocks of these requests take turns with the same prompts without a schema, whose answers have as
+many tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema_rs
+
+from loadtest.local_service import service
+from service.models.model_finder import resolve
+from service.tuning.measuring.environment import describe
+
+OUT = Path("benchmarks/results/structured.json")
+BLOCK = 50
+MAX_TOKENS = 512
+WORDS = ("name", "city", "year", "kind", "price", "tags", "owner", "size", "note", "unit", "code")
+PATTERNS = ("[A-Z]{2}-[0-9]{3}", "(yes|no)", "[a-z]{3,8}", "v[0-9]{1,3}\\.[0-9]")
+FORMATS = ("date", "uuid", "ipv4")
+TARGET = 1.2
+
+
+def schema(source: random.Random, depth: int = 3) -> dict[str, Any]:
+    """A random schema whose answers are bounded."""
+    kinds = ["string", "integer", "number", "boolean", "enum", "pattern", "format", "null", "const"]
+    kind = source.choice(kinds + ["object", "array", "union"] * 2 if depth else kinds)
+    match kind:
+        case "string":
+            return {"type": "string", "maxLength": source.randint(3, 30)}
+        case "integer" | "number":
+            low = source.randint(-1000, 1000)
+            return {"type": kind, "minimum": low, "maximum": low + source.randint(1, 5000)}
+        case "enum":
+            return {"enum": source.sample([*WORDS, 1, 2.5, None, True], 4)}
+        case "const":
+            return {"const": source.choice(WORDS)}
+        case "pattern":
+            return {"type": "string", "pattern": f"^{source.choice(PATTERNS)}$"}
+        case "format":
+            return {"type": "string", "format": source.choice(FORMATS)}
+        case "object":
+            return an_object(source, depth - 1)
+        case "array":
+            least = source.randint(0, 2)
+            bounds = {"minItems": least, "maxItems": least + source.randint(0, 3)}
+            return {"type": "array", "items": schema(source, depth - 1), **bounds}
+        case "union":
+            return {"anyOf": [schema(source, depth - 1) for _ in range(2)]}
+        case _:
+            return {"type": kind}
+
+
+def an_object(source: random.Random, depth: int) -> dict[str, Any]:
+    names = source.sample(WORDS, source.randint(1, 4))
+    return {
+        "type": "object",
+        "properties": {name: schema(source, depth) for name in names},
+        "required": source.sample(names, source.randint(0, len(names))),
+        "additionalProperties": False,
+    }
+
+
+async def ask(http: httpx.AsyncClient, number: int, **fields: Any) -> dict[str, Any]:
+    body = {"top_k": 0, "temperature": 1.0, "seed": number, **fields}
+    reply = await http.post("/v1/rag/generate", json=body)
+    reply.raise_for_status()
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+async def block(url: str, asked: list[dict[str, Any]], at_a_time: int) -> list[dict[str, Any]]:
+    """The answers, so many under way at any time."""
+    slots = asyncio.Semaphore(at_a_time)
+    async with httpx.AsyncClient(base_url=url, timeout=300.0) as http:
+
+        async def one(number: int, fields: dict[str, Any]) -> dict[str, Any]:
+            async with slots:
+                return await ask(http, number, **fields)
+
+        return await asyncio.gather(*(one(n, fields) for n, fields in enumerate(asked)))
+
+
+def valid(answer: dict[str, Any], form: dict[str, Any]) -> bool:
+    try:
+        content = json.loads(answer["text"])
+    except ValueError:
+        return False
+    return bool(jsonschema_rs.validator_for(form, validate_formats=True).is_valid(content))
+
+
+def compare(url: str, count: int, at_a_time: int, seed: int) -> dict[str, Any]:
+    source = random.Random(seed)
+    forms = [an_object(source, 2) for _ in range(count)]
+    guided: list[dict[str, Any]] = []
+    free: list[dict[str, Any]] = []
+    for start in range(0, count, BLOCK):
+        part = forms[start : start + BLOCK]
+        asked = [
+            {"question": f"Invent an example. Schema: {json.dumps(form)[:600]}"} for form in part
+        ]
+        forced = [
+            {**a, "max_tokens": MAX_TOKENS, "guided": {"json_schema": form}}
+            for a, form in zip(asked, part, strict=True)
+        ]
+        answers = asyncio.run(block(url, forced, at_a_time))
+        as_long = [
+            {**a, "ignore_eos": True, "max_tokens": max(1, r["usage"]["completion_tokens"])}
+            for a, r in zip(asked, answers, strict=True)
+        ]
+        free += asyncio.run(block(url, as_long, at_a_time))
+        guided += answers
+        good = sum(valid(r, f) for r, f in zip(guided, forms, strict=False))
+        print(f"{len(guided)} answers, {good} valid", file=sys.stderr, flush=True)
+    wrong = [
+        {"schema": form, "text": r["text"], "finish_reason": r["finish_reason"]}
+        for r, form in zip(guided, forms, strict=True)
+        if not valid(r, form)
+    ]
+    pairs = [
+        (g["timing"]["tpot_s"], f["timing"]["tpot_s"])
+        for g, f in zip(guided, free, strict=True)
+        if g["timing"]["tpot_s"] and f["timing"]["tpot_s"]
+    ]
+    ratios = sorted(g / f for g, f in pairs)
+    return {
+        "schemas": count,
+        "valid": count - len(wrong),
+        "not valid": wrong,
+        "tokens": sum(r["usage"]["completion_tokens"] for r in guided),
+        "tpot_ms, guided": 1000 * statistics.median(g for g, _ in pairs),
+        "tpot_ms, free": 1000 * statistics.median(f for _, f in pairs),
+        "tpot, guided over free": {
+            "median": statistics.median(ratios),
+            "quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
+            "target": TARGET,
+        },
+        "decode seconds, guided over free": sum(r["stages"].get("decode", 0.0) for r in guided)
+        / sum(r["stages"].get("decode", 0.0) for r in free),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.costs.structured",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--schemas", type=int, default=500)
+    parser.add_argument("--at-a-time", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    model = resolve(args.model)
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstitch-structured-") as folder,
+        service(Path(folder), model) as url,
+    ):
+        measured = compare(url, args.schemas, args.at_a_time, args.seed)
+    about = {"model": model.name, "at_a_time": args.at_a_time, "seed": args.seed}
+    result = {"environment": describe(), **about, **measured}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    shown = {k: v for k, v in result.items() if k not in ("environment", "not valid")}
+    print(json.dumps(shown, indent=1))
+    return 0 if result["valid"] == args.schemas else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What retrieval finds, and how fast."""

@@ -1,1 +1,0 @@
-"""Documents in and out: jobs, indexing, precomputed KV, deletions and their receipts."""

@@ -1,1 +1,0 @@
-"""Several gateways over one database: who is there, and what they owe each other."""

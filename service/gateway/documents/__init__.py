@@ -1,0 +1,1 @@
+"""Documents in and out: jobs, ingestion, precomputed KV, deletions and their receipts."""

@@ -1,0 +1,168 @@
+"""Stored documents: list, read, pin and delete them.
+
+A tenant sees its own documents, and cannot tell whether another tenant has a document of some id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from retriever import CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
+from service.errors import KvstitchError, NotFound
+from service.gateway.auth.access import Principal
+from service.gateway.documents.corpus_gauges import CorpusGauges
+from service.gateway.documents.deletion_records import Receipt
+from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.jobs.job_store import JobStore
+from service.gateway.documents.precompute_loop import PrecomputeLoop
+from service.gateway.documents.purge_queue import PurgeQueue
+from service.gateway.retrieval.async_retriever import AsyncRetriever
+
+PAGE_DOCUMENTS = 1000  # looked up at a time when many are deleted
+PURGE_S = 10.0  # a deletion answers then; what tiers have not purged yet, its receipt says
+
+
+class DocumentService:
+    """Every method raises WorkerUnavailable while the index is being loaded."""
+
+    def __init__(
+        self,
+        *,
+        retriever: AsyncRetriever,
+        jobs: JobStore,
+        deletions: DeletionStore,
+        purges: PurgeQueue,
+        precompute: PrecomputeLoop,
+        gauges: CorpusGauges,
+    ) -> None:
+        self._retriever = retriever
+        self._jobs = jobs
+        self._deletions = deletions
+        self._purges = purges
+        self._precompute = precompute
+        self._gauges = gauges
+
+    async def page(
+        self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
+    ) -> DocumentPage:
+        """One page of the documents that pass `where`, in the order of doc_id."""
+        self._retriever.require()
+        return await self._retriever.page(limit, cursor, where, scope=scope)
+
+    async def get(self, scope: Scope, doc_id: str) -> StoredDocument:
+        """One document with its text.
+
+        Raises:
+            NotFound: There is no such document.
+        """
+        self._retriever.require()
+        found = await self._retriever.get(doc_id, scope=scope)
+        if found is None:
+            raise _no_document(doc_id)
+        return found
+
+    async def set_pinned(self, scope: Scope, doc_id: str, pinned: bool) -> StoredDocument:
+        """Pin or unpin a document: the KV of a pinned one is computed again if a tier evicts it.
+
+        Raises:
+            NotFound: There is no such document.
+        """
+        self._retriever.require()
+        if not await self._retriever.set_pinned([doc_id], pinned, scope=scope):
+            raise _no_document(doc_id)
+        self._precompute.check_pins()
+        return await self.get(scope, doc_id)
+
+    async def collections(self, tenant: str) -> list[tuple[str, CorpusCounts]]:
+        self._retriever.require()
+        return await self._retriever.collections(tenant)
+
+    async def delete(self, scope: Scope, doc_id: str) -> Receipt:
+        """Remove a document's text, its vectors, and its KV in every tier.
+
+        Raises:
+            NotFound: There is no such document.
+        """
+        self._retriever.require()
+        async with self._purges.catalog_lock:
+            waiting = await self._cancel_waiting(scope, [doc_id])
+            if not waiting and await self._retriever.get(doc_id, scope=scope) is None:
+                raise _no_document(doc_id)
+            receipt_id = await self._remove(scope, [doc_id])
+        return await self._complete(scope, receipt_id)
+
+    async def delete_matching(
+        self, scope: Scope, doc_ids: Sequence[str] | None, where: DocFilter | None
+    ) -> Receipt:
+        """Remove documents as `delete` does.
+
+        Args:
+            scope: Tenant and collection.
+            doc_ids: These documents; ids that are not there are ignored.
+            where: Documents whose metadata passes. Neither of the two: the whole collection.
+        """
+        self._retriever.require()
+        async with self._purges.catalog_lock:
+            if where is None:
+                waiting = await self._cancel_waiting(scope, doc_ids)
+                named = None if doc_ids is None else DocFilter(doc_ids=tuple(doc_ids))
+                found = {*waiting, *await self._matching(scope, named)}
+            else:
+                found = set(await self._matching(scope, where))
+            receipt_id = await self._remove(scope, sorted(found))
+        return await self._complete(scope, receipt_id)
+
+    async def receipt(self, principal: Principal, receipt_id: str) -> Receipt:
+        """A deletion's receipt as it stands now.
+
+        Raises:
+            NotFound: The tenant has no such receipt.
+        """
+        found = await asyncio.to_thread(self._deletions.receipt, receipt_id, principal.tenant)
+        if found is None:
+            raise NotFound(
+                f"receipt_id: there is no receipt {receipt_id!r}; use what the deletion answered",
+                field="receipt_id",
+            )
+        return found
+
+    async def _cancel_waiting(self, scope: Scope, doc_ids: Sequence[str] | None) -> list[str]:
+        """Cancel documents that wait to be indexed; returns their ids."""
+        return await asyncio.to_thread(
+            self._jobs.cancel_documents, scope.tenant, scope.collection, doc_ids
+        )
+
+    async def _matching(self, scope: Scope, where: DocFilter | None) -> list[str]:
+        out: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await self._retriever.page(PAGE_DOCUMENTS, cursor, where, scope=scope)
+            out += [document.doc_id for document in page.documents]
+            if (cursor := page.next_cursor) is None:
+                return out
+
+    async def _remove(self, scope: Scope, doc_ids: Sequence[str]) -> str:
+        """Remove text and vectors, and leave the KV to pending purges; returns the receipt's id."""
+        receipt_id = await self._purges.open_receipt(scope, doc_ids)
+        await self._retriever.delete(*doc_ids, scope=scope)
+        return receipt_id
+
+    async def _complete(self, scope: Scope, receipt_id: str) -> Receipt:
+        """Purge what can be purged now; the rest stays pending, and the receipt says so."""
+        await self._gauges.refresh()
+        await self._retriever.save()
+        with contextlib.suppress(KvstitchError):  # the precompute loop tries again
+            await self._purges.run_due(receipt_id, begin_within_s=PURGE_S)
+        self._precompute.wake()
+        await asyncio.to_thread(self._deletions.scrub)
+        found = await asyncio.to_thread(self._deletions.receipt, receipt_id, scope.tenant)
+        assert found is not None
+        return found
+
+
+def _no_document(doc_id: str) -> NotFound:
+    return NotFound(
+        f"doc_id: there is no document {doc_id!r}; GET /admin/documents lists them", field="doc_id"
+    )

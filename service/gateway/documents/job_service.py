@@ -1,0 +1,232 @@
+"""Ingest jobs: accept documents, tell how far they are, cancel them.
+
+A tenant sees its own jobs, and cannot tell whether another tenant has a job of some id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
+from service.gateway.auth.access import Principal
+from service.gateway.auth.quotas import Quotas
+from service.gateway.disk_guard import DiskGuard
+from service.gateway.documents.corpus_gauges import CorpusGauges
+from service.gateway.documents.indexing_loop import IndexingLoop
+from service.gateway.documents.jobs.job_database import AlreadyAccepted
+from service.gateway.documents.jobs.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
+from service.gateway.documents.jobs.job_state import MAX_ERRORS
+from service.gateway.documents.jobs.job_store import JobStore
+from service.gateway.documents.purge_queue import PurgeQueue
+from service.gateway.documents.token_rate import TokenRate
+
+SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
+DOCUMENT_BYTES = 1024  # that a document counts in addition to its text
+MAX_CURSOR_DIGITS = 18  # what surely fits into SQLite's integers
+
+
+class JobService:
+    def __init__(
+        self,
+        *,
+        jobs: JobStore,
+        purges: PurgeQueue,
+        quotas: Quotas,
+        indexing: IndexingLoop,
+        gauges: CorpusGauges,
+        disk: DiskGuard,
+        rate: TokenRate,
+    ) -> None:
+        self._jobs = jobs
+        self._rate = rate
+        self._disk = disk
+        self._not_dropped: set[str] = set()  # refused, but there was no room to forget them
+        self._purges = purges
+        self._quotas = quotas
+        self._indexing = indexing
+        self._gauges = gauges
+        self._keys_in_use: set[tuple[str, str]] = set()  # (tenant, idempotency key)
+
+    async def submit(
+        self,
+        principal: Principal,
+        documents: AsyncIterator[UploadedDocument],
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Accept documents as they come in. On return all of them are on disk, or none.
+
+        Args:
+            principal: The sender.
+            documents: What they sent.
+            idempotency_key: The same key with the same documents gets the same job.
+
+        Raises:
+            Conflict: A request with the same key is in flight.
+            InvalidRequest: The key was used for other documents.
+            DiskFull: There is no room for them.
+            QuotaExceeded: The sender's key or tenant may not have so many documents or bytes.
+            KvstitchError: Whatever reading the documents raises.
+        """
+        tenant = principal.tenant
+        with self._exclusive_use(tenant, idempotency_key):
+            await self._drop()
+            job_id = await asyncio.to_thread(self._jobs.begin, tenant)
+            try:
+                digest = await self._spool(job_id, documents)
+                if idempotency_key is not None:
+                    known = await asyncio.to_thread(self._jobs.find, tenant, idempotency_key)
+                    if known is not None:
+                        await asyncio.to_thread(self._jobs.drop, job_id)
+                        return await self._repeated(principal, idempotency_key, known, digest)
+                try:
+                    await asyncio.to_thread(
+                        self._jobs.accept,
+                        job_id,
+                        idempotency_key,
+                        digest,
+                        check=self._room_for(principal),
+                    )
+                except AlreadyAccepted:  # by another gateway, since we looked
+                    assert idempotency_key is not None
+                    known = await asyncio.to_thread(self._jobs.find, tenant, idempotency_key)
+                    if known is None:  # and it was pruned since
+                        raise Conflict("send it again", retry_after_s=1.0) from None
+                    await asyncio.to_thread(self._jobs.drop, job_id)
+                    return await self._repeated(principal, idempotency_key, known, digest)
+            except BaseException:
+                self._not_dropped.add(job_id)
+                await asyncio.shield(self._drop())
+                raise
+        self._indexing.wake()
+        return await self.get(principal, job_id)
+
+    async def get(self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS) -> Job:
+        """One job, with the errors of so many documents that failed.
+
+        Raises:
+            NotFound: The tenant has no such job.
+        """
+        job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant, max_errors)
+        if job is None:
+            raise NotFound(
+                f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
+            )
+        return self._with_eta(job)
+
+    async def page(
+        self, principal: Principal, limit: int, cursor: str | None, state: str | None
+    ) -> JobPage:
+        """Jobs, newest first.
+
+        Raises:
+            InvalidRequest: The cursor is not one that a page has given out.
+        """
+        if cursor is not None and not (
+            cursor.isascii() and cursor.isdigit() and len(cursor) <= MAX_CURSOR_DIGITS
+        ):
+            raise InvalidRequest(
+                "cursor: pass the next_cursor of the page before, or leave it out", field="cursor"
+            )
+        before = None if cursor is None else int(cursor)
+        page = await asyncio.to_thread(self._jobs.page, principal.tenant, limit, before, state)
+        return replace(page, jobs=[self._with_eta(job) for job in page.jobs])
+
+    async def cancel(self, principal: Principal, job_id: str) -> Job:
+        """Cancel the documents of a job that are not done.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: It has ended already.
+        """
+        async with self._purges.catalog_lock:  # not while a batch is being indexed
+            job = await self.get(principal, job_id)
+            if job.state not in (*OPEN_STATES, "cancelled"):
+                raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
+            await asyncio.to_thread(self._jobs.cancel, job_id)
+        await self._gauges.refresh()
+        await asyncio.to_thread(self._jobs.scrub)
+        return await self.get(principal, job_id)
+
+    async def waiting(self) -> str | None:
+        """Why open jobs do not go on at the moment, None if they do."""
+        return await asyncio.to_thread(self._disk.reason)
+
+    def _with_eta(self, job: Job) -> Job:
+        if job.state not in OPEN_STATES:
+            return job
+        return replace(job, eta_s=self._rate.seconds_for(job.tokens_ahead))
+
+    async def _drop(self) -> None:
+        """Forget jobs that were refused; deleting, too, needs some room."""
+        with contextlib.suppress(DiskFull):
+            for job_id in list(self._not_dropped):
+                await asyncio.to_thread(self._jobs.drop, job_id)
+                self._not_dropped.discard(job_id)
+
+    async def states(self) -> dict[str, int]:
+        """How many jobs of all tenants are in each state."""
+        return await asyncio.to_thread(self._jobs.states)
+
+    async def _spool(self, job_id: str, documents: AsyncIterator[UploadedDocument]) -> bytes:
+        """Write documents to disk as they come; returns the digest of all of them."""
+        digest = hashlib.sha256()
+        batch: list[UploadedDocument] = []
+        size = 0
+
+        def write(batch: list[UploadedDocument]) -> None:
+            for document in batch:
+                digest.update(document.digest())
+            self._jobs.spool(job_id, batch)
+
+        async for document in documents:
+            batch.append(document)
+            size += document.size + DOCUMENT_BYTES
+            if size >= SPOOL_BYTES:
+                await asyncio.to_thread(write, batch)
+                batch, size = [], 0
+        await asyncio.to_thread(write, batch)
+        return digest.digest()
+
+    def _room_for(self, principal: Principal) -> Callable[[int, int], None] | None:
+        """What refuses so many documents and bytes; None: there is no quota."""
+        if not self._quotas.limits_stored(principal.limits):
+            return None
+        return partial(self._quotas.check_stored, principal.limits)
+
+    async def _repeated(
+        self, principal: Principal, key: str, known: tuple[str, bytes], digest: bytes
+    ) -> Job:
+        """The job that was accepted with this key, if it had the same documents."""
+        job_id, known_digest = known
+        if digest != known_digest:
+            raise InvalidRequest(
+                f"Idempotency-Key {key!r} was used for other documents: send a new key with them",
+                field="Idempotency-Key",
+            )
+        return await self.get(principal, job_id)
+
+    @contextlib.contextmanager
+    def _exclusive_use(self, tenant: str, key: str | None) -> Iterator[None]:
+        """Claim an idempotency key for one request.
+
+        Raises:
+            Conflict: Another request uses it.
+        """
+        if key is None:
+            yield
+            return
+        if (tenant, key) in self._keys_in_use:
+            raise Conflict(
+                f"a request with the Idempotency-Key {key!r} is under way: wait for its answer",
+                retry_after_s=1.0,
+            )
+        self._keys_in_use.add((tenant, key))
+        try:
+            yield
+        finally:
+            self._keys_in_use.remove((tenant, key))

@@ -1,0 +1,73 @@
+"""Parses one file in a process of its own: the file on stdin, JSON on stdout.
+
+    python -m service.gateway.documents.parsing.parser_process \\
+        KIND MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES
+
+The kernel enforces the limits: a file that takes too much ends this process and nothing else.
+Prints the fields of ParsedFile, or {"error": what to do}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import asdict, replace
+from importlib import import_module
+from typing import Any
+
+from service.errors import InvalidRequest
+from service.gateway.documents.parsing.parsed_file import AS_THEY_ARE, Bounds, ParsedFile
+
+PRIORITY = 10  # answers come first
+# Which module reads a kind; those of Office and EPUB are told apart by what is in them.
+MODULES = {
+    "csv": "delimited",
+    "eml": "mail",
+    "html": "html",
+    "md": "markdown",
+    "office": "office",
+    "pdf": "pdf",
+    "rst": "rst",
+}
+
+
+def main() -> None:
+    os.nice(PRIORITY)
+    kind, *limits = sys.argv[1:]
+    pages, chars, cpu_s, memory = map(int, limits)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    # openpyxl loads numpy where it finds it, which takes longer than most files, and much memory.
+    sys.modules["numpy"] = None  # type: ignore[assignment]
+    answer: dict[str, Any]
+    try:
+        answer = _parse(kind, sys.stdin.buffer.read(), Bounds(pages, chars))
+    except InvalidRequest as error:
+        answer = {"error": error.message}
+    except MemoryError:
+        answer = {"error": "it needs more memory than is allowed: split it"}
+    except RecursionError:
+        answer = {"error": "its objects are nested too deeply: save it anew"}
+    except Exception as error:
+        answer = {"error": f"it is not readable {kind} ({type(error).__name__}: {error})"[:500]}
+    sys.stdout.buffer.write(json.dumps(answer).encode())
+
+
+def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:
+    if kind not in MODULES:
+        raise InvalidRequest(f"files of kind {kind!r} cannot be read")
+    # Only this format's libraries are loaded: each takes a part of a second.
+    module = import_module(f"service.gateway.documents.parsing.formats.{MODULES[kind]}")
+    parsed: ParsedFile = module.parse(content, bounds)
+    if kind in AS_THEY_ARE:  # the caller has the text
+        parsed = replace(parsed, text="")
+    return asdict(parsed)
+
+
+if __name__ == "__main__":
+    main()

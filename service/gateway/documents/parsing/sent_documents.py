@@ -1,0 +1,108 @@
+"""Documents as they are sent, as lines of JSON or as files: the same rules for both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
+from service.gateway.body_errors import NOT_UTF8, from_validation
+from service.gateway.documents.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.documents.parsing.file_kinds import UTF8_KINDS
+from service.gateway.json_content import has_more_values, validated
+from service.gateway.schemas import DocumentIn
+
+# In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
+JSON_BYTES_PER_BYTE = 6
+JSON_LINE_EXTRA_BYTES = 65_536
+
+
+def line_limit(document_bytes: int) -> int:
+    """Bytes that a line of JSON may have at most, where a document may have `document_bytes`."""
+    return JSON_BYTES_PER_BYTE * document_bytes + JSON_LINE_EXTRA_BYTES
+
+
+def parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
+    """A document that is sent as a line of JSON.
+
+    Args:
+        line: UTF-8.
+        number: Of the line, for errors.
+        max_values: Values that it may hold, nested ones counted.
+
+    Raises:
+        BodyTooLarge: It holds more.
+        MalformedBody: It is not JSON.
+        InvalidRequest: A field is wrong; the error names it.
+    """
+    place = f"line {number}"
+    if has_more_values(line, max_values):
+        raise BodyTooLarge(
+            f"{place} holds more than {max_values} values: split the document", field=place
+        )
+    try:
+        content = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise MalformedBody(f"{place} {NOT_UTF8}", field=place) from error
+    except (ValueError, RecursionError) as error:
+        raise MalformedBody(f"{place} is not valid JSON: {error}", field=place) from error
+    try:
+        return DocumentIn.model_validate(content)
+    except ValidationError as error:
+        cause = from_validation(error.errors(include_url=False), DocumentIn)
+        raise InvalidRequest(f"{place}: {cause.message}", field=cause.field or place) from None
+
+
+def json_document(document: DocumentIn, collection: str) -> UploadedDocument:
+    """A document that is sent as JSON, for a collection."""
+    return UploadedDocument(
+        document.doc_id,
+        collection,
+        "text",
+        document.text.encode(),
+        document.title,
+        document.metadata,
+    )
+
+
+def check_utf8(content: bytes | SpooledFile) -> None:
+    """Raise UnicodeDecodeError if it is not UTF-8. Blocks for content in a file."""
+    if isinstance(content, bytes):
+        content.decode()
+    else:
+        content.check_utf8()
+
+
+def file_document(
+    name: str,
+    collection: str,
+    kind: str,
+    content: bytes | SpooledFile,
+    *,
+    title: str,
+    metadata: dict[str, Any],
+) -> UploadedDocument:
+    """A file as a document called `name`.
+
+    A text file without a title gets its file name without the suffix.
+
+    Raises:
+        MalformedBody: The text is not UTF-8.
+        InvalidRequest: Name, title or metadata break the rules for documents sent as JSON.
+    """
+    if kind in UTF8_KINDS:
+        try:
+            check_utf8(content)
+        except UnicodeDecodeError as error:
+            raise MalformedBody(f"{name} {NOT_UTF8} (byte {error.start})", field=name) from error
+    if kind == "text" and not title:
+        title = PurePath(name).stem
+    # Validated as if it came in JSON, so that the same rules hold for names and metadata.
+    fields = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
+    checked = validated({**fields, "collection": collection}, DocumentIn)
+    return UploadedDocument(
+        checked.doc_id, collection, kind, content, checked.title, checked.metadata
+    )

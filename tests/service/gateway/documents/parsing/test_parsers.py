@@ -1,0 +1,95 @@
+"""Markdown, HTML and PDF to text, and what happens to hostile files."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from service.errors import InvalidRequest
+from service.gateway.documents.parsing import sandbox
+from service.gateway.documents.parsing.formats import html, markdown
+from service.gateway.documents.parsing.parsed_file import Bounds
+from service.gateway.documents.parsing.sandbox import FileLimits
+from tests.service.gateway.documents.pdfs import make_pdf
+
+BOUNDS = Bounds(10, 10_000)
+LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=5, memory_bytes=512 << 20)
+MARKDOWN = "intro\r\n\r\n# Kettle #\r\n\r\n```\n# no heading\n```\n\nParts\n-----\n\ntext"
+HTML = (
+    "<html><head><title>The  Kettle</title><style>p{}</style></head><body><nav>menu</nav>"
+    "<h2>Parts <i>list</i></h2><p>It has a lid\n and a <b>handle</b>.</p><script>evil()</script>"
+    "<ul><li>lid<li>handle</ul><table><tr><td>a<td>b</table><pre>x\n  y</pre>one<br>two"
+)
+
+
+def test_markdown_keeps_its_text_and_finds_its_headings() -> None:
+    parsed = markdown.parse(MARKDOWN.encode(), BOUNDS)
+    assert parsed.text == MARKDOWN and parsed.title == "Kettle"
+    assert [mark[1:] for mark in parsed.marks] == [("heading", "Kettle"), ("heading", "Parts")]
+    assert [MARKDOWN[start:][:5] for start, *_ in parsed.marks] == ["# Ket", "Parts"]
+
+
+def test_html_becomes_what_a_reader_sees() -> None:
+    parsed = html.parse(HTML.encode(), BOUNDS)
+    assert parsed.title == "The Kettle"
+    assert parsed.text.split("\n") == [
+        "Parts list",
+        "It has a lid and a handle.",
+        "- lid",
+        "- handle",
+        "a | b",
+        "x",
+        "  y",
+        "one",
+        "two",
+    ]
+    assert parsed.marks == [(0, "heading", "Parts list")]
+
+
+def test_html_in_its_own_charset() -> None:
+    page = '<meta charset="iso-8859-1"><p>Grüße</p>'
+    assert html.parse(page.encode("latin-1"), BOUNDS).text == "Grüße"
+    with pytest.raises(InvalidRequest, match="send it as UTF-8"):
+        html.parse("<p>Grüße</p>".encode("latin-1"), BOUNDS)
+    with pytest.raises(InvalidRequest, match="'martian' is not known"):
+        html.parse(b"<meta charset=martian><p>x", BOUNDS)
+
+
+async def test_pdf_has_pages_and_a_title() -> None:
+    parsed = await sandbox.parse("pdf", make_pdf(["First page.", "Second."], title="T"), LIMITS)
+    assert parsed.text == "First page.\n\nSecond." and parsed.title == "T"
+    assert parsed.marks == [(0, "page", "1"), (13, "page", "2")]
+    assert parsed.text[13:] == "Second."
+
+
+def bomb() -> bytes:
+    """A page whose content is 256 MiB of spaces in 256 KiB."""
+    packer = zlib.compressobj(9)
+    packed = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(256)) + packer.flush()
+    page = make_pdf(["x"])
+    content = page[page.index(b"<< /Length") : page.index(b"\nendstream")]
+    head = b"<< /Length %d /Filter /FlateDecode >>\nstream\n" % len(packed)
+    return page.replace(content, head + packed)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"%PDF-1.4 and no more", "not a readable|is not readable pdf"),
+        (make_pdf(["x"] * 11), "11 pages, the limit is 10"),
+        (make_pdf(["x" * 11_000]), "more than 10000 characters"),
+        (make_pdf([""]), "OCR"),
+        (bomb(), "memory|readable|CPU|OCR"),
+    ],
+    ids=["broken", "pages", "text", "empty", "bomb"],
+)
+async def test_pdfs_that_are_refused(content: bytes, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        await sandbox.parse("pdf", content, LIMITS)
+
+
+async def test_html_that_nests_without_end_costs_its_limit_of_cpu() -> None:
+    limits = FileLimits(pages=1, chars=1000, cpu_s=1, memory_bytes=512 << 20)
+    with pytest.raises(InvalidRequest, match=r"1 s of CPU|memory|failed"):
+        await sandbox.parse("html", b"<div>" * 200_000, limits)

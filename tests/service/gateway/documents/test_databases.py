@@ -1,0 +1,242 @@
+"""What jobs, deletions, events and keys promise, over a file and over PostgreSQL alike."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from retriever.sql.postgresql import Postgresql
+from service.errors import InvalidRequest, NotFound, QuotaExceeded
+from service.gateway import shared_schema
+from service.gateway.auth.key_databases import SqliteKeyDatabase
+from service.gateway.auth.keys import KeyStore
+from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase
+from service.gateway.auth.quotas import Limits
+from service.gateway.documents.deletion_records import ChunkKV
+from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.jobs.job_database import AlreadyAccepted, JobDatabase
+from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_store import JobStore
+from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
+from service.gateway.documents.jobs.spool_folder import SpoolFolder
+from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
+from service.gateway.documents.jobs.webhook_events import EventStore
+from service.gateway.documents.membership import Membership
+
+BOTH_DATABASES = True
+
+
+@pytest.fixture
+def pool(database: str) -> Iterator[Postgresql | None]:
+    made = Postgresql(database, shared_schema.SCHEMA) if database else None
+    yield made
+    if made is not None:
+        made.close()
+
+
+@pytest.fixture
+def opened(pool: Postgresql | None, tmp_path: Path) -> Iterator[JobDatabase]:
+    made: JobDatabase = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
+    if pool is not None:
+        made = PostgresqlJobDatabase(pool, "me")
+    made.start()
+    if pool is not None:
+        Membership(made, "host:1", tmp_path, kv_dir=None).join()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(opened: JobDatabase, tmp_path: Path) -> JobStore:
+    made = JobStore(opened, SpoolFolder(tmp_path / "spool"), with_events=True)
+    made.start()
+    return made
+
+
+def accept(store: JobStore, *names: str, tenant: str = "", key: str | None = None) -> str:
+    job_id = store.begin(tenant)
+    documents = [UploadedDocument(n, "c", "text", n.encode() * 8, metadata={"n": n}) for n in names]
+    store.spool(job_id, documents)
+    store.accept(job_id, key, b"digest")
+    return job_id
+
+
+def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
+    hidden = store.begin("")
+    assert store.get(hidden, "") is None
+    job_id = accept(store, "a", "b", "c")
+    assert store.states() == {"queued": 1}
+    first, second, third = store.pending(10, 10_000)
+    assert (first.doc_id, first.content, first.meta) == (
+        "a", b"a" * 8, {"title": "", "metadata": {"n": "a"}}
+    )  # fmt: skip
+    store.set_indexed([(first.number, "created", 2, 5), (second.number, "updated", 1, 3)])
+    store.set_failed([(third.number, "no text")])
+    job = store.get(job_id, "")
+    assert job is not None
+    assert (job.state, job.total, job.failed, job.chunks) == ("running", 3, 1, 3)
+    assert job.changes == {"created": 1, "updated": 1} and job.tokens_ahead == 8
+    assert [(e.doc_id, e.message) for e in job.errors] == [("c", "no text")]
+    assert store.pending(10, 10_000) == []
+    indexed = store.indexed(10)
+    assert [item.content for item in indexed] == [None, None]
+    store.set_done([item.number for item in indexed])
+    job = store.get(job_id, "")
+    assert job is not None and (job.state, job.done) == ("failed", 2)
+    assert store.get(job_id, "other tenant") is None
+
+
+def test_batches_are_bounded_by_bytes_and_go_on_after_a_restart(
+    store: JobStore, opened: JobDatabase, tmp_path: Path
+) -> None:
+    accept(store, "a", "b", "c")
+    assert [item.doc_id for item in store.pending(10, 16)] == ["a", "b"]
+    again = JobStore(opened, SpoolFolder(tmp_path / "spool"))
+    again.start()
+    assert [item.doc_id for item in again.pending(10, 10_000)] == ["a", "b", "c"]
+
+
+def test_one_key_is_one_job(store: JobStore) -> None:
+    job_id = accept(store, "a", key="k")
+    assert store.find("", "k") == (job_id, b"digest")
+    assert store.find("t", "k") is None
+    twin = store.begin("")
+    with pytest.raises(AlreadyAccepted):
+        store.accept(twin, "k", b"digest")
+    store.drop(twin)
+    accept(store, "a", tenant="t", key="k")
+    assert store.states() == {"queued": 2}
+
+
+def test_pages_of_jobs(store: JobStore) -> None:
+    ids = [accept(store, "a") for _ in range(5)]
+    store.cancel(ids[1])
+    page = store.page("", 2, None, None)
+    assert [job.job_id for job in page.jobs] == [ids[4], ids[3]]
+    rest = store.page("", 9, int(page.next_cursor or 0), None)
+    assert [job.job_id for job in rest.jobs] == ids[2::-1] and rest.next_cursor is None
+    cancelled = store.page("", 9, None, "cancelled")
+    assert [job.job_id for job in cancelled.jobs] == [ids[1]]
+
+
+def test_documents_that_wait_can_be_cancelled(store: JobStore) -> None:
+    job_id = accept(store, "a", "b")
+    assert store.cancel_documents("", "c", ["b", "x"]) == ["b"]
+    assert store.cancel_documents("", "other", None) == []
+    (left,) = store.pending(9, 999)
+    assert left.doc_id == "a" and store.still_in("pending", [left.number, 999]) == {left.number}
+    assert store.cancel_documents("", "c", None) == ["a"]
+    job = store.get(job_id, "")
+    assert job is not None and (job.state, job.cancelled) == ("cancelled", 2)
+
+
+def test_what_a_tenant_has_is_counted_once(store: JobStore) -> None:
+    accept(store, "a", "b")
+    items = store.pending(9, 999)
+    store.set_indexed([(item.number, "created", 1, 1) for item in items])
+    job_id = store.begin("")
+    store.spool(job_id, [UploadedDocument("b", "c", "text", b"x" * 100)])
+    counted = []
+    store.accept(job_id, None, b"digest", check=lambda *held: counted.append(held))
+    assert counted == [(2, 108)]
+
+
+def test_uploads_at_the_same_moment_exceed_no_quota_together(
+    store: JobStore, opened: JobDatabase, pool: Postgresql | None, tmp_path: Path
+) -> None:
+    """Of eight that would each fit, at two gateways if they share the database, three do."""
+    stores = [store]
+    if pool is not None:
+        other = PostgresqlJobDatabase(pool, "other")
+        Membership(other, "host:2", tmp_path, kv_dir=None).join()
+        stores.append(JobStore(other, SpoolFolder(tmp_path / "spool")))
+    all_spooled = threading.Barrier(8)
+
+    def check(documents: int, size: int) -> None:
+        time.sleep(0.01)  # here others would slip through
+        if documents > 3 or size > 90:
+            raise QuotaExceeded("full", field="documents", retry_after_s=1.0)
+
+    def upload(number: int) -> bool:
+        own = stores[number % len(stores)]
+        job_id = own.begin("t")
+        own.spool(job_id, [UploadedDocument(f"d{number}", "c", "text", b"x" * 30)])
+        all_spooled.wait(10)
+        try:
+            own.accept(job_id, None, b"digest", check=check)
+        except QuotaExceeded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(upload, range(8))) == 3
+    assert store.states() == {"queued": 3}
+
+
+def test_jobs_that_ended_long_ago_are_pruned(store: JobStore) -> None:
+    accept(store, "a")
+    cancelled = accept(store, "b")
+    store.cancel(cancelled)
+    assert store.prune(time.time() - 60) == 0
+    assert store.prune(time.time() + 60) == 1
+    assert store.states() == {"queued": 1}
+
+
+def test_an_event_is_owed_until_it_is_settled(store: JobStore, opened: JobDatabase) -> None:
+    events = EventStore(opened)
+    store.cancel(accept(store, "a"))
+    (event,) = events.due(time.time() + 1, 9)
+    assert b'"state": "cancelled"' in event.body and event.attempts == 0
+    events.postpone(event, time.time() - 1)
+    (event,) = events.due(time.time(), 9)
+    assert event.attempts == 1
+    events.settle(event)
+    assert events.due(time.time() + 1e6, 9) == []
+
+
+def test_a_receipt_is_complete_when_its_purges_are_made(opened: JobDatabase) -> None:
+    deletions = DeletionStore(opened)
+    targets = [ChunkKV("t", "c", "d", number, [1, 2, number]) for number in (1, 2, 3)]
+    deletions.record_contents(targets)
+    receipt_id = deletions.open_receipt("t", "c", ["d"], targets)
+    assert deletions.receipt(receipt_id, "other") is None
+    first, second, third = deletions.pending_purges(9, receipt_id)
+    assert (first.ids, first.chunk_id) == ([1, 2, 1], 1)
+    deletions.settle([first], {"memory": 2})
+    deletions.record_unreached(receipt_id, {"ssd": 1}, ["redis"])
+    receipt = deletions.receipt(receipt_id, "t")
+    assert receipt is not None and (receipt.owed_chunks, receipt.unreached) == (2, ["redis"])
+    deletions.drop([second])
+    deletions.settle([third], {"memory": 1})
+    receipt = deletions.receipt(receipt_id, "t")
+    assert receipt is not None and receipt.completed is not None
+    assert receipt.kv == {"memory": 3, "ssd": 1} and receipt.unreached == []
+    assert deletions.chunks_with_content("t", [1, 2, 3]) == [3]
+    deletions.forget_contents([3])
+    assert deletions.chunks_with_content("t", [1, 2, 3]) == []
+
+
+def test_keys_are_made_found_and_revoked(pool: Postgresql | None, tmp_path: Path) -> None:
+    keys = KeyStore(
+        PostgresqlKeyDatabase(pool) if pool else SqliteKeyDatabase(tmp_path / "keys.sqlite3")
+    )
+    keys.start()
+    assert not keys.any()
+    text, made = keys.create(tenant="t", name="n", limits=Limits(bytes=2**40))
+    assert keys.find(text) == made and made.limits.bytes == 2**40
+    assert keys.find(text[:-1] + ("0" if text[-1] != "0" else "1")) is None
+    late, _ = keys.create(expires=time.time() - 1)
+    assert keys.find(late) is None
+    assert [key.tenant for key in keys.all()] == ["t", ""]
+    keys.revoke(made.key_id)
+    assert keys.find(text) is None and keys.any()
+    with pytest.raises(NotFound):
+        keys.revoke("unknown")
+    with pytest.raises(InvalidRequest):
+        keys.create(scopes=frozenset({"odd"}))
+    keys.close()

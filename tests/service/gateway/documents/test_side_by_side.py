@@ -1,0 +1,46 @@
+"""Some coroutines at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from service.errors import WorkerUnavailable
+from service.gateway.documents.side_by_side import side_by_side
+
+
+async def test_so_many_run_at_a_time_in_their_order() -> None:
+    running, most, started = 0, 0, []
+
+    async def work(number: int) -> None:
+        nonlocal running, most
+        started.append(number)
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001 * (5 - number))
+        running -= 1
+
+    await side_by_side([partial(work, number) for number in range(5)], 2)
+    assert (started, most, running) == ([0, 1, 2, 3, 4], 2, 0)
+    await side_by_side([], 2)
+
+
+async def test_an_error_ends_the_others() -> None:
+    cancelled = []
+
+    async def fail() -> None:
+        await asyncio.sleep(0.001)
+        raise WorkerUnavailable("gone")
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    with pytest.raises(WorkerUnavailable):
+        await side_by_side([wait, fail, wait], 2)
+    assert cancelled == [True]
