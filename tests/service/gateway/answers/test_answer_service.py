@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import Abort, Generate, Prefetch
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig, events, running, until
 
 

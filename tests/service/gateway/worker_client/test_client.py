@@ -12,7 +12,6 @@ import pytest
 
 from service.errors import WorkerUnavailable
 from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.messages import (
     Abort,
     ChunkTokens,
@@ -24,6 +23,7 @@ from service.messages import (
     Sampling,
     TokenItem,
 )
+from tests.fakes.worker import FakeWorker
 
 
 def request(name: str, tokens: int = 5) -> Generate:
