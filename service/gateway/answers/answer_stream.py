@@ -24,7 +24,8 @@ from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.gateway.schemas import Citation, GenerateResponse, RetrievalNote
 from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Done, Failed, Report, TokenItem
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.reports import Report
 from service.shared.tracing import Span
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from service.gateway.answers import response
 from service.gateway.answers.prepared_request import PreparedRequest
 from service.gateway.schemas.explain import DocumentForecast, Explanation, SegmentForecastOut
-from service.messages import Forecast, SegmentForecast
+from service.messages.reports import Forecast, SegmentForecast
 
 _SEGMENT_FIELDS = (
     "tier", "tokens", "stored_bytes", "load_bytes", "action", "load_s", "computed", "behind",

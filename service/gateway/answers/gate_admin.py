@@ -8,7 +8,7 @@ from service.errors import UnknownMethod
 from service.gateway.answers.response import method_fields
 from service.gateway.schemas.gate import Gate, GateMethod
 from service.gateway.worker_client.protocol import Worker
-from service.messages import GateState, GateStates
+from service.messages.replies import GateState, GateStates
 
 
 async def gate_states(worker: Worker, sample: float) -> Gate:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from retriever import Passage
 from service.gateway.schemas import Citation, GenerateRequest, RetrievalNote
-from service.messages import Generate
+from service.messages.requests import Generate
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from service.gateway.schemas import (
     Usage,
 )
 from service.gateway.schemas.generate import GateNote as GateNoteOut
-from service.messages import Method, Report, SegmentReport
-from service.records import GateNote
+from service.messages.reports import GateNote, Report, SegmentReport
+from service.messages.requests import Method
 
 NO_URLS: Mapping[str, str] = {}
 

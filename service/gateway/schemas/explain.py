@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from service.gateway.schemas.citations import Citation, RetrievalNote
-from service.records import ColdMode
+from service.messages.requests import ColdMode
 
 
 class SegmentForecastOut(BaseModel):

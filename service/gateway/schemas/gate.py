@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service.gateway.schemas.fields import StrictModel
-from service.records import GateStateName
+from service.messages.reports import GateStateName
 
 
 class GateReset(StrictModel):

@@ -22,8 +22,9 @@ from service.gateway.schemas.logprobs import TokenLogprob
 from service.gateway.schemas.sampling import SamplingFields
 from service.gateway.schemas.tokens import TokenReport
 from service.gateway.tool_calls.tools import ToolSet
+from service.messages.reports import GateStateName
+from service.messages.requests import ColdMode
 from service.prompt import Turn
-from service.records import ColdMode, GateStateName
 
 MAX_MESSAGES = 512
 MAX_INLINE_DOCUMENTS = 64

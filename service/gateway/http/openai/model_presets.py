@@ -12,7 +12,7 @@ from dataclasses import asdict
 from service.errors import ModelNotFound
 from service.gateway.schemas import MethodChoice
 from service.gateway.schemas.openai.models import ModelOut
-from service.messages import Ready
+from service.messages.replies import Ready
 from service.shared.parameters import check
 
 

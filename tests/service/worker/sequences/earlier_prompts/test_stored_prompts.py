@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kvstore import TierUnavailable
-from service.records import Method, Report
+from service.messages.reports import Report
+from service.messages.requests import Method
 from service.worker.checks.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.sequences.earlier_prompts.index import PromptIndex

@@ -1,4 +1,4 @@
-"""Encodes messages to bytes and back, as msgpack."""
+"""Encodes messages to bytes and back, as msgpack: no pickle, no paths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from contextlib import contextmanager
 
 import msgspec
 
-from service.messages import FromWorker, Message, ToWorker
+from service.messages.replies import FromWorker
+from service.messages.requests import Message, ToWorker
+
+# Fields are only added, with defaults, and unknown ones are ignored: that is no new protocol. A
+# change that the other side must know of is one; a gateway talks to workers of KNOWN_PROTOCOLS.
+PROTOCOL = 1
+KNOWN_PROTOCOLS = (1,)
 
 # Enough for any prompt that a model takes (a million ids), too little to exhaust memory.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -18,7 +24,7 @@ _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(From
 
 
 def encode(message: Message) -> bytes:
-    """The message as bytes."""
+    """Return the message as bytes."""
     return _encoder.encode(message)
 
 
@@ -36,7 +42,7 @@ def decode_from_worker(data: bytes) -> FromWorker:
 
 @contextmanager
 def _one_error() -> Iterator[None]:
-    """What is no message is a DecodeError, also where msgspec lets another error out."""
+    """Raise a DecodeError for all that is no message, also where msgspec lets another error out."""
     try:
         yield
     except (UnicodeDecodeError, RecursionError) as error:
