@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from service.errors import InvalidRequest
 from service.gateway.answers.preparing.token_choice import grammar
-from service.gateway.schemas.sampling import Guided
+from service.gateway.schemas.generate import Guided
 from service.records import Sampling
 from service.worker.core.request import Request
 from service.worker.model.load import load
