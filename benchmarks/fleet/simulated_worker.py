@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from service.gateway.fleet.routing.cost import Place, document_s
 from service.gateway.fleet.routing.router import Policy
-from service.records import WorkerLoad
+from service.messages.replies import WorkerLoad
 
 PREFILL_SHARE = 0.5
 

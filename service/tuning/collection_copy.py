@@ -13,7 +13,7 @@ import numpy as np
 from retriever import Scope
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
-from retriever.chunking.chunker import ChunkSpan
+from retriever.chunking import ChunkSpan
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import CatalogError
 from retriever.sql.postgresql import Postgresql

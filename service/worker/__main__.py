@@ -32,8 +32,9 @@ from kvstore import (
     TierUnavailable,
 )
 from kvstore.tiers.base import Tier
-from service import messages as m
 from service.errors import KvstitchError
+from service.messages.replies import LoraInfo, ModelInfo, Ready
+from service.messages.wire import PROTOCOL
 from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import tracing
 from service.shared.worker_settings import WorkerSettings
@@ -212,16 +213,16 @@ def _serve(
             ),
             make_pool=make_pool,
         )
-        ready = m.Ready(
+        ready = Ready(
             model=model_info(settings, decoder, model_fingerprint, engine.pool.tokens),
             fusion=describe(fusion_methods(), facts),
             eviction=describe(eviction_methods(), facts),
             pool_tokens=engine.pool.tokens,
             adapters=[
-                m.LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
+                LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
                 for each in decoder.loras.values()
             ],
-            protocol=m.PROTOCOL,
+            protocol=PROTOCOL,
         )
         link = Link(settings.address, inbox.receive, settings.fleet_secret)
         traces = tracing(settings.otlp_endpoint, "worker")
@@ -254,9 +255,9 @@ def _serve(
 
 def model_info(
     settings: WorkerSettings, decoder: DecoderModel, model_fingerprint: str, pool_tokens: int
-) -> m.ModelInfo:
+) -> ModelInfo:
     """What gateways are told of the model."""
-    return m.ModelInfo(
+    return ModelInfo(
         name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
         fingerprint=model_fingerprint,
         family=decoder.family,

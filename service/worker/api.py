@@ -5,7 +5,7 @@ Anything that is in neither `__all__` may change at any time. Besides re-exporte
 few functions (`harness`) for what callers do most: open an engine, prefill one prompt.
 
     models    load_model, add_lora, adapter_for, read_calibration, start_up_check
-    engine    open_engine, Request and the events, Address
+    engine    open_engine, Generate and the events, Address
     prompts   kv_pool, prefill_ids, prefill_prompt, prefill_sparse, attention_scores
     decoding  decode_step, Decoder, Sampler
     methods   the built-in methods, the registry
@@ -17,7 +17,6 @@ from service.shared.model_fingerprint import CALIBRATION_FILE
 from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.core.flops import full_prefill as full_prefill_flops
 from service.worker.core.model_facts import read_calibration
-from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
 from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
@@ -82,22 +81,17 @@ __all__ = [
     "Capture",
     "ChunkPrefill",
     "DecoderModel",
-    "DoneEvent",
     "Engine",
-    "Event",
-    "FailedEvent",
     "FullReuse",
     "KVPool",
     "LegoLink",
     "Pie",
     "Placement",
     "QuestionScout",
-    "Request",
     "SamKV",
     "ScratchKV",
     "SequenceKV",
     "StagedSegment",
-    "TokenEvent",
     "Vanilla",
     "add_folder",
     "add_lora",

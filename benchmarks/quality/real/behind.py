@@ -36,7 +36,7 @@ from benchmarks.quality.real.chunks import Ids, chunked
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
-from retriever.search.central_vectors import central
+from retriever.companions import central
 from service.errors import KvstitchError
 from service.tuning.measuring.prompt_ids import Prompt
 

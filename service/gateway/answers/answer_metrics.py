@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.schemas.answer import Timing
-from service.messages import Report, SegmentReport
+from service.messages.reports import Report, SegmentReport
 from service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
 
 

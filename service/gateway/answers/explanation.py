@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.gateway.answers.prepared_request import PreparedRequest
 from service.gateway.schemas.answer import Explanation
-from service.messages import Forecast
+from service.messages.reports import Forecast
 
 
 def explanation(model: str, prepared: PreparedRequest, forecast: Forecast) -> Explanation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.errors import UnknownMethod
 from service.gateway.schemas.admin import Gate, GateMethod
 from service.gateway.worker_client.protocol import Worker
-from service.messages import GateStates
+from service.messages.replies import GateStates
 
 
 async def gate_states(worker: Worker, sample: float) -> Gate:

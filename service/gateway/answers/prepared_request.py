@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from retriever import Passage
 from service.gateway.schemas.answer import Citation, RetrievalNote
 from service.gateway.schemas.generate import GenerateRequest
-from service.messages import Generate
+from service.messages.requests import Generate
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from service.gateway.schemas.answer import (
     Timing,
     Usage,
 )
-from service.messages import Method, Report
+from service.messages.reports import Report
+from service.messages.requests import Method
 
 NO_URLS: Mapping[str, str] = {}
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from service.gateway.schemas.answer import MethodUsed
 from service.gateway.schemas.fields import DocId, NewDocId, StrictModel, Title, Unicode, encodable
-from service.records import GateStateName
+from service.messages.reports import GateStateName
 
 Collection = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(encodable)]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dead"]

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from service.records import ColdMode, GateStateName, Method
+from service.messages.reports import GateStateName
+from service.messages.requests import ColdMode, Method
 
 Condense = Literal["off", "join", "model"]
 CiteStyle = Literal["none", "marks", "inline"]

@@ -18,8 +18,8 @@ from service.gateway.schemas.answer import (
 )
 from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
 from service.gateway.tool_calls.tools import ToolSet
+from service.messages.requests import ColdMode
 from service.prompt import Turn
-from service.records import ColdMode
 
 MAX_GRAMMAR_CHARS = 65_536
 MAX_CHOICES = 1024

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from service.messages.requests import Generate
 from service.worker.core.layout import PromptLayout
-from service.worker.core.request import Request
 from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
@@ -30,7 +30,7 @@ def compare(full: Tensor, fused: Tensor) -> Observation:
     return Observation(min(max(kl, 0.0), WORST_NATS), bool(full.argmax() == fused.argmax()))
 
 
-def full_logits(decoder: DecoderModel, request: Request) -> Steps[Tensor]:
+def full_logits(decoder: DecoderModel, request: Generate) -> Steps[Tensor]:
     """Logits `[vocabulary]` of the first answer token by full prefill.
 
     No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.

@@ -20,12 +20,13 @@ from typing import Any
 
 from torch import Tensor
 
-from service.records import GATE_STATES, GateState
+from service.messages.replies import GateState
+from service.messages.reports import GATE_STATES
+from service.messages.requests import Generate
 from service.shared.metrics import Sample
 from service.worker.checks.comparison import compare, full_logits
 from service.worker.checks.shadow import Shadow
 from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.request import Request
 from service.worker.core.steps import Steps
 from service.worker.gate.counts import Counts
 from service.worker.gate.method_trust import GatedMethod, MethodTrust, MethodTrusts
@@ -71,7 +72,7 @@ class Answered:
     """
 
     gated: GatedMethod
-    request: Request
+    request: Generate
     addresses: list[Address | None]
     logits: Tensor
 

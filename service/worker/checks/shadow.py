@@ -7,12 +7,12 @@ is in the pool, and is given up as soon as a waiting request needs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 from torch import Tensor
 
-from service.records import Sampling
-from service.worker.core.request import Request
+from service.messages.requests import Generate, Sampling
 from service.worker.core.steps import Steps
 from service.worker.kv.pool import KVPool
 from service.worker.loading.partial_load import PartialLoad
@@ -49,7 +49,7 @@ class Shadow:
         return not self.pool.make_room(self._wants)
 
     def steps(
-        self, request: Request, addresses: Sequence[Address | None], fusion: FusionMethod
+        self, request: Generate, addresses: Sequence[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
         """The run, in steps; closing the generator gives everything back.
 
@@ -57,7 +57,7 @@ class Shadow:
             Logits `[vocabulary]`; None if no document's stored KV was used, because such logits
             are those of full prefill.
         """
-        asked = replace(request, eviction=None, sampling=Sampling(max_tokens=1))
+        asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = EngineSequence(
             asked,
             fusion,

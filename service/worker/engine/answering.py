@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from service.worker.core.request import Event, TokenEvent
+from service.messages.replies import TokenItem
 from service.worker.forward.decode_loras import LoraDecoder
 from service.worker.kv.pool import KVPool
 from service.worker.model.decoder.base import DecoderModel
@@ -25,7 +25,7 @@ class Answering:
     Args:
         pool: where their KV is.
         draft_tokens: most tokens of a draft; 0 for no drafts.
-        send: takes token events.
+        send: takes tokens.
         finish: is called with a sequence whose answer is complete, and the reason.
         fail: is called with a sequence whose next token cannot be chosen, and the error.
 
@@ -40,7 +40,7 @@ class Answering:
         pool: KVPool,
         *,
         draft_tokens: int,
-        send: Callable[[Event], None],
+        send: Callable[[TokenItem], None],
         finish: Callable[[EngineSequence, str], None],
         fail: Callable[[EngineSequence, Exception], None],
     ) -> None:
@@ -138,7 +138,7 @@ class Answering:
                 self._finish(sequence, "stop")
                 return
             sequence.tokens.append(token)
-            self._send(TokenEvent(sequence.id, token, logprobs))
+            self._send(TokenItem(sequence.id, token, logprobs))
             if len(sequence.tokens) >= sequence.max_tokens:
                 self._finish(sequence, "length")
                 return

@@ -1,4 +1,4 @@
-"""The engine: takes requests, runs one step at a time, and returns events.
+"""The engine: takes requests, runs one step at a time, and returns replies.
 
 It has no sockets and no threads of its own (the loader has threads). A step starts a prefill, runs
 one decode step for all running sequences, then some steps of the prefill, and, if there is time,
@@ -15,10 +15,11 @@ import torch
 
 from kvstore import TieredStore
 from service.errors import KvstitchError
+from service.messages.replies import Done, Failed, Reply
+from service.messages.requests import Generate
 from service.worker.checks.correctness_gate import Gate, GateSettings
 from service.worker.core.model_facts import ModelFacts
 from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.request import DoneEvent, Event, FailedEvent, Request
 from service.worker.engine.answering import Answering
 from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
@@ -123,7 +124,7 @@ class Engine:
             decoder,
             self.pool,
             draft_tokens=draft_tokens,
-            send=lambda event: self._events.append(event),
+            send=lambda token: self._replies.append(token),
             finish=self._finish,
             fail=self._fail,
         )
@@ -153,7 +154,7 @@ class Engine:
             look_up=self.prefix_cache.look_up,
             restorer=restorer,
         )
-        self._events: list[Event] = []
+        self._replies: list[Reply] = []
         self._step_budget = StepBudget()
         self.decode_times = Line(*UNKNOWN_DECODE)
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
@@ -185,19 +186,19 @@ class Engine:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> None:
-        """Takes a request, which will end in exactly one DoneEvent or FailedEvent.
+    def submit(self, request: Generate, arrived: float | None = None) -> None:
+        """Takes a request, which will end in exactly one Done or Failed.
 
         Raises:
             KvstitchError: it can never be answered, or the queue is full.
         """
-        sequence = self.admission.sequence(request)
+        sequence = self.admission.sequence(request, arrived or time.monotonic())
         sequence.reuse = self.prefix_cache.find(sequence)
         self.scheduler.add(sequence)
         self._launcher.start_loading(sequence)
 
-    def explain(self, request: Request) -> None:
-        """Starts a forecast of what the request would cost, which an ExplainedEvent will hold.
+    def explain(self, request: Generate) -> None:
+        """Starts a forecast of what the request would cost, which an `Explained` will hold.
 
         Raises:
             KvstitchError: the request can never be answered.
@@ -243,11 +244,11 @@ class Engine:
     # -- the loop ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self) -> list[Event]:
+    def step(self) -> list[Reply]:
         """Does one round of work; a fault in one sequence ends only that sequence.
 
         Returns:
-            The events since the last call.
+            The replies since the last call.
         """
         self._drop_aborted()
         self._start_prefill()
@@ -255,10 +256,10 @@ class Engine:
         self._advance_prefill()
         if not self.idle_work.idle and (self._step_budget.idle_work_is_due or not self._busy):
             self._advance_idle_work()
-        self._events.extend(self.precompute_queue.finished())
-        self._events.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
-        events, self._events = self._events, []
-        return events
+        self._replies.extend(self.precompute_queue.finished())
+        self._replies.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
+        replies, self._replies = self._replies, []
+        return replies
 
     def _drop_aborted(self) -> None:
         for sequence in self.scheduler.active:
@@ -388,13 +389,13 @@ class Engine:
             sequence.kv = None
         self._release(sequence)
         self._write_back(sequence)
-        self._events.append(DoneEvent(sequence.id, reason, report(sequence)))
+        self._replies.append(Done(sequence.id, reason, report(sequence)))
 
     def _fail(self, sequence: EngineSequence, error: Exception) -> None:
         if not isinstance(error, KvstitchError):
             log.error("request %s failed", sequence.id, exc_info=error)
         self._release(sequence)
-        self._events.append(FailedEvent.of(sequence.id, error))
+        self._replies.append(Failed.of(sequence.id, error))
 
     def _release(self, sequence: EngineSequence) -> None:
         self.scheduler.remove(sequence)

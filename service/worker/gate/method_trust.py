@@ -11,7 +11,9 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 
-from service.records import GATE_STATES, GateNote, GateState, GateStateName, Method
+from service.messages.replies import GateState
+from service.messages.reports import GATE_STATES, GateNote, GateStateName
+from service.messages.requests import Method
 from service.worker.gate.fallbacks import FULL_PREFILL_METHOD, fallbacks
 from service.worker.gate.policy import Bounds, DriftMonitor, Observation, agreement_of, mean_kl
 from service.worker.methods.bases.fusion import FusionMethod

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
-from kvstore.format.chunk_spec import DTYPES
+from kvstore.format.chunk_identity import DTYPES
 from service.errors import ModelRefused
 from service.worker.model.decoder.base import DecoderModel, decoder_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault

@@ -6,15 +6,16 @@ loading ──► ready ──► prefilling ──► running ──► finishe
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from service.messages.requests import Generate
 from service.worker.core.layout import PromptLayout
 from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.request import Request
 from service.worker.core.steps import Steps
 from service.worker.forward.prefill import Progress
 from service.worker.gate.method_trust import GatedMethod
@@ -39,6 +40,7 @@ class EngineSequence:
     Attributes:
         addresses: addresses of the segments' chunks.
         max_tokens: most answer tokens.
+        arrived: when the request arrived, by time.monotonic.
         end_ids: tokens that end the answer; they are not sent.
         warnings: for the user, sent with the report.
         auto_ratio: whether the planner chooses the repair ratio.
@@ -78,12 +80,13 @@ class EngineSequence:
         clock: seconds that it spent in each stage.
     """
 
-    request: Request
+    request: Generate
     fusion: FusionMethod
     eviction: EvictionMethod | None
     addresses: list[Address | None]
     max_tokens: int
     sampler: Sampler
+    arrived: float = field(default_factory=time.monotonic)
     end_ids: frozenset[int] = frozenset()
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
@@ -126,7 +129,7 @@ class EngineSequence:
 
     def __post_init__(self) -> None:
         self.admitted_fusion = self.fusion
-        self.clock = StageClock(self.request.arrived)
+        self.clock = StageClock(self.arrived)
 
     @property
     def id(self) -> str:

@@ -1,6 +1,6 @@
 """Which chunks the memory tier holds, as gateways that route by it are told.
 
-The tier knows chunks by key, gateways by name (`service.chunk_ids`). Messages bring both together:
+The tier knows chunks by key, gateways by name (`ChunkNames`). Messages bring both together:
 whatever is in the memory tier came there for a message that named it. Nothing is remembered before
 a gateway asks.
 """

@@ -6,42 +6,30 @@ import logging
 import queue
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
-from service import messages as m
-from service import wire
+from service.messages import wire
+from service.messages.requests import ToWorker
 
 log = logging.getLogger("kvstitch.worker")
 
 
-@dataclass(frozen=True)
-class ReceivedMessage:
-    """A decoded message.
-
-    Attributes:
-        gateway: identity of the sender on the link.
-        message: what it sent.
-        arrived: when it arrived, in seconds of time.monotonic.
-    """
-
-    gateway: bytes
-    message: m.ToWorker
-    arrived: float
+Received = tuple[bytes, ToWorker, float]
+"""Identity of the gateway on the link, what it sent, and when that came, by time.monotonic."""
 
 
 class Inbox:
     """A queue between the threads that report something and the engine's thread."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
 
     def receive(self, gateway: bytes, payload: bytes) -> None:
         """Decodes and queues a message; called on the link's thread."""
         arrived = time.monotonic()
         try:
-            self._queue.put(ReceivedMessage(gateway, wire.decode_to_worker(payload), arrived))
+            self._queue.put((gateway, wire.decode_to_worker(payload), arrived))
         except msgspec.DecodeError as error:
             log.warning("a message was not understood and ignored: %s", error)
 
@@ -49,7 +37,7 @@ class Inbox:
         """Ends a wait in `messages`: something changed, such as a load that finished."""
         self._queue.put(None)
 
-    def messages(self, wait_s: float) -> Iterator[ReceivedMessage]:
+    def messages(self, wait_s: float) -> Iterator[Received]:
         """All messages until the queue is empty, after waiting at most `wait_s` for the first."""
         try:
             item = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()

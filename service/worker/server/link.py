@@ -13,8 +13,8 @@ from collections.abc import Callable
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from service.messages.wire import MAX_MESSAGE_BYTES
 from service.shared import fleet_secret
-from service.wire import MAX_MESSAGE_BYTES
 
 log = logging.getLogger("kvstitch.worker")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from service.records import ChunkTokens, WorkerLoad
+from service.messages.replies import WorkerLoad
+from service.messages.requests import ChunkTokens
 from service.worker.core.flops import full_prefill
 from service.worker.engine.engine import Engine
 from service.worker.loading.chunk_stream import stored_bytes

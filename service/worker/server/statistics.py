@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.store_stats import StoreStats, TierStats
 from service import __version__
-from service.messages import Ready
+from service.messages.replies import Ready
 from service.shared.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.planner.planner import Planner

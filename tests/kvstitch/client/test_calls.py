@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvstitch.client import Done, Job, Sources, Token, errors
-from retriever.testing import HashingEmbedder
-from service.messages import Failed
+from service.messages.replies import Failed
+from tests.fakes.models import HashingEmbedder
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until

@@ -18,7 +18,7 @@ from service.cluster.supervision import SupervisedWorker
 from service.errors import ModelRefused
 from service.shared.worker_settings import WorkerSettings
 
-FAKE = (sys.executable, "-m", "service.gateway.worker_client.testing.fake_worker")
+FAKE = (sys.executable, "-m", "tests.fakes.worker")
 LONG_S = 60.0
 
 

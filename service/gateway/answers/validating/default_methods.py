@@ -9,8 +9,8 @@ from typing import Any
 
 from service.errors import InvalidRequest, NotCalibrated
 from service.gateway.schemas.generate import MethodChoice, Profile
+from service.messages.replies import MethodInfo
 from service.prompt import PromptFormat
-from service.records import MethodInfo
 from service.settings import Settings
 from service.settings.calibration import BUILT_IN_FUSION, Calibration
 

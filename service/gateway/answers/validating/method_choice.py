@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from service.errors import InvalidRequest, UnknownMethod
 from service.gateway.schemas.generate import MethodChoice
-from service.messages import Method, MethodInfo
+from service.messages.replies import MethodInfo
+from service.messages.requests import Method
 from service.shared.parameters import check
 
 

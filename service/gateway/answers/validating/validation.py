@@ -17,7 +17,8 @@ from service.gateway.retrieval.passage_search import PassageSearch
 from service.gateway.schemas.answer import Condense
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Method, Ready
+from service.messages.replies import Ready
+from service.messages.requests import Method
 from service.prompt import Turn
 from service.settings import Settings
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from service.errors import ModelNotFound
 from service.gateway.schemas.generate import MethodChoice
 from service.gateway.schemas.openai.common import ModelOut
-from service.messages import Ready
+from service.messages.replies import Ready
 from service.shared.parameters import check
 
 

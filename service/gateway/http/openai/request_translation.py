@@ -36,7 +36,7 @@ from service.gateway.schemas.openai.common import (
 )
 from service.gateway.tool_calls.forms import ToolForm
 from service.gateway.tool_calls.tools import ToolSet
-from service.messages import Ready
+from service.messages.replies import Ready
 from service.prompt import Turn
 
 # Ours by the client's name, where the two differ.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from service.records import Sampling
+from service.messages.requests import Sampling
 
 
 class LogitAdjustments:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from service.records import TokenLogprobs
+from service.messages.replies import TokenLogprobs
 
 # JSON has no infinity: what is as good as impossible gets this, as OpenAI has it.
 LEAST = -9999.0

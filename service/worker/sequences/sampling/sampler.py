@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.records import Sampling
+from service.messages.requests import Sampling
 from service.worker.sequences.sampling import candidates
 from service.worker.sequences.sampling.grammar import PendingGrammar
 from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments

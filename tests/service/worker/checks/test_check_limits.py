@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.records import ChunkTokens, Method
+from service.messages.replies import Explained
+from service.messages.requests import ChunkTokens, Generate, Method
 from service.worker.checks.correctness_gate import MAX_PENDING, GateSettings
-from service.worker.core.request import ExplainedEvent, Request
 from service.worker.forward import layer_ops
 from service.worker.gate.method_trust import MAX_KNOWN
 from service.worker.gate.policy import Bounds
@@ -142,10 +142,10 @@ def test_an_explanation_is_of_what_would_run(model: Tiny) -> None:
         r.precompute()
         for _ in range(4):
             ask(r, BROKEN)
-        r.engine.explain(Request("explained", S, DOCUMENTS, Q, BROKEN))
+        r.engine.explain(Generate("explained", S, DOCUMENTS, Q, BROKEN))
         explained = []
         while not explained:
-            explained = [e for e in r.engine.step() if isinstance(e, ExplainedEvent)]
+            explained = [e for e in r.engine.step() if isinstance(e, Explained)]
     forecast = explained[0].forecast
     assert [d.action for d in forecast.documents] == ["recompute"] * 3
     assert "does not trust" in forecast.warnings[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.records import ChunkTokens, Method
+from service.messages.requests import ChunkTokens, Method
 from service.worker.checks.comparison import WORST_NATS, compare
 from tests.service.worker.checks.gated_engine import (
     ALL,

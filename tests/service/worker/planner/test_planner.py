@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore import MemoryTier
-from service.records import ChunkTokens, Method
+from service.messages.requests import ChunkTokens, Method
 from service.worker.core.flops import FlopCount
 from service.worker.loading.estimates import STALE_S, Line, TierEstimates
 from service.worker.methods.bases.fusion import FusionMethod

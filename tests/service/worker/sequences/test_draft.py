@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from service.records import ChunkTokens, Method
+from service.messages.requests import ChunkTokens, Method
 from service.worker.forward.decode import decode_step
 from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.kv.pool import KVPool

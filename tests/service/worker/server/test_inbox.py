@@ -6,32 +6,32 @@ import time
 
 import pytest
 
-from service import messages as m
-from service import wire
+from service.messages import wire
+from service.messages.requests import Abort, Hello
 from service.worker.server.inbox import Inbox
 
 
 def test_messages_come_in_order_with_their_senders() -> None:
     inbox = Inbox()
-    inbox.receive(b"one", wire.encode(m.Hello()))
+    inbox.receive(b"one", wire.encode(Hello()))
     inbox.wake()
-    inbox.receive(b"two", wire.encode(m.Abort("r", "gone")))
+    inbox.receive(b"two", wire.encode(Abort("r", "gone")))
     before = time.monotonic()
     found = list(inbox.messages(5.0))
-    assert [(each.gateway, each.message) for each in found] == [
-        (b"one", m.Hello()),
-        (b"two", m.Abort("r", "gone")),
+    assert [each[:2] for each in found] == [
+        (b"one", Hello()),
+        (b"two", Abort("r", "gone")),
     ]
-    assert all(before - 5 < each.arrived <= before for each in found)
+    assert all(before - 5 < arrived <= before for _, _, arrived in found)
 
 
 def test_a_message_that_arrives_meanwhile_is_among_them() -> None:
     inbox, found = Inbox(), []
-    inbox.receive(b"one", wire.encode(m.Hello()))
-    for received in inbox.messages(0.0):
-        found.append(received.gateway)
-        if received.gateway == b"one":
-            inbox.receive(b"two", wire.encode(m.Hello()))
+    inbox.receive(b"one", wire.encode(Hello()))
+    for gateway, _, _ in inbox.messages(0.0):
+        found.append(gateway)
+        if gateway == b"one":
+            inbox.receive(b"two", wire.encode(Hello()))
     assert found == [b"one", b"two"]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from service.errors import InvalidRequest
-from service.records import Method as Named
+from service.messages.requests import Method as Named
 from service.worker.core.flops import FlopCount, full_prefill
 from service.worker.core.model_facts import ModelFacts
 from service.worker.methods.eviction.gemfilter import Method as GemFilter

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer
 from service.errors import InvalidRequest
 from service.gateway.answers.preparing.token_choice import grammar
 from service.gateway.schemas.generate import Guided
-from service.records import Sampling
-from service.worker.core.request import Request
+from service.messages.requests import Generate, Sampling
 from service.worker.model.load import load
 from service.worker.sequences.sampling.grammar import Grammars, PendingGrammar
 from service.worker.sequences.sampling.sampler import Sampler
@@ -98,7 +97,7 @@ def test_a_grammar_that_cannot_be_followed_says_so(grammars: Grammars) -> None:
 
 def ask(engine: Rig, name: str, form: str, **fields: object) -> str:
     sampling = Sampling(max_tokens=200, grammar=form, **fields)  # type: ignore[arg-type]
-    engine.engine.submit(Request(name, [], [], QUESTION, VANILLA, sampling=sampling))
+    engine.engine.submit(Generate(name, [], [], QUESTION, VANILLA, sampling=sampling))
     return name
 
 

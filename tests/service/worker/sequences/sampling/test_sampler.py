@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from service.records import Sampling
+from service.messages.requests import Sampling
 from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments
 from service.worker.sequences.sampling.sampler import Sampler
 
