@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from service.worker.model.decoding.base import DecoderModel
 from torch import Tensor
 
 from kvstore import EncodedChunk
@@ -20,6 +19,7 @@ from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.layer_view import CachedSegment
 from service.worker.methods.registry import eviction_methods
 from service.worker.model.addressing import Address, Addressing
+from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.steps import run
 from tests.service.worker.tiny import D1, D2, D3, Q, S, assert_close
