@@ -28,15 +28,12 @@ from typing import Any, get_args
 
 import torch
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.prompts import of_file
 from kvstore import MemoryTier, TieredStore
 from service.messages.replies import Done, TokenItem, TokenLogprobs
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, ColdMode, Generate, Method, Sampling
-from service.tuning.measuring.bootstrap import Bootstrap, Estimate
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.record_file import RecordFile
 from service.worker.api import (
     DecoderModel,
     Engine,
@@ -45,6 +42,10 @@ from service.worker.api import (
     open_engine,
     precompute_now,
 )
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.records import RecordFile
+from tuning.statistics import Bootstrap, Estimate
 
 FULL = Method("vanilla")
 METHODS = {
@@ -334,7 +335,7 @@ def write(
     }
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if rows:
-        out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
+        out.with_suffix(".md").write_text(table(rows) + provenance(result), encoding="utf-8")
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import Generate, Method, Sampling
 from service.prompt import Turn
-from service.tuning.measuring.environment import describe
 from service.worker.api import Engine, load_model, open_engine
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/speed/drafts.json")
 DOCUMENTS = 8

@@ -28,8 +28,8 @@ from kvstore import SsdTier, TieredStore
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Generate, Method, Sampling
-from service.tuning.measuring.environment import describe
 from service.worker.api import DecoderModel, Engine, load_model, open_engine, precompute_now
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/stored_prompts.json")
 METHODS = {

@@ -23,7 +23,7 @@ from typing import Any, get_args
 from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
 from service.gateway.fleet.routing.router import Policy
 from service.messages.replies import WorkerLoad
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/scale.json")
 GIB = 1 << 30

@@ -39,7 +39,7 @@ from loadtest import local_service
 from loadtest.traffic.routes import CorpusDocument
 from service.messages.replies import WorkerLoad
 from service.settings import demo_model
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/validate.json")
 NAMINGS = 20

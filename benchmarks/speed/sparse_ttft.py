@@ -33,8 +33,8 @@ from kvstore.tiers.base import Tier
 from service.messages.replies import Done, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Generate, Method, Sampling
-from service.tuning.measuring.environment import describe
 from service.worker.api import DecoderModel, Engine, open_engine, precompute_now
+from tuning.environment import describe
 
 FULL = "full prefill"
 METHODS = {

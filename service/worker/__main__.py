@@ -39,10 +39,8 @@ from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import tracing
 from service.shared.worker_settings import WorkerSettings
 from service.worker.checks.correctness_gate import GateSettings
-from service.worker.core.model_facts import read_calibration
-from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
-from service.worker.forward import selfcheck
+from service.worker.forward import lora_check, selfcheck
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
 from service.worker.kv.pool import KVPool
@@ -55,7 +53,8 @@ from service.worker.methods.registry import (
 )
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.load import default_pool_tokens, load
+from service.worker.model.load import default_pool_tokens, load, set_threads
+from service.worker.model.model_facts import read_calibration
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server import folder_seat
@@ -141,7 +140,7 @@ def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Cal
         differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = selfcheck.add_lora(decoder, name, Path(folder))
+        off, moved = lora_check.add(decoder, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     return decoder, make_pool
 

@@ -16,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.worker.core.attention_rule import PLAIN, AttentionRule
-from service.worker.core.ranks import Lead, Ranks
-from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
+from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.lora import Lora, rows_by_name, with_updates
 from service.worker.model.projection import (
     DenseProjection,
@@ -31,6 +29,7 @@ from service.worker.model.projection import (
 )
 from service.worker.model.rope import RotaryTable, halves_order, static_positions
 from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
+from service.worker.steps import Lead, Ranks, Steps, run
 
 PLAIN_NORMS = frozenset(
     f"{family}RMSNorm"

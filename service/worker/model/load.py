@@ -196,6 +196,12 @@ def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 
     return max(1024, min(most, free // workers // decoder.kv_bytes_per_token))
 
 
+def set_threads(threads: int) -> None:
+    """Set the number of intra-op threads of this process; 0 leaves torch's default."""
+    if threads:
+        torch.set_num_threads(threads)
+
+
 @contextmanager
 def lean_import() -> Iterator[None]:
     """Import transformers' model files without compilers and libraries that serving never uses.

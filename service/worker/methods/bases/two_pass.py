@@ -14,11 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
-from service.worker.core.topk import stable_topk
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import (
     EVERYTHING_CACHED,
     DenseMethod,
@@ -27,6 +23,9 @@ from service.worker.methods.bases.dense import (
     Sight,
 )
 from service.worker.methods.bases.fusion import Phase, PromptShape, dense_phases, floor_share
+from service.worker.methods.layer_view import LayerView, PrefillResult
+from service.worker.methods.scores import stable_topk
+from service.worker.steps import Steps
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.core.attention_rule import PLAIN
-from service.worker.core.steps import Steps
+from service.worker.model.attention_rule import PLAIN
 from service.worker.model.decoder import DecoderModel, norm
 from service.worker.model.rope import RotaryTable, halves_order
+from service.worker.steps import Steps
 
 
 class Cohere(DecoderModel):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
-from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
+from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder import DecoderModel, activation_of, norm
 from service.worker.model.projection import Projection
+from service.worker.steps import Steps
 
 PAUSE_ROWS = 64
 """Rows of an expert after which other work may run."""

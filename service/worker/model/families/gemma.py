@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
+from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder import DecoderModel, norm
 from service.worker.model.rope import RotaryTable
 

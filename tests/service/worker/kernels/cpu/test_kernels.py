@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from service.worker.core.steps import run
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.weight import MIN_HUGE_BYTES, zeros_in_huge_pages
 from service.worker.model.projection import fuse
+from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
 # One bf16 rounding of a result of size about 1 to 4.
