@@ -39,8 +39,6 @@ from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import tracing
 from service.shared.worker_settings import WorkerSettings
 from service.worker.checks.correctness_gate import GateSettings
-from service.worker.core.model_facts import read_calibration
-from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
 from service.worker.forward import lora_check, selfcheck
 from service.worker.gate.policy import Bounds
@@ -55,7 +53,8 @@ from service.worker.methods.registry import (
 )
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder.base import DecoderModel
-from service.worker.model.load import default_pool_tokens, load
+from service.worker.model.load import default_pool_tokens, load, set_threads
+from service.worker.model.model_facts import read_calibration
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server import folder_seat

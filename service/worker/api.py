@@ -15,9 +15,6 @@ from __future__ import annotations
 
 from service.shared.model_fingerprint import CALIBRATION_FILE
 from service.shared.model_fingerprint import fingerprint as model_fingerprint
-from service.worker.core.flops import full_prefill as full_prefill_flops
-from service.worker.core.model_facts import read_calibration
-from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import decode_step
@@ -67,8 +64,10 @@ from service.worker.model.attention import (
     weighted_values,
 )
 from service.worker.model.decoder.base import DecoderModel, decoder_for
-from service.worker.model.load import default_pool_tokens
+from service.worker.model.flops import full_prefill as full_prefill_flops
+from service.worker.model.load import default_pool_tokens, set_threads
 from service.worker.model.load import load as load_model
+from service.worker.model.model_facts import read_calibration
 
 __all__ = [
     "A3",

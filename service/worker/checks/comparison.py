@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from service.messages.requests import Generate
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
 from service.worker.gate.policy import Observation
+from service.worker.layout import PromptLayout
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.decoder.base import DecoderModel
+from service.worker.steps import Steps
 
 WORST_NATS = 20.0
 """Upper limit of a KL divergence in nats; also its value where the fused logits are NaN."""

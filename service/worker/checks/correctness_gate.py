@@ -26,18 +26,18 @@ from service.messages.requests import Generate
 from service.shared.metrics import Sample
 from service.worker.checks.comparison import compare, full_logits
 from service.worker.checks.shadow import Shadow
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
 from service.worker.gate.counts import Counts
 from service.worker.gate.method_trust import GatedMethod, MethodTrust, MethodTrusts
 from service.worker.gate.policy import Bounds
 from service.worker.kv.pool import KVPool
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
 from service.worker.model.decoder.base import DecoderModel
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import EngineSequence
+from service.worker.steps import Steps
 
 log = logging.getLogger("kvstitch.gate")
 

@@ -13,7 +13,6 @@ import msgspec
 from torch import Tensor
 
 from service.messages.requests import Generate, Sampling
-from service.worker.core.steps import Steps
 from service.worker.kv.pool import KVPool
 from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
@@ -22,6 +21,7 @@ from service.worker.model.addressing import Address
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sampling.sampler import Sampler
 from service.worker.sequences.sequence import EngineSequence
+from service.worker.steps import Steps
 
 
 @dataclass

@@ -18,8 +18,6 @@ from service.errors import KvstitchError
 from service.messages.replies import Done, Failed, Reply
 from service.messages.requests import Generate
 from service.worker.checks.correctness_gate import Gate, GateSettings
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
 from service.worker.engine.answering import Answering
 from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
@@ -32,8 +30,10 @@ from service.worker.loading.estimates import Line
 from service.worker.loading.loader import Loader
 from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.model_facts import ModelFacts
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache

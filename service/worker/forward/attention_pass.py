@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.core.flops import FlopCount
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import PromptKV, write_rows
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import RowWeights, Sight
 from service.worker.model.attention import attend_rows, attend_with_scores
 from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.flops import FlopCount
+from service.worker.steps import Steps
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
 from service.worker.forward.kv_placement import write_tokens
 from service.worker.kernels.cpu import linear_few_rows
 from service.worker.kernels.cpu.decode_step import Kernel, kernel_for
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_last
+from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder.base import DecoderModel
 
 

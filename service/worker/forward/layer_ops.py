@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from service.worker.core.layer_view import ProjectedRows
-from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import write_rows
+from service.worker.methods.layer_view import ProjectedRows
 from service.worker.model.attention import attend_rows
 from service.worker.model.decoder.base import DecoderModel
+from service.worker.steps import Steps
 
 # Rows of a tile. On a CPU, weights are converted to fp32 once per tile: 512 rows take a fifth less
 # time than four times 128 rows. There are pauses within what takes longer than a decode step: the

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.errors import ModelRefused
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
+from service.worker.layout import PromptLayout
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.lora.folder import read_config
 from service.worker.model.lora.load import LoraMatrices, load_lora, read_matrices
+from service.worker.steps import run
 
 PROBE = 37  # tokens
 # Of what the adapter changes in the logits, so much may be missing. A forgotten scale of

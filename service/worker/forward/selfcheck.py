@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from service.errors import ModelRefused
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import Prefix, PromptLayout
-from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
+from service.worker.layout import Prefix, PromptLayout
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.layer_view import LayerView
 from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.rope import static_positions
+from service.worker.steps import run
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
 # A window of up to so many tokens is probed: D is then longer. A longer probe

@@ -16,9 +16,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from service.worker.core.ranks import Ranks
 from service.worker.kernels.cpu import huge_pages
 from service.worker.kv.extents import ExtentAllocator
+from service.worker.steps import Ranks
 
 
 class KVPool:

@@ -185,3 +185,9 @@ def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     most = max_running * decoder.max_context
     return max(1024, min(most, free // workers // decoder.kv_bytes_per_token))
+
+
+def set_threads(threads: int) -> None:
+    """Set the number of intra-op threads of this process; 0 leaves torch's default."""
+    if threads:
+        torch.set_num_threads(threads)

@@ -14,21 +14,21 @@ from typing import Any
 from torch import Tensor
 
 from service.messages.requests import Generate
-from service.worker.core.layout import PromptLayout
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
 from service.worker.forward.prefill import Progress
 from service.worker.gate.method_trust import GatedMethod
 from service.worker.kv.pool import SequenceKV
+from service.worker.layout import PromptLayout
 from service.worker.loading.segment_load import Load
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
 from service.worker.sequences.draft import Drafter
 from service.worker.sequences.kept_prompt import KeptPrompt, Reuse
 from service.worker.sequences.sampling.sampler import Sampler
 from service.worker.sequences.stage_clock import StageClock
 from service.worker.sequences.token_trace import TokenTracer
+from service.worker.steps import Steps
 
 
 @dataclass

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from service.messages.replies import WorkerLoad
 from service.messages.requests import ChunkTokens
-from service.worker.core.flops import full_prefill
 from service.worker.engine.engine import Engine
 from service.worker.loading.chunk_stream import stored_bytes
 from service.worker.methods.bases.cost import PromptShape
+from service.worker.model.flops import full_prefill
 from service.worker.sequences.sequence import EngineSequence
 
 SAMPLE_TOKENS = 512  # length of the prompt and of the chunk by which a token is reckoned

@@ -22,18 +22,17 @@ import torch
 from torch import Tensor
 
 from service.errors import WorkerFault
-from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import CachedSegment
-from service.worker.core.layout import PromptLayout
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import PromptKV
 from service.worker.forward.sparse.kept_tokens import KeptTokens, TokenSource
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
+from service.worker.methods.layer_view import CachedSegment, PrefillResult
 from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.model.attention import attend_rows
 from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.flops import FlopCount
+from service.worker.steps import Steps
 
 BlockSets = list[dict[int, list[int]]]
 """Per document, the numbers of the blocks to read, by layer."""

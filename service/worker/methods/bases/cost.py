@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from service.worker.core.flops import FlopCount
+from service.worker.model.flops import FlopCount
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.cost import Phase, PromptShape
+from service.worker.methods.layer_view import LayerView, PrefillResult
+from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import Steps
 
 
 class Reads(Enum):

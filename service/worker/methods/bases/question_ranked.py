@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.topk import stable_topk
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.cost import PromptShape
 from service.worker.methods.bases.fusion import floor_share
 from service.worker.methods.bases.two_pass import TwoPassMethod
+from service.worker.methods.layer_view import LayerView
+from service.worker.methods.scores import stable_topk
 
 
 @dataclass(frozen=True)

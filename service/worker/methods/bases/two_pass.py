@@ -14,9 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
 from service.worker.methods.bases.dense import (
     EVERYTHING_CACHED,
@@ -25,6 +23,8 @@ from service.worker.methods.bases.dense import (
     RowWeights,
     Sight,
 )
+from service.worker.methods.layer_view import PrefillResult
+from service.worker.steps import Steps
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.errors import ModelRefused
-from service.worker.core.attention_rule import PLAIN, AttentionRule
-from service.worker.core.ranks import Lead, Ranks
-from service.worker.core.steps import Steps, run
 from service.worker.kernels.cpu import cpu_linear, quantised_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
+from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.decoder.low_rank import Lora, rows_by_name, with_updates
 from service.worker.model.decoder.norms import is_plain, norm
 from service.worker.model.decoder.projection import (
@@ -38,6 +36,7 @@ from service.worker.model.rope import (
     static_positions,
 )
 from service.worker.model.supported import families
+from service.worker.steps import Lead, Ranks, Steps, run
 
 FOR_KERNELS = (DenseProjection, QuantisedProjection)
 """Projections whose weights a kernel may multiply by itself."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.projection import Projection
+from service.worker.steps import Steps
 
 PAUSE_ROWS = 64
 """Rows of an expert after which other work may run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from service.worker.core.attention_rule import PLAIN, AttentionRule
+from service.worker.model.attention_rule import PLAIN, AttentionRule
 
 
 def every_layer_slides(config: Any) -> list[AttentionRule]:

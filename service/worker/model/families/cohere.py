@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.core.steps import Steps
 from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.norms import norm
 from service.worker.model.rope import halves_order
+from service.worker.steps import Steps
 
 
 class Model(DecoderModel):

@@ -3,7 +3,7 @@ the fourth."""
 
 from __future__ import annotations
 
-from service.worker.core.attention_rule import PLAIN, AttentionRule
+from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.decoder.rules import by_layer_types
 from service.worker.model.families import cohere
 from service.worker.model.rope import RotaryTable

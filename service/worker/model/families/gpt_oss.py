@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
 from service.worker.kernels.cpu import cpu_linear
+from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder.experts import ExpertsModel
 from service.worker.model.decoder.rules import by_layer_types
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.worker.core.attention_rule import AttentionRule
+from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.rules import every_layer_slides
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
+from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder.experts import ExpertsModel
 from service.worker.model.decoder.rules import every_layer_slides
 

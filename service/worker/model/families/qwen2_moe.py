@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
-from service.worker.core.steps import Steps
 from service.worker.kernels.cpu import cpu_linear
+from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder.base import DecoderModel, activation_of
 from service.worker.model.decoder.experts import ExpertsModel
 from service.worker.model.decoder.projection import Projection
 from service.worker.model.decoder.rules import by_layer_types
+from service.worker.steps import Steps
 
 
 class Model(ExpertsModel):

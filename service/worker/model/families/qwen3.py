@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
+from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder.base import DecoderModel
 from service.worker.model.decoder.norms import norm
 from service.worker.model.decoder.rules import by_layer_types

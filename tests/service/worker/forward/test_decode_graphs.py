@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from service.worker.model.decoding.base import decoder_for
 from torch import Tensor
 
 from service.worker.forward import decode_graphs
 from service.worker.forward.decode import decode_step
 from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.kv.pool import KVPool
+from service.worker.model.decoder.base import decoder_for
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.tiny import Tiny, random_model, tiny_config
 

@@ -12,13 +12,13 @@ import pytest
 
 from kvstore import MemoryTier
 from service.messages.requests import ChunkTokens, Method
-from service.worker.core.flops import FlopCount
 from service.worker.loading.estimates import STALE_S, Line, TierEstimates
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.prophetkv import Method as ProphetKV
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.model.flops import FlopCount
 from service.worker.planner.cost_model import (
     EXHAUSTIVE,
     UNHIDDEN,

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from service.worker.core.steps import run
 from service.worker.kernels.cpu import cpu_linear, huge_pages
 from service.worker.model.decoder.projection import fuse
+from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
 # One bf16 rounding of a result of size about 1 to 4.

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.core.steps import run
 from service.worker.kernels.cpu import (
     cpu_linear,
     linear_few_rows,
@@ -18,6 +17,7 @@ from service.worker.kernels.cpu import (
     linear_many_rows_fp32,
 )
 from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.steps import run
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.core.steps import run
 from service.worker.kernels.cpu import linear_few_rows, native, quantised_linear
 from service.worker.kernels.cpu.weight import GROUP, LEVELS, Weight, quantised
+from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
 BITS = (8, 4)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from service.errors import InvalidRequest
 from service.gateway.answers.preparing.token_choice import grammar
-from service.gateway.schemas.sampling import Guided
+from service.gateway.schemas.generate import Guided
 from service.messages.requests import Generate, Sampling
 from service.worker.model.load import load
 from service.worker.sequences.sampling.grammar import Grammars, PendingGrammar

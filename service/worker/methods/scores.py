@@ -1,10 +1,42 @@
-"""Splits a whole number, such as a budget of tokens, into parts that add up to it exactly."""
+"""Choosing by scores: top-k, pooling over neighbours, and splitting a budget exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def stable_topk(scores: Tensor, k: int) -> Tensor:
+    """Return ascending indices of the k largest scores, `[..., n]` → `[..., min(k, n)]` int64.
+
+    The lower index wins a tie; in torch.topk the order depends on the device.
+    """
+    k = max(0, min(k, scores.shape[-1]))
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
+    return order.sort(dim=-1).values
+
+
+def max_pool(scores: Tensor, kernel: int) -> Tensor:
+    """Largest score within `kernel // 2` tokens on either side, `[rows, n]` → `[rows, n]`."""
+    reach = min(kernel // 2, scores.shape[1])  # there is nothing more to see beyond all n tokens
+    return F.max_pool1d(scores.unsqueeze(0), 2 * reach + 1, stride=1, padding=reach).squeeze(0)
+
+
+def mean_pool(scores: Tensor, kernel: int) -> Tensor:
+    """Sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`.
+
+    Scores beyond the ends count as zero, so results are smaller near the edges, as in the public
+    implementations.
+    """
+    reach = min(kernel // 2, scores.shape[1])
+    width = 2 * reach + 1
+    pooled = F.avg_pool1d(scores.unsqueeze(0), width, stride=1, padding=reach).squeeze(0)
+    return pooled * (width / kernel)
 
 
 def exact(number: float) -> Fraction:

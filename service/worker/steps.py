@@ -1,20 +1,37 @@
-"""What code with tensors knows of tensor parallelism: other processes hold other heads.
+"""Work on a prompt in steps, in this process and in others that hold other heads.
 
-Without it a decoder's `ranks` and `lead` are None, and nothing of this is used. With it every rank
-(a process) runs the same functions on the same rows and on its own heads, so that all of them meet
-in the same exchanges, in the same order. Rank 0 leads: it alone decides what is run.
+A generator of steps yields None after a layer, so that the engine can do other things, and a future
+when it cannot continue before that future is done.
+
+With tensor parallelism every rank (a process) runs the same functions on the same rows and on its
+own heads, so that all of them meet in the same exchanges, in the same order. Rank 0 leads: it alone
+decides what is run. Without it a decoder's `ranks` and `lead` are None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from service.worker.core.steps import Steps
-
 T = TypeVar("T")
+
+Wait = Future[Any] | None
+Steps = Generator[Wait, None, T]
+
+
+def run(steps: Steps[T]) -> T:
+    """Runs the work to its end, waiting where it waits, and returns its result."""
+    while True:
+        try:
+            awaited = next(steps)
+            if awaited is not None:
+                awaited.result()
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class Ranks(Protocol):

@@ -1,17 +1,17 @@
-"""What fusion and eviction methods can read inside the layer loop."""
+"""What methods read inside the layer loop, and what a prefill leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from service.worker.core.attention_rule import PLAIN, AttentionRule
-from service.worker.core.flops import FlopCount
-from service.worker.core.layout import PromptLayout
-from service.worker.core.ranks import Ranks
+from service.worker.layout import PromptLayout
+from service.worker.model.attention_rule import PLAIN, AttentionRule
+from service.worker.model.flops import FlopCount
+from service.worker.steps import Ranks
 
 
 class CachedSegment(Protocol):
@@ -85,3 +85,34 @@ class LayerView:
     def over_all_heads(self, x: Tensor) -> Tensor:
         """A sum over the heads that are here, summed over those of other processes too."""
         return x if self.ranks is None else self.ranks.sum(x)
+
+
+@dataclass
+class PrefillResult:
+    """The logits of the first answer token, and the work that computing them took.
+
+    Attributes:
+        logits: `[vocabulary]` fp32.
+        observed: per layer, the tensor that the eviction method's `observe` returned.
+        rows_per_layer: per layer, the number of rows whose attention was computed.
+        rows: prompt rows that were computed anew, question included.
+        flops: floating-point operations, as scheduled.
+        layout: the prompt whose KV is in place now.
+        kept_ids: indices of `layout`'s tokens in the original prompt; None if it is the original
+            prompt (an eviction method may start over with fewer tokens).
+        entries_per_head: KV entries per layer and KV head; None if every token of `layout` has one.
+        held: prompt rows of the entries of layers with a window, by layer, where not every token of
+            `layout` has one.
+        coverage: share of the prompt's tokens whose KV is held by at least one layer.
+    """
+
+    logits: Tensor
+    observed: list[Tensor]
+    rows_per_layer: list[int]
+    rows: Tensor
+    flops: float
+    layout: PromptLayout
+    kept_ids: Tensor | None = None
+    entries_per_head: int | None = None
+    held: Mapping[int, Tensor] = field(default_factory=dict)
+    coverage: float = 1.0

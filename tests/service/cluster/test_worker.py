@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,9 +14,8 @@ from functools import partial
 import pytest
 
 from service.cluster.actor_state import ActorState
-from service.cluster.addresses import free_address
-from service.cluster.supervision import SupervisedWorker
-from service.errors import ModelRefused
+from service.cluster.worker import ClusterWorker, free_address
+from service.errors import InvalidSetting, ModelRefused
 from service.shared.worker_settings import WorkerSettings
 
 FAKE = (sys.executable, "-m", "tests.fakes.worker")
@@ -32,27 +32,25 @@ class Prepared:
 @asynccontextmanager
 async def supervised(
     *arguments: str, prepare: Callable[[], Prepared] = Prepared
-) -> AsyncIterator[SupervisedWorker]:
-    worker = SupervisedWorker(
+) -> AsyncIterator[ClusterWorker]:
+    worker = ClusterWorker(
         ActorState("kvstitch-worker-1"),
         prepare,
         partial(free_address, "127.0.0.1", None),
         command=(*FAKE, *arguments),
         backoff_s=(0.05, 0.1),
     )
-    running = asyncio.create_task(worker.run())
+    worker.start()
     try:
         yield worker
     finally:
         await worker.drain()
-        await running
 
 
-async def until(worker: SupervisedWorker, phase: str, restarts: int = 0) -> ActorState:
-    revision, state = worker.revision, worker.state
+async def until(worker: ClusterWorker, phase: str, restarts: int = 0) -> ActorState:
     async with asyncio.timeout(LONG_S):
-        while (state.phase, state.restarts) != (phase, restarts):
-            revision, state = await worker.changed(revision, LONG_S)
+        while ((state := worker.state).phase, state.restarts) != (phase, restarts):
+            await asyncio.sleep(0.005)
     return state
 
 
@@ -107,7 +105,14 @@ async def test_a_worker_can_be_drained_before_it_has_a_model() -> None:
         assert (worker.state.phase, worker.state.pid) == ("ended", None)
 
 
-async def test_a_change_that_does_not_come_is_not_waited_for_longer_than_asked() -> None:
-    async with supervised() as worker:
-        state = await until(worker, "ready")
-        assert await worker.changed(worker.revision, 0.01) == (worker.revision, state)
+def test_ports_are_taken_in_their_range_and_again_after_a_restart() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidSetting, match=f"all ports {port}-{port} .*--ports"):
+            free_address("127.0.0.1", (port, port))
+        any_port = free_address("127.0.0.1", None, f"tcp://127.0.0.1:{port}")
+        assert any_port != f"tcp://127.0.0.1:{port}"
+    assert free_address("127.0.0.1", (port, port)) == f"tcp://127.0.0.1:{port}"
+    assert free_address("127.0.0.1", None, any_port) == any_port

@@ -1,4 +1,4 @@
-"""Brings the cluster's workers to a number, to another version, or down. Knows nothing of Ray."""
+"""Brings the number of the cluster's workers up or down. Knows nothing of Ray."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from service.cluster.actor_state import COUNTED, ActorState, Phase
-from service.cluster.names import lowest_free, number_of
+from service.cluster.actor_state import COUNTED, ActorState, Phase, lowest_free, number_of
 from service.cluster.plan import WorkerPlan
 from service.errors import KvstitchError
 
 _POLL_S = 0.5
-# Nothing changes these but another command; waiting for them has no end.
+# Only another command changes these: waiting for them is in vain.
 _HOPELESS: tuple[Phase, ...] = ("refused", "failed", "ended")
 
 Say = Callable[[str], None]
@@ -39,8 +38,8 @@ class NotReady(KvstitchError):
     code = "workers_not_ready"
 
 
-class Rollout:
-    """Changes the workers of a cluster, and tells what goes on."""
+class Scaling:
+    """Changes the workers of a cluster, and says what goes on."""
 
     def __init__(
         self,
@@ -65,12 +64,15 @@ class Rollout:
         self._say = say
         self._timeout_s = timeout_s
         self._runtime_env = runtime_env
-        self._told: dict[str, str] = {}
+        self._said: dict[str, str] = {}
 
     def scale(self, count: int) -> list[str]:
-        """Starts or drains as many as it takes, and does not wait; names of those that stay.
+        """Start or drain as many workers as it takes, without waiting.
 
         Where there are too many, those go first that are not ready, then the highest numbers.
+
+        Returns:
+            The names of those that stay.
         """
         there = [state for state in self._cluster.states() if state.phase in COUNTED]
         there.sort(key=lambda state: (state.phase != "ready", number_of(state.name)))
@@ -84,12 +86,12 @@ class Rollout:
         if others:
             self._say(
                 f"{', '.join(others)} have other settings than these; "
-                "`kvstitch cluster upgrade` with these settings replaces them"
+                "start as many more with `kvstitch cluster up`, then `kvstitch cluster drain` these"
             )
         return names
 
     def up(self, count: int) -> list[ActorState]:
-        """Brings the number of workers to `count`, and waits until all are ready.
+        """Bring the number of workers to `count`, and wait until all are ready.
 
         Raises:
             NotReady: Not all became ready.
@@ -97,7 +99,7 @@ class Rollout:
         return self.wait_ready(self.scale(count))
 
     def down(self, names: Iterable[str] | None = None, *, now: bool = False) -> None:
-        """Drains workers and waits until they have ended.
+        """Drain workers and wait until they have ended.
 
         Args:
             names: Of the workers; None: all.
@@ -114,37 +116,17 @@ class Rollout:
                 self._drain(state)
         self._wait_ended([state.name for state in states])
 
-    def upgrade(self, *, drain_first: bool = False) -> list[ActorState]:
-        """Replaces one worker after the other; two versions serve side by side.
-
-        Args:
-            drain_first: Whether the old one goes first, where there is no room for one more.
+    def wait_ready(self, names: Sequence[str]) -> list[ActorState]:
+        """Wait for these workers.
 
         Raises:
-            NotReady: A new one did not become ready; it is removed, and the others are as before.
+            NotReady: Not all became ready in time.
         """
-        new: list[str] = []
-        for old in [state for state in self._cluster.states() if state.phase in COUNTED]:
-            if drain_first:
-                self.down([old.name])
-            name = self._start()
-            try:
-                self.wait_ready([name])
-            except NotReady:
-                self._cluster.kill(name)
-                raise
-            if not drain_first:
-                self.down([old.name])
-            new.append(name)
-        return self._cluster.states(new)
-
-    def wait_ready(self, names: Sequence[str]) -> list[ActorState]:
-        """Raises NotReady unless all become ready in time."""
         give_up_at = time.monotonic() + self._timeout_s
         while True:
             states = [self._explained(state) for state in self._cluster.states(names)]
             for state in states:
-                self._tell(state)
+                self._report(state)
             pending = [state for state in states if state.phase != "ready"]
             if not pending:
                 return states
@@ -174,8 +156,8 @@ class Rollout:
             there = set(self._cluster.names())
             left = [name for name in names if name in there]
             for name in names:
-                if name not in left and self._told.get(name) != "ended":
-                    self._told[name] = "ended"
+                if name not in left and self._said.get(name) != "ended":
+                    self._said[name] = "ended"
                     self._say(f"{name} has ended")
             if not left:
                 return
@@ -196,10 +178,10 @@ class Rollout:
             state.name, "waiting", reason=self._cluster.why_no_place(self._plan.demand)
         )
 
-    def _tell(self, state: ActorState) -> None:
+    def _report(self, state: ActorState) -> None:
         text = _line(state)
-        if self._told.get(state.name) != text:
-            self._told[state.name] = text
+        if self._said.get(state.name) != text:
+            self._said[state.name] = text
             self._say(text)
 
 

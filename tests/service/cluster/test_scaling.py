@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from service.cluster.actor_state import ActorState, Phase
-from service.cluster.names import name_of, workers_among
+from service.cluster.actor_state import ActorState, Phase, name_of, workers_among
 from service.cluster.plan import WorkerPlan
-from service.cluster.rollout import NotReady, Rollout
+from service.cluster.scaling import NotReady, Scaling
 
 PLAN = WorkerPlan(settings={})
 
@@ -55,64 +54,44 @@ class Actors:
         return f"it needs {demand}"
 
 
-def rollout(actors: Actors) -> tuple[Rollout, list[str]]:
+def scaling(actors: Actors) -> tuple[Scaling, list[str]]:
     said: list[str] = []
-    return Rollout(actors, PLAN, say=said.append, timeout_s=0.01), said
+    return Scaling(actors, PLAN, say=said.append, timeout_s=0.01), said
 
 
 def test_up_starts_what_is_missing_and_nothing_the_second_time() -> None:
     actors = Actors(phases={name_of(2): "ready", name_of(4): "draining"})
-    assert [s.name for s in rollout(actors)[0].up(2)] == [name_of(2), name_of(1)]
-    assert len(rollout(actors)[0].up(2)) == 2
+    assert [s.name for s in scaling(actors)[0].up(2)] == [name_of(2), name_of(1)]
+    assert len(scaling(actors)[0].up(2)) == 2
     assert actors.done == ["start 1"]
 
 
 def test_fewer_drains_those_that_are_not_ready_then_the_highest() -> None:
     actors = Actors(phases={name_of(1): "loading", name_of(2): "ready", name_of(3): "ready"})
-    assert [s.name for s in rollout(actors)[0].up(1)] == [name_of(2)]
+    assert [s.name for s in scaling(actors)[0].up(1)] == [name_of(2)]
     assert sorted(actors.done) == ["drain 1", "drain 3"]
 
 
 @pytest.mark.parametrize("phase", ["refused", "failed", "waiting"])
 def test_what_does_not_become_ready_is_named_with_its_reason(phase: Phase) -> None:
     with pytest.raises(NotReady) as raised:
-        rollout(Actors(starts_as=phase))[0].up(1)
+        scaling(Actors(starts_as=phase))[0].up(1)
     reason = "it needs {'CPU': 1.0}" if phase == "waiting" else "out of memory"
     assert raised.value.message.splitlines()[1] == f"  kvstitch-worker-1: {phase}, {reason}"
 
 
-def test_upgrade_replaces_one_after_the_other() -> None:
-    actors = Actors(phases={name_of(1): "ready", name_of(2): "ready"})
-    rollout(actors)[0].upgrade()
-    assert actors.done == ["start 3", "drain 1", "start 1", "drain 2"]
-    assert actors.names() == [name_of(1), name_of(3)]
-
-
-def test_upgrade_without_room_drains_first() -> None:
-    actors = Actors(phases={name_of(1): "ready"})
-    rollout(actors)[0].upgrade(drain_first=True)
-    assert actors.done == ["drain 1", "start 1"]
-
-
-def test_an_upgrade_that_fails_leaves_the_old_ones() -> None:
-    actors = Actors("refused", {name_of(1): "ready", name_of(2): "ready"})
-    with pytest.raises(NotReady, match="kvstitch-worker-3: refused"):
-        rollout(actors)[0].upgrade()
-    assert actors.names() == [name_of(1), name_of(2)]
-
-
 def test_other_settings_are_told_and_not_changed() -> None:
     actors = Actors(phases={name_of(1): "ready"}, plan="another")
-    made, said = rollout(actors)
+    made, said = scaling(actors)
     made.up(1)
     assert actors.done == []
-    assert "cluster upgrade" in said[0]
+    assert "cluster drain" in said[0]
 
 
 def test_down_kills_what_has_no_process_and_drains_the_others() -> None:
     actors = Actors(phases={name_of(1): "waiting", name_of(2): "ready"})
-    rollout(actors)[0].down()
+    scaling(actors)[0].down()
     assert actors.done == ["kill 1", "drain 2"]
     actors = Actors(phases={name_of(1): "ready"})
-    rollout(actors)[0].down(now=True)
+    scaling(actors)[0].down(now=True)
     assert actors.done == ["kill 1"]
