@@ -10,9 +10,9 @@ from service.messages.replies import TokenItem
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.kv.pool import KVPool
 from service.worker.model.decoder import DecoderModel
-from service.worker.sequences.draft import Drafter
+from service.worker.sampling.draft import Drafter
+from service.worker.sampling.logprobs import token_logprobs
 from service.worker.sequences.kept_prompt import prompt_tokens
-from service.worker.sequences.sampling.logprobs import token_logprobs
 from service.worker.sequences.sequence import EngineSequence
 
 MOST_ROWS = 8

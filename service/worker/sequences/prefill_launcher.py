@@ -18,8 +18,7 @@ from service.worker.forward.prefill import Progress, prefill
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import Prefix, PromptLayout
 from service.worker.loading.loader import Loader
-from service.worker.loading.partial_load import PartialLoad
-from service.worker.loading.segment_load import Load, SegmentLoad
+from service.worker.loading.segment_load import Load, PartialLoad, SegmentLoad
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill

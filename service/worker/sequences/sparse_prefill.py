@@ -15,8 +15,7 @@ from service.worker.forward.sparse_kv import TokenSource, WholeChunk
 from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import Loader
-from service.worker.loading.partial_load import PartialLoad
-from service.worker.loading.segment_load import SegmentLoad
+from service.worker.loading.segment_load import PartialLoad, SegmentLoad
 from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
 from service.worker.methods.sparse.blocks import BlockGrid

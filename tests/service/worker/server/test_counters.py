@@ -8,7 +8,7 @@ from kvstore import MemoryTier, SsdTier, TieredStore, parse_header
 from kvstore.format.chunk_header import VERSION
 from kvstore.tiers.ssd.directory_scan import chunk_path
 from service.shared.metrics import WORKER_METRICS
-from service.worker.server.statistics import store_values
+from service.worker.server.counters import store_values
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.format.test_chunk_header import reseal
 

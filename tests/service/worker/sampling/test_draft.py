@@ -13,7 +13,7 @@ from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.decode import decode_step
 from service.worker.kv.pool import KVPool
 from service.worker.model.families import decoder_for
-from service.worker.sequences.draft import MOST_SKIPPED, Drafter
+from service.worker.sampling.draft import MOST_SKIPPED, Drafter
 from tests.service.worker.engines import PIE, VANILLA, rig
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny, tiny_config

@@ -1,25 +1,34 @@
-"""Runs a prompt a second time with a given fusion method, only for its logits.
+"""What a prompt's first token would be with full prefill, or with a method that is not trusted.
 
-This shows when a method that was replaced is good again. Chunks are read as for a request. The KV
-is in the pool, and is given up as soon as a waiting request needs it.
+Answers are compared with the logits of full prefill. A shadow run with a method that was replaced
+shows when it is good again: chunks are read as for a request, and its KV is in the pool until a
+waiting request needs it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import torch
 from torch import Tensor
 
 from service.messages.requests import Generate, Sampling
+from service.worker.forward.chunk_prefill import ScratchKV
+from service.worker.forward.prefill import prefill
+from service.worker.gate.policy import Observation
 from service.worker.kv.pool import KVPool
-from service.worker.loading.partial_load import PartialLoad
+from service.worker.layout import PromptLayout
 from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.loading.segment_load import PartialLoad
 from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.addressing import Address
+from service.worker.model.decoder import DecoderModel
+from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.sampling.sampler import Sampler
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
 
@@ -109,3 +118,32 @@ def _loaded(sequence: EngineSequence) -> Steps[None]:
 
 def _stored(sequence: EngineSequence) -> bool:
     return not any(load is not None and load.missed for load in sequence.segments)
+
+
+WORST_NATS = 20.0
+"""Upper limit of a KL divergence in nats; also its value where the fused logits are NaN."""
+
+
+def compare(full: Tensor, fused: Tensor) -> Observation:
+    """Compares logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
+    p, q = (torch.log_softmax(logits.double(), -1) for logits in (full, fused))
+    # A token with probability 0 in full prefill adds nothing, even where log q is -inf.
+    kl = float(torch.where(p > -math.inf, p.exp() * (p - q), 0.0).sum())
+    if not math.isfinite(kl):
+        return Observation(WORST_NATS, False)
+    return Observation(min(max(kl, 0.0), WORST_NATS), bool(full.argmax() == fused.argmax()))
+
+
+def full_logits(decoder: DecoderModel, request: Generate) -> Steps[Tensor]:
+    """Logits `[vocabulary]` of the first answer token by full prefill.
+
+    No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.
+    """
+    documents = [document.ids for document in request.documents]
+    cold = [True] * (1 + len(documents))
+    layout = PromptLayout.of(
+        request.system, documents, request.question, uncached=cold, device=decoder.device
+    )
+    decoder = decoder.with_lora(request.lora)
+    scratch = ScratchKV(decoder, layout.tokens)
+    return (yield from prefill(decoder, layout, [None] * len(cold), Vanilla(), scratch)).logits

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from service.messages.requests import ChunkTokens, Method
-from service.worker.checks.comparison import WORST_NATS, compare
-from tests.service.worker.checks.gated_engine import (
+from service.worker.gate.shadow import WORST_NATS, compare
+from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
+from tests.service.worker.gate.gated_engine import (
     ALL,
     BROKEN,
     ask,
@@ -16,7 +17,6 @@ from tests.service.worker.checks.gated_engine import (
     state_of,
     values,
 )
-from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, random_model, tiny_config, tiny_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.messages.replies import GateState
 from service.messages.reports import Report
 from service.messages.requests import Method
-from service.worker.checks.correctness_gate import Gate, GateSettings
+from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.gate.policy import Bounds
 from tests.service.worker.engines import Rig
 

@@ -16,8 +16,8 @@ from service.gateway.answers.preparing.token_choice import grammar
 from service.gateway.schemas.generate import Guided
 from service.messages.requests import Generate, Sampling
 from service.worker.model.load import load
-from service.worker.sequences.sampling.grammar import Grammars, PendingGrammar
-from service.worker.sequences.sampling.sampler import Sampler
+from service.worker.sampling.grammar import Grammars, PendingGrammar
+from service.worker.sampling.sampler import Sampler
 from tests.service.worker.engines import VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 
