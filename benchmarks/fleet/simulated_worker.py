@@ -2,7 +2,7 @@
 
 It does one prefill at a time, reads chunks of waiting requests meanwhile, and decodes all running
 sequences together. While it decodes, prefill gets half of its time
-(`service.worker.engine.step_budget`). Rates hold between events; `speed` is the share of a core
+(`service.worker.engine.scheduler`). Rates hold between events; `speed` is the share of a core
 that it gets.
 """
 

@@ -38,11 +38,9 @@ from service.messages.wire import PROTOCOL
 from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import tracing
 from service.shared.worker_settings import WorkerSettings
-from service.worker.checks.correctness_gate import GateSettings
-from service.worker.core.model_facts import read_calibration
-from service.worker.core.threads import set_threads
 from service.worker.engine.engine import Engine
 from service.worker.forward import lora_check, selfcheck
+from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
 from service.worker.kv.pool import KVPool
@@ -54,15 +52,15 @@ from service.worker.methods.registry import (
     fusion_methods,
 )
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel
-from service.worker.model.load import default_pool_tokens, load
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.load import default_pool_tokens, load, set_threads
+from service.worker.model.model_facts import read_calibration
+from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
-from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server import folder_seat
-from service.worker.server.held_chunks import HeldChunks
-from service.worker.server.inbox import Inbox
+from service.worker.server.cached_chunks import HeldChunks
 from service.worker.server.leases import Leases
-from service.worker.server.link import Link
+from service.worker.server.link import Inbox, Link
 from service.worker.server.worker_server import WorkerServer
 
 log = logging.getLogger("kvstitch.worker")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retriever import Passage
-from service.gateway.schemas import Citation, GenerateRequest, RetrievalNote
+from service.gateway.schemas.answer import Citation, RetrievalNote
+from service.gateway.schemas.generate import GenerateRequest
 from service.messages.requests import Generate
 
 

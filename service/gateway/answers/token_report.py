@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from service.gateway.prompts.detokenizer import Decode, Detokenizer
-from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
+from service.gateway.schemas.answer import SegmentTokens, Source, TokenReport, TokenRunOut
 from service.messages.reports import Report, SegmentReport, SegmentTrace, TokenRun, TokenTrace
 from service.messages.requests import Generate
 
@@ -33,15 +33,7 @@ def token_report(
         ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
     ) -> SegmentTokens:
         text, starts = _pieces(ids, decode)
-        runs = [
-            TokenRunOut(
-                tokens=run.tokens,
-                source=source(run),
-                computed_layers=run.computed_layers,
-                entries=run.entries,
-            )
-            for run in segment.runs
-        ]
+        runs = [TokenRunOut(source=source(run), **run._asdict()) for run in segment.runs]
         return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
 
     return TokenReport(

@@ -2,7 +2,7 @@
 
 It has no sockets and no threads of its own (the loader has threads). A step starts a prefill, runs
 one decode step for all running sequences, then some steps of the prefill, and, if there is time,
-idle work. `service.worker.engine.step_budget` decides how much of each.
+idle work. `service.worker.engine.scheduler` decides how much of each.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from kvstore import TieredStore
 from service.errors import KvstitchError
 from service.messages.replies import Done, Failed, Reply
 from service.messages.requests import Generate
-from service.worker.checks.correctness_gate import Gate, GateSettings
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
 from service.worker.engine.answering import Answering
 from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
-from service.worker.engine.scheduler import Scheduler
-from service.worker.engine.step_budget import StepBudget
+from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.forward.evict import evict
+from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
-from service.worker.loading.estimates import Line
 from service.worker.loading.loader import Loader
-from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.loading.segment_load import PartialLoad
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import ModelFacts
+from service.worker.planner.estimates import Line
 from service.worker.planner.planner import Planner
+from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
@@ -44,7 +44,6 @@ from service.worker.sequences.kept_prompt import holds, prompt_tokens
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.report import report
-from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.sequences.sequence import EngineSequence
 
 log = logging.getLogger("kvstitch.engine")
@@ -332,7 +331,8 @@ class Engine:
         elif self.planner is None:
             self.estimator.compute.add(sequence.flops, sequence.computed_s)
         else:
-            self.planner.finished(sequence.flops, sequence.computed_s, sequence.segments)
+            plans = [load.plan for load in sequence.segments if load is not None]
+            self.planner.finished(sequence.flops, sequence.computed_s, plans)
         self._launcher.stop_loading(sequence)
         try:
             self.scheduler.start_running(sequence)

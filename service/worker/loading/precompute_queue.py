@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from kvstore import TieredStore
 from service.messages.replies import Precomputed
-from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Address
+from service.worker.steps import Steps
 
 # Nothing more is computed while so many chunks and tiles of rows are not yet written; bounds memory
 # when the disk is slow.

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from service.messages.reports import SegmentTrace, TokenRun, TokenTrace
-from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout, union
-from service.worker.core.prefill_result import PrefillResult
+from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.layer_view import LayerView, PrefillResult
 from service.worker.methods.sparse.plan import SparsePlan
+from service.worker.model.flops import FlopCount
 
 
 @dataclass

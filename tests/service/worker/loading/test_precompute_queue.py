@@ -17,10 +17,10 @@ import pytest
 from kvstore import ChunkSpec, EncodedChunk, encode_chunk
 from service.messages.replies import Precomputed
 from service.messages.requests import ChunkTokens, Method
-from service.worker.core.steps import Steps
 from service.worker.forward import chunk_prefill, layer_ops
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.model.addressing import Address
+from service.worker.steps import Steps
 from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker import engines
 from tests.service.worker.engines import PIE, Rig, disk, rig

@@ -19,16 +19,16 @@ from torch import Tensor
 from service.errors import InvalidRequest, InvalidSetting, ModelRefused
 from service.messages.requests import Generate
 from service.shared.worker_settings import WorkerSettings
-from service.worker.checks.correctness_gate import GateSettings
-from service.worker.core.layer_view import LayerView
-from service.worker.core.model_facts import ModelFacts
+from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.loading import chunk_stream
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.layer_view import LayerView
 from service.worker.methods.registry import fusion_methods
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
+from service.worker.model.model_facts import ModelFacts
 from service.worker.parallel import followers
 from service.worker.parallel.gang import Gang, refuse
 from service.worker.parallel.sharded_model import refuse_model
