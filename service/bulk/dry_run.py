@@ -15,8 +15,7 @@ from service.bulk.records import MAX_ERRORS, Range
 from service.bulk.sources import Source
 from service.errors import KvstitchError, ModelRefused
 from service.gateway.documents.jobs.job_records import SpooledDocument
-from service.gateway.documents.parsing.parser import DocumentParser
-from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.settings import Settings
 from service.settings.calibration import calibrated

@@ -32,8 +32,7 @@ from service.gateway.documents.kv_storing import (
     OnReply,
     slices,
 )
-from service.gateway.documents.parsing.parser import DocumentParser
-from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
