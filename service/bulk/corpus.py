@@ -23,7 +23,7 @@ from service.gateway.databases import shared_secret
 from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.ingestor import Ingestor
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.jobs.stored_sizes import record_sizes
 from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
@@ -215,7 +215,7 @@ class BulkCorpus:
             wait_again_s=WAIT_AGAIN_S,
         )
 
-    def record_sizes(self, documents: Sequence[SpooledDocument]) -> None:
+    def record_sizes(self, documents: Sequence[IngestDocument]) -> None:
         """Note the sizes of documents, by which tenants' quotas are counted."""
         record_sizes(self._jobs, documents)
 

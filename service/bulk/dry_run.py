@@ -14,7 +14,7 @@ from service.bulk.ranges import DocumentReader, file_ranges, line_ranges
 from service.bulk.records import MAX_ERRORS, Range
 from service.bulk.sources import Source
 from service.errors import KvstitchError, ModelRefused
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.settings import Settings
@@ -66,12 +66,12 @@ def needs(
     for part in _ranges(source, range_documents):
         for item in reader.read(part):
             try:
-                if not isinstance(item, SpooledDocument):
+                if not isinstance(item, IngestDocument):
                     _fail(found, *item)
                     continue
                 document = asyncio.run(parser.document(item))
             except KvstitchError as error:
-                assert isinstance(item, SpooledDocument)
+                assert isinstance(item, IngestDocument)
                 _fail(found, item.doc_id, error.message)
                 continue
             found.documents += 1

@@ -9,7 +9,7 @@ from dataclasses import replace
 from service.bulk.ranges import Unread
 from service.bulk.records import Counts
 from service.errors import InternalError, KvstitchError
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.messages.replies import Precomputed
 
 
@@ -24,17 +24,17 @@ class RangeQueue:
 
     def __init__(
         self,
-        documents: Iterator[SpooledDocument | Unread],
+        documents: Iterator[IngestDocument | Unread],
         counts: Counts,
-        record_sizes: Callable[[Sequence[SpooledDocument]], None],
+        record_sizes: Callable[[Sequence[IngestDocument]], None],
     ) -> None:
         self._documents = documents
         self._counts = counts
         self._record_sizes = record_sizes
         self._lock = threading.Lock()
         self._all_read = False
-        self._pending: dict[int, SpooledDocument] = {}
-        self._indexed: dict[int, SpooledDocument] = {}
+        self._pending: dict[int, IngestDocument] = {}
+        self._indexed: dict[int, IngestDocument] = {}
         # Chunks that are counted, by LoRA adapter: those of a batch that is tried again come twice.
         self._counted: set[tuple[int, str]] = set()
 
@@ -43,8 +43,8 @@ class RangeQueue:
         """Whether every document is done or has failed."""
         return self._all_read and not self._pending and not self._indexed
 
-    def pending(self, limit: int, max_bytes: int) -> list[SpooledDocument]:
-        size = sum(len(item.content or b"") for item in self._pending.values())
+    def pending(self, limit: int, max_bytes: int) -> list[IngestDocument]:
+        size = sum(item.size for item in self._pending.values())
         while not self._all_read and len(self._pending) < limit and size < max_bytes:
             try:
                 one = next(self._documents, None)
@@ -55,22 +55,22 @@ class RangeQueue:
             with self._lock:
                 if one is None:
                     self._all_read = True
-                elif isinstance(one, SpooledDocument):
+                elif isinstance(one, IngestDocument):
                     self._pending[one.number] = one
-                    size += len(one.content or b"")
+                    size += one.size
                 else:
                     self._counts.fail(*one)
         with self._lock:
             # The KV of an earlier revision is stored before a document is replaced.
             waiting = {item.key for item in self._indexed.values()}
-            found: list[SpooledDocument] = []
+            found: list[IngestDocument] = []
             for item in self._pending.values():
                 if item.key in waiting:
                     break
                 found.append(item)
             return found
 
-    def indexed(self, limit: int) -> list[SpooledDocument]:
+    def indexed(self, limit: int) -> list[IngestDocument]:
         with self._lock:
             return list(self._indexed.values())[:limit]
 
@@ -83,8 +83,9 @@ class RangeQueue:
         with self._lock:
             for number, _, chunks, tokens in documents:
                 item = self._pending.pop(number)
-                self._indexed[number] = replace(item, kind=None, meta=None, content=None,
-                                                chunks=chunks)  # fmt: skip
+                self._indexed[number] = replace(
+                    item, kind="", content=b"", title="", metadata={}, chunks=chunks
+                )
                 self._counts.chunks += chunks
                 self._counts.tokens += tokens
 

@@ -7,8 +7,8 @@ Files that are documents are only listed. Documents are checked by the rules of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,7 +16,7 @@ from service.bulk.range_table import CUTTING, RangeTable
 from service.bulk.records import Range
 from service.bulk.sources import InputFile, Source
 from service.errors import BodyTooLarge, InvalidRequest, KvstitchError
-from service.gateway.documents.jobs.job_records import SpooledDocument, UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.file_kinds import BINARY_KINDS, file_kind
 from service.gateway.documents.parsing.sent_documents import (
     file_document,
@@ -139,24 +139,19 @@ class DocumentReader:
         self._collection = collection
         self._metadata = metadata
 
-    def read(self, part: Range) -> Iterator[SpooledDocument | Unread]:
+    def read(self, part: Range) -> Iterator[IngestDocument | Unread]:
         """Yield every document of a range, numbered from 0, or what is wrong with it. Blocks.
 
         Raises:
             InvalidRequest: The file of lines cannot be read.
         """
         for number, sent in enumerate(self._files(part) if part.files else self._lines(part)):
-            if not isinstance(sent, UploadedDocument):
+            if isinstance(sent, IngestDocument):
+                yield replace(sent, number=number, tenant=self._tenant)
+            else:
                 yield sent
-                continue
-            assert isinstance(sent.content, bytes)
-            meta = json.loads(sent.meta)
-            yield SpooledDocument(
-                number, "", self._tenant, sent.collection, sent.doc_id, sent.kind, meta,
-                sent.content,
-            )  # fmt: skip
 
-    def _files(self, part: Range) -> Iterator[UploadedDocument | Unread]:
+    def _files(self, part: Range) -> Iterator[IngestDocument | Unread]:
         for name in part.files:
             try:
                 content = self._source.read(name)
@@ -168,13 +163,13 @@ class DocumentReader:
             except KvstitchError as error:
                 yield name, error.message
 
-    def _lines(self, part: Range) -> Iterator[UploadedDocument | Unread]:
+    def _lines(self, part: Range) -> Iterator[IngestDocument | Unread]:
         content = self._source.read(part.path, part.start, part.length)
         for number, line in enumerate(content.split(b"\n"), part.first_line):
             if line.strip():
                 yield self._line(f"{part.path}, ", number, line)
 
-    def _line(self, file: str, number: int, line: bytes) -> UploadedDocument | Unread:
+    def _line(self, file: str, number: int, line: bytes) -> IngestDocument | Unread:
         try:
             if len(line) > line_limit(self._settings.max_document_bytes):
                 raise BodyTooLarge(f"line {number} is longer than any document may be: split it")

@@ -24,7 +24,7 @@ from retriever import Document, EmbeddedDocument, IngestResult, Scope
 from service.errors import KvstitchError, WorkerUnavailable
 from service.gateway.documents.background_loop import side_by_side
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.kv_storing import (
     BATCH_CHUNKS,
     BatchProgress,
@@ -59,12 +59,12 @@ MAX_CRASHES = 3  # a document during which the worker died this often fails
 class DocumentQueue(Protocol):
     """Documents on their way in, each with a number; every call may block."""
 
-    def pending(self, limit: int, max_bytes: int) -> list[SpooledDocument]:
+    def pending(self, limit: int, max_bytes: int) -> list[IngestDocument]:
         """Return the next documents to index, oldest first: at least one, if there is one, then up
         to `max_bytes`."""
         ...
 
-    def indexed(self, limit: int) -> list[SpooledDocument]:
+    def indexed(self, limit: int) -> list[IngestDocument]:
         """Return the next documents whose KV is to be stored, oldest first."""
         ...
 
@@ -163,13 +163,13 @@ class Ingestor:
         return "all" if len(batch) == len(pending) < INDEXED_DOCUMENTS else "some"
 
     async def _parse(
-        self, batch: Sequence[SpooledDocument]
-    ) -> tuple[list[tuple[SpooledDocument, Document]], list[tuple[int, str]]]:
+        self, batch: Sequence[IngestDocument]
+    ) -> tuple[list[tuple[IngestDocument, Document]], list[tuple[int, str]]]:
         """Return documents that could be parsed, and (number, error) of the others."""
         parsed: dict[int, Document] = {}
         failed: list[tuple[int, str]] = []
 
-        async def parse(item: SpooledDocument) -> None:
+        async def parse(item: IngestDocument) -> None:
             try:
                 parsed[item.number] = await self._parser.document(item)
             except KvstitchError as error:
@@ -179,21 +179,21 @@ class Ingestor:
         return [(item, parsed[item.number]) for item in batch if item.number in parsed], failed
 
     async def _embed(
-        self, parsed: Sequence[tuple[SpooledDocument, Document]]
-    ) -> list[tuple[SpooledDocument, EmbeddedDocument]]:
+        self, parsed: Sequence[tuple[IngestDocument, Document]]
+    ) -> list[tuple[IngestDocument, EmbeddedDocument]]:
         """Cut and embed. It takes long, so no lock is held: deletions need not wait."""
-        out: list[tuple[SpooledDocument, EmbeddedDocument]] = []
+        out: list[tuple[IngestDocument, EmbeddedDocument]] = []
         for scope, pairs in _by_scope(parsed):
             embedded = await self._retriever.embed([doc for _, doc in pairs], scope=scope)
             out += zip([item for item, _ in pairs], embedded, strict=True)
         return out
 
     async def _store(
-        self, embedded: Sequence[tuple[SpooledDocument, EmbeddedDocument]]
-    ) -> list[tuple[SpooledDocument, IngestResult]]:
+        self, embedded: Sequence[tuple[IngestDocument, EmbeddedDocument]]
+    ) -> list[tuple[IngestDocument, IngestResult]]:
         """Store documents in catalog and index, after purges for their previous revisions were
         added. The catalog lock must be held. No document may come twice."""
-        out: list[tuple[SpooledDocument, IngestResult]] = []
+        out: list[tuple[IngestDocument, IngestResult]] = []
         for scope, pairs in _by_scope(embedded):
             await self._purges.add(scope, [item.doc_id for item, _ in pairs])
             results = await self._retriever.store([doc for _, doc in pairs], scope=scope)
@@ -221,7 +221,7 @@ class Ingestor:
             raise
         return True
 
-    async def _store_kv(self, batch: Sequence[SpooledDocument]) -> None:
+    async def _store_kv(self, batch: Sequence[IngestDocument]) -> None:
         work: list[tuple[int, ChunkKV]] = []
         progress = BatchProgress(self._finish)
         for scope, items in slices(batch):
@@ -249,7 +249,7 @@ class Ingestor:
             self._crashes.pop(number, None)
         await asyncio.to_thread(self._queue.set_done, numbers)
 
-    async def _count_crash(self, batch: Sequence[SpooledDocument]) -> None:
+    async def _count_crash(self, batch: Sequence[IngestDocument]) -> None:
         numbers = [item.number for item in batch]
         for number in await asyncio.to_thread(self._queue.still_in, "indexed", numbers):
             self._crashes[number] += 1
@@ -260,12 +260,12 @@ class Ingestor:
         await asyncio.to_thread(self._queue.set_failed, [(n, reason) for n in given_up], "dead")
 
 
-def until_repetition(items: Sequence[SpooledDocument]) -> list[SpooledDocument]:
+def until_repetition(items: Sequence[IngestDocument]) -> list[IngestDocument]:
     """Return the items before the first document that comes again.
 
     Between its two revisions purges must be added for the chunks of the first.
     """
-    out: list[SpooledDocument] = []
+    out: list[IngestDocument] = []
     seen: set[tuple[str, str, str]] = set()
     for item in items:
         if item.key in seen:
@@ -276,8 +276,8 @@ def until_repetition(items: Sequence[SpooledDocument]) -> list[SpooledDocument]:
 
 
 def _by_scope(
-    pairs: Sequence[tuple[SpooledDocument, T]],
-) -> Iterator[tuple[Scope, list[tuple[SpooledDocument, T]]]]:
+    pairs: Sequence[tuple[IngestDocument, T]],
+) -> Iterator[tuple[Scope, list[tuple[IngestDocument, T]]]]:
     ordered = sorted(pairs, key=lambda pair: pair[0].key[:2])
     for (tenant, collection), group in groupby(ordered, lambda pair: pair[0].key[:2]):
         yield Scope(tenant, collection), list(group)

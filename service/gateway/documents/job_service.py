@@ -18,7 +18,7 @@ from service.gateway.auth.quotas import Quotas
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.documents.ingest_loops import TokenRate
 from service.gateway.documents.jobs.job_database import AlreadyAccepted
-from service.gateway.documents.jobs.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
+from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument, Job, JobPage
 from service.gateway.documents.jobs.job_state import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue
@@ -53,7 +53,7 @@ class JobService:
     async def submit(
         self,
         principal: Principal,
-        documents: AsyncIterator[UploadedDocument],
+        documents: AsyncIterator[IngestDocument],
         idempotency_key: str | None = None,
     ) -> Job:
         """Accept documents as they come in. On return all of them are on disk, or none.
@@ -170,13 +170,13 @@ class JobService:
         """How many jobs of all tenants are in each state."""
         return await asyncio.to_thread(self._jobs.states)
 
-    async def _spool(self, job_id: str, documents: AsyncIterator[UploadedDocument]) -> bytes:
+    async def _spool(self, job_id: str, documents: AsyncIterator[IngestDocument]) -> bytes:
         """Write documents to disk as they come; returns the digest of all of them."""
         digest = hashlib.sha256()
-        batch: list[UploadedDocument] = []
+        batch: list[IngestDocument] = []
         size = 0
 
-        def write(batch: list[UploadedDocument]) -> None:
+        def write(batch: list[IngestDocument]) -> None:
             for document in batch:
                 digest.update(document.digest())
             self._jobs.spool(job_id, batch)

@@ -21,7 +21,7 @@ from retriever import Scope
 from service.errors import DatabaseUnavailable, KvstitchError, Overloaded, WorkerUnavailable
 from service.gateway.documents.background_loop import side_by_side
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.purge_queue import CHUNKS_PER_CALL, PurgeQueue
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -231,10 +231,10 @@ class KvStoring:
         return [*([alone] if self._behind.kind == "neighbours" else []), *chunk.copies]
 
 
-def slices(batch: Sequence[SpooledDocument]) -> Iterator[tuple[Scope, list[SpooledDocument]]]:
+def slices(batch: Sequence[IngestDocument]) -> Iterator[tuple[Scope, list[IngestDocument]]]:
     """Yield neighbouring documents of a scope, few at a time, with few chunks unless one has
     many."""
-    part: list[SpooledDocument] = []
+    part: list[IngestDocument] = []
     chunks = 0
     for item in batch:
         full = len(part) == CHOOSING_DOCUMENTS or chunks + item.chunks > BATCH_CHUNKS

@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 
 from retriever import Document, Mark
 from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parsed_file import AS_THEY_ARE, MAX_MARKS, ParsedFile
 from service.settings import Settings
 from service.shared.worker_settings import MIB
@@ -143,7 +143,7 @@ class DocumentParser:
     def __init__(self, limits: FileLimits) -> None:
         self._limits = limits
 
-    async def document(self, item: SpooledDocument) -> Document:
+    async def document(self, item: IngestDocument) -> Document:
         """The document with its text, and marks where pages and headings begin.
 
         Without a title it gets the one in the file, else the file's name.
@@ -151,10 +151,8 @@ class DocumentParser:
         Raises:
             InvalidRequest: The file cannot be parsed; the message says why.
         """
-        content = item.file if item.content is None else item.content
-        assert item.kind is not None and item.meta is not None and content is not None
-        title: str = item.meta["title"]
-        metadata: dict[str, Any] = item.meta["metadata"]
+        content = item.content if isinstance(item.content, bytes) else item.content.path
+        title, metadata = item.title, item.metadata
         if item.kind == "text":
             return Document(item.doc_id, await _text(content), title, metadata)
         parsed = await parse_file(item.kind, content, self._limits)

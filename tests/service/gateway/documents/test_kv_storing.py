@@ -9,7 +9,7 @@ import pytest
 
 from retriever import Scope
 from service.errors import DiskFull
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.kv_storing import (
     BATCH_CHUNKS,
     CHOOSING_DOCUMENTS,
@@ -18,8 +18,8 @@ from service.gateway.documents.kv_storing import (
 )
 
 
-def document(number: int, collection: str = "default", chunks: int = 1) -> SpooledDocument:
-    return SpooledDocument(number, "job", "", collection, str(number), None, None, None, chunks)
+def document(number: int, collection: str = "default", chunks: int = 1) -> IngestDocument:
+    return IngestDocument(str(number), collection, "", b"", number=number, chunks=chunks)
 
 
 async def test_what_finishes_during_a_transaction_shares_the_next() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from retriever import Document
 from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing import html, markup
 from service.gateway.documents.parsing.parsed_file import Bounds
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
@@ -117,9 +117,8 @@ async def test_markdown_costs_its_limit_of_cpu() -> None:
         await DocumentParser(replace(LIMITS, cpu_s=1)).document(spooled(b"[" * 3_000_000))
 
 
-def spooled(content: bytes) -> SpooledDocument:
-    meta = {"title": "", "metadata": {}}
-    return SpooledDocument(1, "job", "", "default", "d", "md", meta, content)
+def spooled(content: bytes) -> IngestDocument:
+    return IngestDocument("d", "default", "md", content, number=1, job_id="job")
 
 
 class Impatient(FileLimits):
