@@ -12,7 +12,6 @@ import time
 from service.gateway.auth.quotas import Quotas
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.ingest_loops import IngestLoops, TokenRate
@@ -23,7 +22,7 @@ from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhook_events import EventStore
 from service.gateway.documents.membership import OpenWork
-from service.gateway.documents.purge_queue import PurgeQueue
+from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.documents.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind

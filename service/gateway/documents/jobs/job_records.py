@@ -93,7 +93,7 @@ class IngestDocument:
         return json.dumps({"title": self.title, "metadata": self.metadata}, ensure_ascii=False)
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of all that was sent, by which a repetition is recognised. May block."""
+        """Return the SHA-256 of all that was sent, to recognise a repetition. May block."""
         parts = (self.collection, self.doc_id, self.kind, self.meta)
         head = json.dumps(parts).encode()
         found = hashlib.sha256(head + b"\0")
