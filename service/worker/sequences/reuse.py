@@ -13,7 +13,7 @@ from service.worker.layout import PromptLayout
 from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.pie import Method as QuestionOnly
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.prefix_cache.in_pool import PromptsInPool
 from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, Reuse
 from service.worker.sequences.sequence import EngineSequence, prompt_tokens
