@@ -29,13 +29,13 @@ from retriever import ChunkSettings, DocFilter, LocalEmbedder, Retriever, parse_
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.embedders.base import EmbeddingSpace, Vectors, space_of
-from retriever.search.pgvector_index import PgvectorIndex
-from retriever.search.vector_index import VectorIndex
-from retriever.search.vector_search import VectorSearch
+from retriever.index.pgvector_index import PgvectorIndex
+from retriever.index.vector_index import VectorIndex
+from retriever.index.vector_search import VectorSearch
 from retriever.sql.postgresql import Postgresql
-from retriever.testing import HashingEmbedder, WordCounter
-from service.tuning.measuring.environment import describe
+from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.postgresql_server import postgresql_server
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/pgvector_recall.json")
 SEED = 0

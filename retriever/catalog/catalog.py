@@ -24,7 +24,7 @@ from retriever.catalog.companion_table import CompanionTable
 from retriever.catalog.database import Database
 from retriever.catalog.queries import CarriedOver
 from retriever.catalog.sqlite_database import SqliteDatabase
-from retriever.chunking.chunker import ChunkSpan
+from retriever.chunking import ChunkSpan
 from retriever.documents import (
     Chunk,
     DocFilter,

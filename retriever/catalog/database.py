@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from retriever.documents import DocFilter, Document
-from retriever.search.full_text import FullText
+from retriever.index.full_text import FullText
 from retriever.sql.connection import Connection
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from retriever.catalog.sqlite_database import SqliteDatabase
 from retriever.errors import CatalogError
-from retriever.search import postings
+from retriever.index import postings
 from retriever.sql.copying import copy_table, go_on_after, last_given_out
 from retriever.sql.postgresql import PostgresqlConnection
 

@@ -9,8 +9,8 @@ from typing import Any
 from retriever.catalog.filter_postgresql import conditions
 from retriever.catalog.postgresql_schema import STEPS
 from retriever.documents import DocFilter, Document
-from retriever.search import postings
-from retriever.search.full_text import FullText
+from retriever.index import postings
+from retriever.index.full_text import FullText
 from retriever.sql.catalog_errors import translated
 from retriever.sql.connection import Connection
 from retriever.sql.postgresql import Postgresql

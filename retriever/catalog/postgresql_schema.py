@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retriever.search import postings
+from retriever.index import postings
 
 # Names and texts are compared by code point, as SQLite does. `fields` is the metadata for filters;
 # `metadata` is the text that was stored, because JSONB does not keep how a number was written.

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from retriever.catalog.catalog_records import CatalogState
-from retriever.chunking.chunker import ChunkSpan
+from retriever.chunking import ChunkSpan
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.index.full_text import ChunkWords, FullText
 from retriever.marks import Mark
 from retriever.scope import Scope
-from retriever.search.full_text import ChunkWords, FullText
 from retriever.sql.connection import Connection, Row
 
 INFO = """

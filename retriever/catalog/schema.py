@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retriever.documents import canonical_metadata
 from retriever.errors import CatalogUnsupported
-from retriever.search import bm25
+from retriever.index import bm25
 from retriever.sql.connection import SqliteConnection
 
 SCHEMA_VERSION = 4

@@ -17,8 +17,8 @@ from retriever.catalog.filter_sql import conditions
 from retriever.catalog.schema import prepare
 from retriever.documents import DocFilter, Document
 from retriever.errors import CatalogError, CatalogNotStarted
-from retriever.search import bm25
-from retriever.search.full_text import FullText
+from retriever.index import bm25
+from retriever.index.full_text import FullText
 from retriever.sql.connection import Connection, SqliteConnection
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retriever import Retriever
 from retriever.catalog import postgresql_database as catalog_database
-from retriever.search.pgvector_index import PgvectorIndex
+from retriever.index.pgvector_index import PgvectorIndex
 from retriever.sql.postgresql import Postgresql
 from service.bulk.worker_process import WorkerProcess
 from service.errors import InvalidSetting

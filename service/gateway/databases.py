@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from retriever.catalog.database import Database
-from retriever.search.vector_search import VectorSearch
+from retriever.index.vector_search import VectorSearch
 from retriever.sql.postgresql import Postgresql
 from service.gateway.auth.access import Keys
 from service.gateway.auth.key_databases import KeyDatabase
@@ -115,7 +115,7 @@ class SharedDatabases:
 
     def __init__(self, settings: Settings) -> None:
         from retriever.catalog import postgresql_database as catalog_database
-        from retriever.search.pgvector_index import PgvectorIndex
+        from retriever.index.pgvector_index import PgvectorIndex
         from service.gateway import shared_schema
         from service.gateway.auth.key_cache import KeyCache
         from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase

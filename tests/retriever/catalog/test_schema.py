@@ -9,7 +9,7 @@ import pytest
 
 from retriever import Document, Scope
 from retriever.errors import CatalogError
-from retriever.testing import HashingEmbedder
+from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
 # The schema of the first release.

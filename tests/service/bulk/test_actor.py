@@ -14,16 +14,16 @@ from benchmarks.fleet.hashing_endpoint import hashing_endpoint
 from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
 from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.sql.postgresql import Postgresql
-from retriever.testing import WordCounter
 from service.bulk.actor import RangeActor
 from service.bulk.cutting import cut
 from service.bulk.range_table import RangeTable
 from service.bulk.records import Run
 from service.bulk.sources import source
 from service.settings import Settings
+from tests.fakes.models import WordCounter
 from tests.service.gateway.model_folders import byte_tokenizer, make_folder
 
-FAKE = (sys.executable, "-m", "service.gateway.worker_client.testing.fake_worker")
+FAKE = (sys.executable, "-m", "tests.fakes.worker")
 Ingest = Callable[..., tuple[list[dict[str, Any]], RangeTable]]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.errors import InvalidRequest, UnknownMethod
-from service.gateway.schemas import MethodChoice
-from service.messages import Method, MethodInfo
+from service.gateway.schemas.generate import MethodChoice
+from service.messages.replies import MethodInfo
+from service.messages.requests import Method
 from service.shared.parameters import check
 
 
