@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def status(args: argparse.Namespace) -> int:
-    """How far runs are; 1 if anything of them failed."""
+    """Print how far runs are; 1 if anything of them failed."""
     from service.bulk.run import standings
 
     found = standings(_settings(args), args.input)

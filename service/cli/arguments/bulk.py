@@ -10,7 +10,7 @@ from service.cli.arguments.common import positive
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """Everything that `kvstitch bulk` takes."""
+    """Add everything that `kvstitch bulk` takes."""
     parser.description = (
         "Ingest a folder, a file of lines or an S3 prefix into the gateways' PostgreSQL, and store "
         "its KV in the tiers that they share, by workers on Ray. Give the gateways' settings."
@@ -40,7 +40,7 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
 
 
 def _common(parser: argparse.ArgumentParser, *, default: Any) -> None:
-    """What both take. The action leaves alone what it is not given."""
+    """Add what the command and its action take. The action keeps what it is not given."""
     for name, help in (
         ("--input", "s3://bucket/prefix, a folder, or a .jsonl file; all nodes must see it there"),
         ("--input-endpoint", "URL of the S3 server of the input (default: that of the tier)"),

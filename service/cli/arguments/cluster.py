@@ -31,7 +31,7 @@ _SETTINGS: tuple[tuple[str, str, Callable[[str], object], str], ...] = (
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Adds the actions and their options."""
+    """Add the actions and their options."""
     parser.description = (
         "Workers on several machines: detached Ray actors, each with one worker process. "
         "Gateways find them by KVSTITCH_WORKER_ADDRESSES=ray://auto or ray://HOST:PORT."

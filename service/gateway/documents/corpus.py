@@ -135,7 +135,7 @@ class Corpus:
             self._metrics.jobs.labels(state).set(states.get(state, 0))
 
     async def start(self) -> None:
-        """The retriever must have been started; the worker may come later."""
+        """Start the loops, after the retriever; the worker may come later."""
         await self.refresh_gauges()
         self._loops.indexing.start()
         self._pruning.start()

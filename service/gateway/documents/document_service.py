@@ -46,12 +46,12 @@ class DocumentService:
     async def page(
         self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
     ) -> DocumentPage:
-        """One page of the documents that pass `where`, in the order of doc_id."""
+        """Return one page of the documents that pass `where`, in the order of doc_id."""
         self._retriever.require()
         return await self._retriever.page(limit, cursor, where, scope=scope)
 
     async def get(self, scope: Scope, doc_id: str) -> StoredDocument:
-        """One document with its text.
+        """Return one document with its text.
 
         Raises:
             NotFound: There is no such document.
@@ -114,7 +114,7 @@ class DocumentService:
         return await self._complete(scope, receipt_id)
 
     async def receipt(self, principal: Principal, receipt_id: str) -> Receipt:
-        """A deletion's receipt as it stands now.
+        """Return the receipt of a deletion as it is now.
 
         Raises:
             NotFound: The tenant has no such receipt.

@@ -145,7 +145,7 @@ class PurgeQueue:
         raise TierUnreached(f"deleted KV may still be in {names}, which cannot be reached")
 
     async def _due(self, receipt_id: str | None) -> list[PendingPurge]:
-        """Purges to make now, sorted by tenant and receipt; those not needed are settled.
+        """Return the purges to make now, sorted by tenant and receipt; drop those not needed.
 
         A purge is not needed if its chunk is still there, or if another chunk has the same token
         ids (in the document's new revision, or in another document of the tenant), because KV is
@@ -172,7 +172,7 @@ class PurgeQueue:
         return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
 
     async def _is_shared(self, purge: PendingPurge) -> bool:
-        """Whether a chunk that is still there has the same content.
+        """Return whether a chunk that is still there has the same content.
 
         What stands behind other chunks, or behind this one, is no part of that.
         """

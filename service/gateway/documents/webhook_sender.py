@@ -30,7 +30,7 @@ GIVE_UP_S = 24 * 3600.0  # after the job's end
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """What the header Kvstitch-Signature holds: HMAC-SHA256 over timestamp.body."""
+    """Return the header Kvstitch-Signature: HMAC-SHA256 over timestamp.body."""
     signed = timestamp.encode() + b"." + body
     return "sha256=" + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
 
@@ -103,7 +103,7 @@ class WebhookSender:
             logger.warning("webhook event %s is tried again: %s", event.event_id, fault)
 
     async def _attempt(self, http: httpx.AsyncClient, event: Event) -> str | None:
-        """Why it was not delivered, None if it was. Redirects are not followed."""
+        """Return why it was not delivered; None if it was. Redirects are not followed."""
         timestamp = str(int(time.time()))
         headers = {
             "Content-Type": "application/json",
