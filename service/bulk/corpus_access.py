@@ -25,9 +25,8 @@ from service.gateway.documents.parsing.sandbox import FileLimits
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.prompts.precomputed_behind import KINDS, PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
-from service.gateway.retrieval.model_factory import make_embedder
-from service.gateway.retrieval.timed_embedder import TimedEmbedder
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.models import make_embedder
 from service.gateway.worker_client.supervisor import COMMAND
 from service.settings import Settings, calibration
 from service.shared.worker_settings import MIB
@@ -110,7 +109,7 @@ class CorpusAccess:
         )
         self._pool = Postgresql(settings.database, shared_schema.SCHEMA, connections=CONNECTIONS)
         self.jobs = PostgresqlJobDatabase(self._pool, f"bulk-{uuid.uuid4().hex}")
-        self._embedder = TimedEmbedder(make_embedder(settings))
+        self._embedder = make_embedder(settings)
 
     async def start(self) -> None:
         """Open the databases and start the worker, without waiting for it.
@@ -136,9 +135,9 @@ class CorpusAccess:
             self.prompts.chunking(),
             index=index,
         )
-        self.retriever = AsyncRetriever(retriever, self._embedder)
+        self.retriever = AsyncRetriever(retriever)
         await self.retriever.start()
-        behind = PrecomputedBehind(self.prompts, self.retriever.companions, 0)
+        behind = PrecomputedBehind(self.prompts, retriever.companions, 0)
         self.purges = PurgeQueue(
             DeletionStore(self.jobs), self.retriever, self.worker, self.prompts, behind,
             CatalogLock(self._pool),

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
-from retriever import Passage
+from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.prompts.detokenizer import Decode, Detokenizer
 from service.gateway.schemas import (
     CacheDocument,
     CacheReport,
     CacheSegment,
-    Citation,
     PromptTokensDetails,
     Timing,
     Usage,
 )
+from service.gateway.schemas.explain import DocumentForecast, Explanation, SegmentForecastOut
 from service.gateway.schemas.generate import GateNote as GateNoteOut
-from service.messages import Method, Report, SegmentReport
+from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
+from service.messages import (
+    Forecast,
+    Generate,
+    Method,
+    Report,
+    SegmentFates,
+    SegmentReport,
+    TokenFates,
+    TokenRun,
+)
 from service.records import GateNote
-
-NO_URLS: Mapping[str, str] = {}
-
-
-def citations(
-    passages: Sequence[Passage], *, with_text: bool, urls: Mapping[str, str] = NO_URLS
-) -> list[Citation]:
-    return [
-        Citation(
-            index=index,
-            doc_id=passage.chunk.doc_id,
-            chunk_id=passage.chunk.chunk_id,
-            title=passage.chunk.title,
-            char_start=passage.chunk.char_start,
-            char_end=passage.chunk.char_end,
-            page=passage.chunk.page,
-            heading=passage.chunk.heading,
-            url=urls.get(passage.chunk.doc_id),
-            score=passage.score,
-            dense_rank=passage.dense_rank,
-            dense_score=passage.dense_score,
-            sparse_rank=passage.sparse_rank,
-            sparse_score=passage.sparse_score,
-            rerank_score=passage.rerank_score,
-            text=passage.chunk.text if with_text else None,
-        )
-        for index, passage in enumerate(passages, 1)
-    ]
 
 
 def method_fields(method: Method) -> dict[str, object]:
@@ -70,10 +53,9 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
         doc_ids: Chunk id to the id of its document.
     """
     return CacheReport(
-        system=CacheSegment(**_segment_fields(report.system)),
+        system=CacheSegment(**asdict(report.system)),
         documents=[
-            CacheDocument(doc_id=doc_ids[d.chunk_id], chunk_id=d.chunk_id, **_segment_fields(d))
-            for d in report.documents
+            CacheDocument(doc_id=doc_ids[d.chunk_id], **asdict(d)) for d in report.documents
         ],
         rows_per_layer=report.rows_per_layer,
         kept_per_layer=report.kept_per_layer,
@@ -102,18 +84,97 @@ def _gate_note(note: GateNote | None) -> GateNoteOut | None:
     return GateNoteOut(state=note.state, used=method_fields(note.used), why=note.why)
 
 
-def _segment_fields(segment: SegmentReport) -> dict[str, Any]:
-    return {
-        "tier": segment.tier,
-        "bytes": segment.bytes,
-        "stored_bytes": segment.stored_bytes,
-        "tokens": segment.tokens,
-        "rows_recomputed": segment.rows_recomputed,
-        "load_s": segment.load_s,
-        "problems": segment.problems,
-        "plan": segment.plan,
-        "why": segment.why,
-        "computed": segment.computed,
-        "behind": segment.behind,
-        "reused": segment.reused,
-    }
+def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation:
+    generate, doc_ids = plan.generate, plan.doc_ids
+    gateway_s = sum(plan.stages.values())
+    eviction = generate.eviction
+    return Explanation(
+        id=generate.id,
+        model=model,
+        adapter=generate.lora or None,
+        citations=plan.citations,
+        found=bool(plan.passages),
+        retrieval=plan.retrieval,
+        prompt_tokens=forecast.prompt_tokens,
+        max_tokens=generate.sampling.max_tokens,
+        system=SegmentForecastOut(**asdict(forecast.system)),
+        documents=[
+            DocumentForecast(doc_id=doc_ids[d.chunk_id], **asdict(d)) for d in forecast.documents
+        ],
+        recomputed_tokens=forecast.recomputed_tokens,
+        reused_tokens=forecast.reused_tokens,
+        reused_from=forecast.reused_from,
+        flops=forecast.flops,
+        full_prefill_flops=forecast.full_prefill_flops,
+        expected_ttft_s=gateway_s + forecast.first_token_s,
+        full_prefill_ttft_s=gateway_s + forecast.full_prefill_s,
+        measured=forecast.measured,
+        stages=plan.stages,
+        fusion=method_fields(generate.fusion),
+        eviction=None if eviction is None else method_fields(eviction),
+        warnings=[*plan.warnings, *forecast.warnings],
+    )
+
+
+SOURCE_OF_TIER: dict[str, Source] = {
+    "memory": "memory",
+    "ssd": "ssd",
+    "redis": "redis",
+    "s3": "s3",
+}
+
+
+def token_report(
+    trace: TokenFates, report: Report, generate: Generate, decode: Decode
+) -> TokenReport:
+    """Join trace and text. Decodes once per token, so it must not run on the event loop.
+
+    Args:
+        trace: What happened to every token, from the worker.
+        report: The worker's report of the same answer; it names each segment's tier.
+        generate: The request, with the token ids.
+        decode: Token ids to text.
+    """
+
+    def segment_tokens(
+        ids: Sequence[int], segment: SegmentFates, source: Callable[[TokenRun], Source]
+    ) -> SegmentTokens:
+        text, starts = _pieces(ids, decode)
+        runs = [
+            TokenRunOut(
+                tokens=run.tokens,
+                source=source(run),
+                computed_layers=run.computed_layers,
+                entries=run.entries,
+            )
+            for run in segment.runs
+        ]
+        return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
+
+    return TokenReport(
+        layers=trace.layers,
+        kv_heads=trace.kv_heads,
+        system=segment_tokens(generate.system, trace.system, _source_in(report.system)),
+        documents=[
+            segment_tokens(chunk.ids, segment, _source_in(reported))
+            for chunk, segment, reported in zip(
+                generate.documents, trace.documents, report.documents, strict=True
+            )
+        ],
+        question=segment_tokens(generate.question, trace.question, lambda run: "question"),
+    )
+
+
+def _source_in(segment: SegmentReport) -> Callable[[TokenRun], Source]:
+    """The source of a run in this segment, as `answer_metrics.tokens_by_source` counts it."""
+    tier = SOURCE_OF_TIER.get(segment.tier, "cold")
+    return lambda run: "recomputed" if run.recomputed and tier != "cold" else tier
+
+
+def _pieces(ids: Sequence[int], decode: Decode) -> tuple[str, list[int]]:
+    """The text of `ids`, and the character at which each token begins."""
+    detokenizer, text, starts = Detokenizer(decode), "", []
+    for token in ids:
+        starts.append(len(text))
+        text += detokenizer.push(token)
+    return text, starts

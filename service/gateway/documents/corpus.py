@@ -32,7 +32,7 @@ from service.gateway.documents.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.shared.worker_settings import MIB

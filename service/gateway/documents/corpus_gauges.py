@@ -7,7 +7,7 @@ import time
 
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.shared.metrics import JOB_STATES
 
 
@@ -19,11 +19,11 @@ class CorpusGauges:
         # Indexes are rebuilt in the background, at no event that would be seen here.
         self._heard_at: float | None = None
         metrics.database_silence.set_function(self._silence_s)
-        metrics.index_recall.set_function(lambda: retriever.index_recall)
+        metrics.index_recall.set_function(lambda: retriever.retriever.index.recall)
 
     async def refresh(self) -> None:
         """Count anew, after documents or jobs have changed."""
-        counts = await self._retriever.counts()
+        counts = await self._retriever.run(self._retriever.catalog.counts)
         self._metrics.documents.set(counts.documents)
         self._metrics.chunks.set(counts.chunks)
         states = await asyncio.to_thread(self._jobs.states)

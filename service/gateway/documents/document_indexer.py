@@ -19,7 +19,7 @@ from service.gateway.documents.jobs.job_records import SpooledDocument
 from service.gateway.documents.parsing.parser import DocumentParser
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.documents.side_by_side import side_by_side
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.parsing.parser import DocumentParser
 from service.gateway.documents.precompute_loop import PrecomputeLoop
 from service.gateway.documents.purge_queue import PurgeQueue
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 
 # Small enough for steady progress. Large enough that texts of similar length are embedded together:
 # a quarter of it takes a sixth more processor time.

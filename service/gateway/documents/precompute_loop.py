@@ -47,7 +47,7 @@ from service.gateway.documents.side_by_side import side_by_side
 from service.gateway.documents.token_rate import TokenRate
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.messages import ChunkTokens
 
@@ -256,7 +256,7 @@ class PrecomputeLoop:
             return False
         # One by one after a failure, as above.
         limit = 1 if self._failures else BATCH_DOCUMENTS
-        documents = await self._retriever.run_blocking(lambda: self._behind.open(limit))
+        documents = await self._retriever.run(self._behind.open, limit)
         try:
             await self._store_all(documents, max_context)
         except (Overloaded, DiskFull, TierUnreached, DatabaseUnavailable):
@@ -277,7 +277,7 @@ class PrecomputeLoop:
         """Leave a document as it is that fails, or kills the worker, every time."""
         logger.warning("document %s is not stored completely: %s", doc_id, error)
         chunk_ids = [target.chunk_id for target in await self._purges.targets_of(scope, [doc_id])]
-        await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
+        await self._retriever.change(self._behind.set_exact, chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]], max_context: int) -> None:
         """Documents behind their companions, those that have any, and behind S alone.
@@ -301,13 +301,13 @@ class PrecomputeLoop:
                 logger.warning("document %s is not stored completely: %s", doc_id, failed)
             if self._behind.kind is not None:
                 chunk_ids = [target.chunk_id for target in part]
-                await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
+                await self._retriever.change(self._behind.set_exact, chunk_ids)
 
     async def _restore_pinned(self, max_context: int) -> None:
         """Compute again what a tier has evicted of pinned documents."""
         if time.monotonic() - self._pins_checked_at < self._pin_check_s:
             return
-        for document in await self._retriever.pinned():
+        for document in await self._retriever.run(self._retriever.catalog.pinned):
             await self._store_all([document], max_context)
         self._pins_checked_at = time.monotonic()
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 
 from retriever import Scope
@@ -25,7 +24,7 @@ from service.gateway.documents.deletion_records import ChunkKV, PendingPurge
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_prefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.messages import ChunkTokens
 
@@ -73,10 +72,11 @@ class PurgeQueue:
                     chunk.chunk_id,
                     self._prompts.segment(chunk),
                 )
-                for doc_id, chunk in self._retriever.chunks_of_documents(doc_ids, scope)
+                for doc_id in doc_ids
+                for chunk in self._retriever.catalog.chunks_of(doc_id, scope=scope)
             ]
 
-        return await self._retriever.run_blocking(find)
+        return await self._retriever.run(find)
 
     async def add(self, scope: Scope, doc_ids: Sequence[str]) -> None:
         """Before these documents change: add purges for all their chunks."""
@@ -104,7 +104,9 @@ class PurgeQueue:
         targets = await self.targets_of(scope, doc_ids)
         if self._behind.kind is None:
             return targets
-        chunks = await self._retriever.chunks([target.chunk_id for target in targets])
+        chunks = await self._retriever.run(
+            self._retriever.catalog.chunks, [target.chunk_id for target in targets]
+        )
         chosen = await self._retriever.change(
             lambda: [self._behind.choose(chunk, scope, max_context) for chunk in chunks]
         )
@@ -129,7 +131,7 @@ class PurgeQueue:
         """
         targets = await self.targets_of(scope, doc_ids)
         chunk_ids = [target.chunk_id for target in targets]
-        copies = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
+        copies = await self._retriever.run(self._behind.copies, chunk_ids)
         out: list[ChunkKV] = []
         for target in targets:
             own = copies[target.chunk_id]
@@ -153,7 +155,7 @@ class PurgeQueue:
             yield
         finally:
             self._being_stored -= chunk_ids
-            stored = await self._retriever.stored_chunks(chunk_ids)
+            stored = await self._still_stored(chunk_ids)
             gone = [target for target in targets if target.chunk_id not in stored]
             gone += await self._lost_companions([t for t in targets if t.chunk_id in stored])
             if gone:
@@ -163,7 +165,7 @@ class PurgeQueue:
         """Purges of copies whose companions were deleted while they were computed."""
         made = [target for target in targets if target.copies]
         chunk_ids = [target.chunk_id for target in made]
-        now = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
+        now = await self._retriever.run(self._behind.copies, chunk_ids)
         return [
             replace(target, chunk_id=NO_CHUNK, ids=[], copies=with_prefixes(target.copies))
             for target in made
@@ -231,17 +233,22 @@ class PurgeQueue:
                 pending = [p for p in pending if p.chunk_id not in self._being_stored]
                 if not pending:
                     break
-                stored = await self._retriever.stored_chunks([p.chunk_id for p in pending])
+                stored = await self._still_stored([p.chunk_id for p in pending])
                 gone = [p for p in pending if p.chunk_id not in stored]
                 gone = [replace(p, shared=await self._is_shared(p)) for p in gone]
                 due = [p for p in gone if p.copies or not p.shared]
                 gone_ids = [p.chunk_id for p in gone]
                 await asyncio.to_thread(self._store.forget_contents, gone_ids)
-                await self._retriever.change(partial(self._behind.forget, gone_ids))
+                await self._retriever.change(self._behind.forget, gone_ids)
                 numbers = {p.number for p in due}
                 not_needed = [p for p in pending if p.number not in numbers]
                 await asyncio.to_thread(self._store.drop, not_needed)
         return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
+
+    async def _still_stored(self, chunk_ids: Collection[int]) -> set[int]:
+        """Those of these chunks that the catalog has, in any scope."""
+        chunks = await self._retriever.run(self._retriever.catalog.chunks, list(chunk_ids))
+        return {chunk.chunk_id for chunk in chunks}
 
     async def _is_shared(self, purge: PendingPurge) -> bool:
         """Whether a chunk that is still there has the same content.
@@ -251,9 +258,11 @@ class PurgeQueue:
         if not purge.ids:
             return True
         scope = Scope(purge.tenant, purge.collection)
-        same_document = await self._retriever.chunks_of(purge.doc_id, scope=scope)
+        same_document = await self._retriever.run(
+            self._retriever.catalog.chunks_of, purge.doc_id, scope=scope
+        )
         if any(self._prompts.segment(chunk) == purge.ids for chunk in same_document):
             return True
         same = await asyncio.to_thread(self._store.chunks_with_content, purge.tenant, purge.ids)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
-        return bool(others) and bool(await self._retriever.stored_chunks(others))
+        return bool(others) and bool(await self._still_stored(others))

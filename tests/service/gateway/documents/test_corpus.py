@@ -59,7 +59,7 @@ def test_update_purges_only_what_is_gone(rig: Rig) -> None:
     after = set(fake(rig).stored)
     kept = before & after
     assert len(kept) >= len(before) - 2, "unchanged chunks keep their KV"
-    chunks = rig.call(lambda: rig.gateway.retriever.chunks_of("d"))
+    chunks = rig.gateway.retriever.catalog.chunks_of("d")
     assert after == {tuple(rig.gateway.prompts.segment(c)) for c in chunks}
 
 

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from service.errors import InvalidRequest
-from service.gateway.answers.preparing.token_choice import grammar
+from service.gateway.answers.sampling import grammar
 from service.gateway.schemas.sampling import Guided
 from service.records import Sampling
 from service.worker.core.request import Request

@@ -22,13 +22,9 @@ from retriever import (
     parse_filter,
 )
 from service.errors import InvalidRequest, PromptTooLong
-from service.gateway.retrieval.async_retriever import (
-    AsyncRetriever,
-    RetrievalResult,
-    SearchQuery,
-)
-from service.gateway.retrieval.model_factory import make_embedder, make_reranker
-from service.gateway.retrieval.timed_embedder import TimedEmbedder
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.models import make_embedder, make_reranker
+from service.gateway.search.passage_search import FoundPassages, PassageSearch, SearchQuery
 from service.settings import Settings
 from tests.fakes.models import HashingEmbedder, OverlapReranker, WordCounter
 
@@ -46,15 +42,16 @@ class StuckReranker(OverlapReranker):
         return []
 
 
-async def opened(
-    folder: Path, reranker: Reranker | None, deadline_s: float = 30.0
-) -> AsyncRetriever:
-    embedder = TimedEmbedder(HashingEmbedder())
-    retriever = Retriever.in_folder(folder, embedder, ChunkSettings(WordCounter()))
-    retriever = AsyncRetriever(retriever, embedder, reranker, rerank_deadline_s=deadline_s)
+async def opened(folder: Path, reranker: Reranker | None) -> AsyncRetriever:
+    inner = Retriever.in_folder(folder, HashingEmbedder(), ChunkSettings(WordCounter()))
+    retriever = AsyncRetriever(inner, reranker)
     await retriever.start()
     await retriever.store(await retriever.embed(DOCUMENTS, scope=ACME), scope=ACME)
     return retriever
+
+
+def passages_of(retriever: AsyncRetriever, deadline_s: float = 30.0) -> PassageSearch:
+    return PassageSearch(retriever, Settings(rerank_deadline_s=deadline_s))
 
 
 @pytest.fixture
@@ -65,26 +62,27 @@ async def retriever(tmp_path: Path) -> AsyncIterator[AsyncRetriever]:
 
 
 async def search(
-    retriever: AsyncRetriever, text: str, top_k: int, **fields: Any
-) -> RetrievalResult:
+    retriever: AsyncRetriever, text: str, top_k: int, deadline_s: float = 30.0, **fields: Any
+) -> FoundPassages:
     query = SearchQuery(text, top_k, **{"scope": ACME, **fields})
-    found = await retriever.run_blocking(lambda: retriever.find(query))
-    return await retriever.rerank(query, found) if query.rerank else found
+    passages = passages_of(retriever, deadline_s)
+    found = await retriever.run(passages.find, query)
+    return await passages.rerank(query, found) if query.rerank else found
 
 
 async def test_passages_are_found_and_used_on_one_search_thread(retriever: AsyncRetriever) -> None:
     query = SearchQuery("owl at night", 2, scope=ACME)
 
     def find_and_count() -> tuple[int, str]:
-        return len(retriever.find(query).passages), threading.current_thread().name
+        return len(passages_of(retriever).find(query).passages), threading.current_thread().name
 
     def fail() -> None:
         raise PromptTooLong("too long")
 
-    count, thread = await retriever.run_blocking(find_and_count)
+    count, thread = await retriever.run(find_and_count)
     assert count == 2 and thread != threading.current_thread().name
     with pytest.raises(PromptTooLong):
-        await retriever.run_blocking(fail)
+        await retriever.run(fail)
 
 
 async def test_filters_modes_and_scopes(retriever: AsyncRetriever) -> None:
@@ -97,10 +95,11 @@ async def test_filters_modes_and_scopes(retriever: AsyncRetriever) -> None:
     assert await found(mode="hybrid", where=parse_filter({"legs": {"lt": 3}})) == ["owl", "sea"]
     assert await found(doc_ids=("fox", "sea"), where=parse_filter({"legs": {"gt": 0}})) == ["fox"]
     assert await found(scope=Scope()) == []
-    assert await retriever.set_pinned(["fox", "x"], True, scope=ACME) == ["fox"]
-    assert [name for name, _ in await retriever.collections("acme")] == ["animals"]
-    assert (await retriever.counts(scope=ACME)).documents == 3
-    assert (await retriever.counts(scope=Scope())).documents == 0
+    catalog = retriever.catalog
+    assert await retriever.change(catalog.set_pinned, ["fox", "x"], True, scope=ACME) == ["fox"]
+    assert [name for name, _ in await retriever.run(catalog.collections, "acme")] == ["animals"]
+    assert (await retriever.run(catalog.counts, scope=ACME)).documents == 3
+    assert (await retriever.run(catalog.counts, scope=Scope())).documents == 0
 
 
 async def test_reranked_passages(retriever: AsyncRetriever) -> None:
@@ -111,9 +110,9 @@ async def test_reranked_passages(retriever: AsyncRetriever) -> None:
 
 
 async def test_a_late_reranker_is_done_without(tmp_path: Path) -> None:
-    retriever = await opened(tmp_path, StuckReranker(), deadline_s=0.05)
+    retriever = await opened(tmp_path, StuckReranker())
     plain = await search(retriever, "mice", 2)
-    found = await search(retriever, "mice", 2, rerank=True)
+    found = await search(retriever, "mice", 2, deadline_s=0.05, rerank=True)
     assert found.passages == plain.passages
     assert "no answer within 0.05 s" in found.warnings[0]
     await retriever.close()
@@ -129,7 +128,8 @@ async def test_reranking_without_a_reranker_is_refused(tmp_path: Path) -> None:
 async def test_delete_takes_several_and_save_leaves_nothing(
     retriever: AsyncRetriever, tmp_path: Path
 ) -> None:
-    assert len(await retriever.delete("fox", "owl", "unknown", scope=ACME)) == 2
+    delete = retriever.retriever.delete
+    assert len(await retriever.change(delete, ["fox", "owl", "unknown"], scope=ACME)) == 2
     await retriever.save()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in files if b"hunts" in path.read_bytes()]
@@ -154,14 +154,14 @@ def test_settings_choose_embedder_and_reranker(tmp_path: Path) -> None:
 async def test_a_large_collection_gets_lists_while_it_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    embedder = TimedEmbedder(HashingEmbedder())
     texts = [(topic, number) for topic in range(30) for number in range(40)]
     documents = [Document(f"d{t}-{n}", f"topic{t} matter{t} n{n}") for t, n in texts]
 
     def made() -> AsyncRetriever:
         settings = ChunkSettings(WordCounter())
+        embedder = HashingEmbedder()
         whole = Retriever.in_folder(tmp_path, embedder, settings, exact_up_to=1_000)
-        return AsyncRetriever(whole, embedder)
+        return AsyncRetriever(whole)
 
     async def best(retriever: AsyncRetriever) -> str:
         found = await search(retriever, "topic7 matter7 n11", 3, mode="dense")
@@ -175,8 +175,8 @@ async def test_a_large_collection_gets_lists_while_it_is_used(
         async with asyncio.timeout(60):
             while "1200 vectors lie in" not in caplog.text:
                 assert await best(retriever) == "d7-11"
-    assert await best(retriever) == "d7-11" and 0.99 <= retriever.index_recall <= 1
-    await retriever.delete("d7-11", scope=ACME)
+    assert await best(retriever) == "d7-11" and 0.99 <= retriever.retriever.index.recall <= 1
+    await retriever.change(retriever.retriever.delete, ["d7-11"], scope=ACME)
     assert await best(retriever) != "d7-11"
     await retriever.close()
     caplog.clear()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from retriever import Scope
 from service.errors import InvalidRequest
-from service.gateway.answers.call_context import CallContext
-from service.gateway.answers.validating.adapter_choice import chosen_adapter
-from service.gateway.answers.validating.default_methods import DefaultMethods
-from service.gateway.answers.validating.method_choice import check_combination, chosen_method
+from service.gateway.admission import CallContext
+from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.answers.default_methods import DefaultMethods
+from service.gateway.answers.methods import check_combination, chosen_adapter, chosen_method
 from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery
-from service.gateway.retrieval.passage_search import PassageSearch
 from service.gateway.schemas import GenerateRequest
-from service.gateway.schemas.citations import Condense
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.passage_search import PassageSearch, SearchQuery
 from service.gateway.worker_client.protocol import Worker
 from service.messages import Method, Ready
 from service.prompt import Turn
@@ -24,36 +20,6 @@ from service.settings import Settings
 _SEARCH_FIELDS = (
     *("top_k", "documents", "collection", "filter", "retrieval", "rerank", "min_score", "condense"),
 )
-
-
-@dataclass(frozen=True)
-class ValidatedRequest:
-    """A request that can be answered.
-
-    Attributes:
-        request: As it was sent.
-        scope: Tenant and collection.
-        turns: The conversation, normalised.
-        search: What is searched for; None: nothing is, because the documents come with the request
-            or none are wanted.
-        fusion: The fusion method with all its parameters.
-        eviction: The eviction method with all its parameters, None if there is none.
-        adapter: The LoRA adapter that answers; "" for none.
-        condense: What becomes of a question that follows others.
-        max_context: Tokens that the model takes.
-        estimated_tokens: About the length of the prompt.
-    """
-
-    request: GenerateRequest
-    scope: Scope
-    turns: list[Turn]
-    search: SearchQuery | None
-    fusion: Method
-    eviction: Method | None
-    adapter: str
-    condense: Condense
-    max_context: int
-    estimated_tokens: int
 
 
 class RequestValidator:
@@ -74,7 +40,7 @@ class RequestValidator:
         self._settings = settings
         self._defaults = defaults
 
-    def validate(self, request: GenerateRequest, call: CallContext) -> ValidatedRequest:
+    def validate(self, request: GenerateRequest, call: CallContext) -> AnswerPlan:
         """Make every check that takes no time.
 
         Raises:
@@ -90,7 +56,7 @@ class RequestValidator:
         self._retriever.require()
         fusion, eviction = self._methods(request, ready)
         searches = query.top_k > 0 and request.inline_documents is None
-        return ValidatedRequest(
+        return AnswerPlan(
             request=request,
             scope=query.scope,
             turns=turns,

@@ -10,19 +10,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retriever import Chunk, ChunkSettings, Passage
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.schemas.generate import InlineDocument
 
 FIRST_CHUNK_ID = -2  # -1 is the system prompt's
+# Inline documents with more characters per token of context than this cannot fit, and are refused
+# before they are encoded.
+MAX_INLINE_CHARS_PER_TOKEN = 32
 
 
-def inline_passages(documents: Sequence[InlineDocument], chunking: ChunkSettings) -> list[Passage]:
-    """Every chunk of the documents, in order. Their score is 1, because nothing was searched.
+def inline_passages(
+    documents: Sequence[InlineDocument], chunking: ChunkSettings, max_context: int
+) -> list[Passage]:
+    """Return every chunk of the documents, in order, with a score of 1: nothing was searched.
+
+    Args:
+        documents: As they were sent.
+        chunking: How stored documents are cut.
+        max_context: Tokens that the model takes.
 
     Raises:
+        PromptTooLong: The texts cannot fit into the context.
         InvalidRequest: A text is empty, or two documents have the same doc_id.
         retriever.errors.InvalidDocument: A title leaves no room for text in a chunk.
     """
+    chars = sum(len(document.text) for document in documents)
+    if chars > MAX_INLINE_CHARS_PER_TOKEN * max_context:
+        raise PromptTooLong(
+            f"inline_documents have {chars} characters, the model takes {max_context} tokens: "
+            "send less text",
+            field="inline_documents",
+        )
     out: list[Passage] = []
     seen: set[str] = set()
     for number, document in enumerate(documents):

@@ -1,12 +1,13 @@
-"""How many calls that keep a model busy are taken at a time."""
+"""Limits of calls that bring texts and keep a model busy: how many calls, texts and characters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from service.errors import Overloaded
-from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
+from service.errors import InvalidRequest, Overloaded
+from service.gateway.admission import ConcurrencyLimiter
+from service.settings import Settings
 
 # One call may keep the embedder busy for a minute: more of them would only wait, and take the
 # places of answers meanwhile.
@@ -43,3 +44,24 @@ class CallLimit:
         finally:
             self._calls -= 1
             slot.close()
+
+
+def check_texts(texts: Sequence[str], field: str, settings: Settings) -> None:
+    """Raise InvalidRequest if there are too many texts, or one is empty, or all are too long."""
+    if len(texts) > settings.max_texts:
+        raise InvalidRequest(
+            f"{field} has {len(texts)} texts, the limit is {settings.max_texts}: send them in "
+            "several calls",
+            field=field,
+        )
+    chars = sum(map(len, texts))
+    if chars > settings.max_texts_chars:
+        raise InvalidRequest(
+            f"{field} has {chars} characters, the limit is {settings.max_texts_chars}: send it in "
+            "several calls",
+            field=field,
+        )
+    for number, text in enumerate(texts):
+        if not text:
+            where = f"{field}[{number}]"
+            raise InvalidRequest(f"{where} is empty: send a text, or leave it out", field=where)

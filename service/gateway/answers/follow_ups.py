@@ -1,4 +1,4 @@
-"""Joins a follow-up question with what was asked before it, and fuses what both find.
+"""Searches for a follow-up question together with what was asked before it.
 
 "What is its height?" finds little by itself, and together with the question before it finds mostly
 what that one found. So both are searched, and their rankings fused by reciprocal ranks: what either
@@ -15,15 +15,19 @@ from dataclasses import replace
 
 from retriever import Passage
 from retriever.index.rank_fusion import K
+from service.gateway.search.passage_search import FoundPassages, PassageSearch, SearchQuery
 from service.prompt import Turn
 
 EARLIER_QUESTIONS = 3
 QUESTION_CHARS = 400
 """Of each earlier question; of a longer one the beginning."""
+# Rankings are fused this deep, so that what stands low in both can rise.
+FUSED_FACTOR = 4
+FUSED_MIN_PASSAGES = 20
 
 
 def joined_query(turns: Sequence[Turn]) -> str | None:
-    """The question, and behind it the user's earlier ones, the latest first.
+    """Join the question with the user's earlier ones, which follow it, the latest first.
 
     Args:
         turns: A normalised conversation.
@@ -38,9 +42,45 @@ def joined_query(turns: Sequence[Turn]) -> str | None:
     return " ".join([asked[0], *earlier])
 
 
+def find_with_joined(
+    passages: PassageSearch, search: SearchQuery, joined: str | None
+) -> tuple[FoundPassages, str | None]:
+    """Find passages for a question and for the joined one. Blocks.
+
+    Args:
+        passages: Searches.
+        search: For the question.
+        joined: From `joined_query`; None: the question alone is searched.
+
+    Returns:
+        The passages, and `joined`; None where it added nothing. Raises as `PassageSearch.find`.
+    """
+    if joined is None:
+        return passages.find(search), None
+    deep = replace(search, top_k=max(FUSED_FACTOR * search.top_k, FUSED_MIN_PASSAGES))
+    own = passages.find(deep)
+    beside = passages.find(replace(deep, text=joined))
+    found = own.passages
+    if adds_something(own.passages, beside.passages):
+        found = fuse(own.passages, beside.passages)
+    else:
+        joined = None
+    # A reranker gets as many candidates as one search gives it.
+    most = len(own.passages) if search.rerank else search.top_k
+    result = replace(
+        own,
+        passages=found[:most],
+        embed_s=own.embed_s + beside.embed_s,
+        retrieve_s=own.retrieve_s + beside.retrieve_s,
+    )
+    return result, joined
+
+
 def adds_something(own: Sequence[Passage], joined: Sequence[Passage]) -> bool:
-    """Whether the joined question is nearer to what it finds; searches by words alone, which have
-    no cosines, cannot tell, and it is."""
+    """Whether the joined question is nearer to what it finds than the question alone.
+
+    Searches by words alone have no cosines to compare; they are always fused.
+    """
     if not any(passage.dense_score is not None for passage in (*own, *joined)):
         return True
     return _nearest(joined) > _nearest(own)
@@ -51,7 +91,7 @@ def _nearest(passages: Sequence[Passage]) -> float:
 
 
 def fuse(own: Sequence[Passage], joined: Sequence[Passage]) -> list[Passage]:
-    """The passages of two searches, best first; of equals that of the question alone.
+    """Return the passages of two searches, best first; of equals that of the question alone.
 
     Args:
         own: What the question alone finds, best first.

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from service.errors import KvstitchError
-from service.gateway.answers.validating.method_choice import chosen_method
+from service.gateway.answers.methods import chosen_method
 from service.gateway.prompts.detokenizer import Detokenizer
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas import MethodChoice

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.gateway.answers.condensing import rewriting
+from service.gateway.answers import question_rewriting
 from service.messages import Failed, Generate
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running
@@ -115,11 +115,11 @@ def test_a_model_that_is_late_or_fails_is_not_waited_for(
     rig.ingest(DOCUMENTS)
     rewriting_as(rig, "Does the Brightwater kettle boil?")
     fake(rig).prefill_delay_s = 0.5
-    monkeypatch.setattr(rewriting, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(question_rewriting, "DEADLINE_S", 0.05)
     late = ask(rig, condense="model")
     assert late["retrieval"]["condense"] == "join" and 0.05 <= late["stages"]["condense"] < 0.5
     assert fake(rig).aborted and next(iter(fake(rig).aborted)).startswith("condense-")
-    monkeypatch.setattr(rewriting, "DEADLINE_S", 3.0)
+    monkeypatch.setattr(question_rewriting, "DEADLINE_S", 3.0)
     fake(rig).prefill_delay_s = 0
     fake(rig).refuse = Failed("", "overloaded", "full")
     reply = rig.http.post(
