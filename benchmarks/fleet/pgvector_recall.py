@@ -33,9 +33,9 @@ from retriever.index.pgvector_index import PgvectorIndex
 from retriever.index.vector_index import VectorIndex
 from retriever.index.vector_search import VectorSearch
 from retriever.sql.postgresql import Postgresql
-from service.tuning.measuring.environment import describe
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.postgresql_server import postgresql_server
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/pgvector_recall.json")
 SEED = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from service.errors import ModelRefused
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.messages import Ready
+from service.messages.replies import Ready
 from service.settings import Settings
 from service.shared.worker_settings import WorkerSettings
 

@@ -24,44 +24,41 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from service import wire
 from service.errors import Overloaded
 from service.gateway.worker_client.supervisor import REFUSED
-from service.messages import (
-    Abort,
-    AskGate,
+from service.messages import wire
+from service.messages.replies import (
     Done,
-    Explain,
     Explained,
     Failed,
-    Forecast,
+    GateState,
     GateStates,
+    MethodInfo,
+    ModelInfo,
+    Precomputed,
+    Purged,
+    Ready,
+    Stats,
+    TokenItem,
+    TokenLogprobs,
+    Tokens,
+)
+from service.messages.reports import Forecast, Report, SegmentForecast, SegmentReport
+from service.messages.requests import (
+    Abort,
+    AskGate,
+    ChunkTokens,
+    ColdMode,
+    Explain,
     Generate,
     Hello,
     Message,
     Ping,
     Precompute,
-    Precomputed,
     Prefetch,
     Purge,
-    Purged,
-    Ready,
     Shutdown,
-    Stats,
-    Tokens,
     ToWorker,
-)
-from service.records import (
-    ChunkTokens,
-    ColdMode,
-    GateState,
-    MethodInfo,
-    ModelInfo,
-    Report,
-    SegmentForecast,
-    SegmentReport,
-    TokenItem,
-    TokenLogprobs,
 )
 from service.shared import fleet_secret
 from service.shared.worker_settings import WorkerSettings

@@ -38,7 +38,7 @@ from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
 from retriever.companions import central
 from service.errors import KvstitchError
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
 
 Vectors = NDArray[np.float32]
 Places = NDArray[np.int64]

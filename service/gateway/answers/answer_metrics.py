@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.schemas import Timing
-from service.messages import Report, SegmentReport
+from service.gateway.schemas.answer import Timing
+from service.messages.reports import Report, SegmentReport
 from service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from retriever import Passage, Scope
 from service.gateway.prompts.conversation import question_of
-from service.gateway.schemas import Citation, GenerateRequest, RetrievalNote
-from service.gateway.schemas.citations import Condense
+from service.gateway.schemas.answer import Citation, Condense, RetrievalNote
+from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.passage_search import SearchQuery
-from service.messages import Generate, Method
+from service.messages.requests import Generate, Method
 from service.prompt import Turn
 
 

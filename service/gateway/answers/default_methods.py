@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from service.errors import InvalidRequest, NotCalibrated
-from service.gateway.schemas import MethodChoice
-from service.gateway.schemas.generate import Profile
+from service.gateway.schemas.generate import MethodChoice, Profile
+from service.messages.replies import MethodInfo
 from service.prompt import PromptFormat
-from service.records import MethodInfo
 from service.settings import Settings
 from service.settings.calibration import BUILT_IN_FUSION, Calibration
 

@@ -27,7 +27,7 @@ from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
 from service.gateway.worker_client.protocol import Worker
-from service.messages import ChunkTokens, Generate, Prefetch
+from service.messages.requests import ChunkTokens, Generate, Prefetch
 from service.prompt import Turn
 from service.settings import Settings
 

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.prompts.detokenizer import Decode, Detokenizer
-from service.gateway.schemas import (
-    CacheDocument,
+from service.gateway.schemas.answer import (
     CacheReport,
-    CacheSegment,
+    Explanation,
     PromptTokensDetails,
+    SegmentTokens,
+    Source,
     Timing,
+    TokenReport,
+    TokenRunOut,
     Usage,
 )
-from service.gateway.schemas.explain import DocumentForecast, Explanation, SegmentForecastOut
-from service.gateway.schemas.generate import GateNote as GateNoteOut
-from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
-from service.messages import (
+from service.messages.reports import (
     Forecast,
-    Generate,
-    Method,
     Report,
-    SegmentFates,
     SegmentReport,
-    TokenFates,
+    SegmentTrace,
     TokenRun,
+    TokenTrace,
 )
-from service.records import GateNote
+from service.messages.requests import Generate, Method
 
 
 def method_fields(method: Method) -> dict[str, object]:
@@ -52,23 +49,9 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
         report: From the worker.
         doc_ids: Chunk id to the id of its document.
     """
-    return CacheReport(
-        system=CacheSegment(**asdict(report.system)),
-        documents=[
-            CacheDocument(doc_id=doc_ids[d.chunk_id], **asdict(d)) for d in report.documents
-        ],
-        rows_per_layer=report.rows_per_layer,
-        kept_per_layer=report.kept_per_layer,
-        coverage=report.coverage,
-        flops=report.flops,
-        full_prefill_flops=report.full_prefill_flops,
-        kept_ratio=report.kept_ratio,
-        recomputed_ratio=report.recomputed_ratio,
-        recomputed_tokens=report.recomputed_tokens,
-        reused_tokens=report.reused_tokens,
-        reused_from=report.reused_from,
-        ratio=report.ratio,
-        gate=_gate_note(report.gate),
+    documents = [{**vars(d), "doc_id": doc_ids[d.chunk_id]} for d in report.documents]
+    return CacheReport.model_validate(
+        {**vars(report), "documents": documents}, from_attributes=True
     )
 
 
@@ -78,41 +61,31 @@ def timing(ttft_s: float, total_s: float, tokens: int) -> Timing:
     return Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
 
 
-def _gate_note(note: GateNote | None) -> GateNoteOut | None:
-    if note is None:
-        return None
-    return GateNoteOut(state=note.state, used=method_fields(note.used), why=note.why)
-
-
 def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation:
+    """Join what the gateway has prepared with the worker's forecast for it."""
     generate, doc_ids = plan.generate, plan.doc_ids
     gateway_s = sum(plan.stages.values())
-    eviction = generate.eviction
-    return Explanation(
-        id=generate.id,
-        model=model,
-        adapter=generate.lora or None,
-        citations=plan.citations,
-        found=bool(plan.passages),
-        retrieval=plan.retrieval,
-        prompt_tokens=forecast.prompt_tokens,
-        max_tokens=generate.sampling.max_tokens,
-        system=SegmentForecastOut(**asdict(forecast.system)),
-        documents=[
-            DocumentForecast(doc_id=doc_ids[d.chunk_id], **asdict(d)) for d in forecast.documents
-        ],
-        recomputed_tokens=forecast.recomputed_tokens,
-        reused_tokens=forecast.reused_tokens,
-        reused_from=forecast.reused_from,
-        flops=forecast.flops,
-        full_prefill_flops=forecast.full_prefill_flops,
-        expected_ttft_s=gateway_s + forecast.first_token_s,
-        full_prefill_ttft_s=gateway_s + forecast.full_prefill_s,
-        measured=forecast.measured,
-        stages=plan.stages,
-        fusion=method_fields(generate.fusion),
-        eviction=None if eviction is None else method_fields(eviction),
-        warnings=[*plan.warnings, *forecast.warnings],
+    return Explanation.model_validate(
+        {
+            **vars(forecast),
+            "id": generate.id,
+            "model": model,
+            "adapter": generate.lora or None,
+            "citations": plan.citations,
+            "found": bool(plan.passages),
+            "retrieval": plan.retrieval,
+            "max_tokens": generate.sampling.max_tokens,
+            "documents": [
+                {**vars(each), "doc_id": doc_ids[each.chunk_id]} for each in forecast.documents
+            ],
+            "expected_ttft_s": gateway_s + forecast.first_token_s,
+            "full_prefill_ttft_s": gateway_s + forecast.full_prefill_s,
+            "stages": plan.stages,
+            "fusion": generate.fusion,
+            "eviction": generate.eviction,
+            "warnings": [*plan.warnings, *forecast.warnings],
+        },
+        from_attributes=True,
     )
 
 
@@ -125,7 +98,7 @@ SOURCE_OF_TIER: dict[str, Source] = {
 
 
 def token_report(
-    trace: TokenFates, report: Report, generate: Generate, decode: Decode
+    trace: TokenTrace, report: Report, generate: Generate, decode: Decode
 ) -> TokenReport:
     """Join trace and text. Decodes once per token, so it must not run on the event loop.
 
@@ -137,18 +110,10 @@ def token_report(
     """
 
     def segment_tokens(
-        ids: Sequence[int], segment: SegmentFates, source: Callable[[TokenRun], Source]
+        ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
     ) -> SegmentTokens:
         text, starts = _pieces(ids, decode)
-        runs = [
-            TokenRunOut(
-                tokens=run.tokens,
-                source=source(run),
-                computed_layers=run.computed_layers,
-                entries=run.entries,
-            )
-            for run in segment.runs
-        ]
+        runs = [TokenRunOut(source=source(run), **run._asdict()) for run in segment.runs]
         return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
 
     return TokenReport(

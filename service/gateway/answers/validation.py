@@ -9,11 +9,12 @@ from service.gateway.answers.default_methods import DefaultMethods
 from service.gateway.answers.methods import check_combination, chosen_adapter, chosen_method
 from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
-from service.gateway.schemas import GenerateRequest
+from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.passage_search import PassageSearch, SearchQuery
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Method, Ready
+from service.messages.replies import Ready
+from service.messages.requests import Method
 from service.prompt import Turn
 from service.settings import Settings
 

@@ -19,8 +19,8 @@ from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Hello, Holdings, Ready, Stats
-from service.records import ModelInfo
+from service.messages.replies import Holdings, ModelInfo, Ready, Stats
+from service.messages.requests import Hello
 from service.settings import Settings
 from service.shared import fleet_secret
 

@@ -16,7 +16,7 @@ from retriever.embedders.base import space_of
 from retriever.errors import RetrieverError
 from service.errors import InvalidRequest, ModelNotFound, Unsupported
 from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
-from service.gateway.schemas.embeddings import EmbeddingsRequest
+from service.gateway.schemas.search import EmbeddingsRequest
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.document_scope import service_error
 from service.gateway.search.text_calls import CallLimit, check_texts

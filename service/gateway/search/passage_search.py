@@ -17,7 +17,7 @@ from retriever.filters import MATCH_ALL
 from retriever.index.rank_fusion import MAX_FUSED_SCORE
 from retriever.scope import DEFAULT_SCOPE
 from service.errors import InvalidRequest, NotFound
-from service.gateway.schemas import Citation
+from service.gateway.schemas.answer import Citation
 from service.gateway.schemas.generate import SearchChoices
 from service.gateway.schemas.search import RankedBy
 from service.gateway.search.async_retriever import AsyncRetriever

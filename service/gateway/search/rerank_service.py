@@ -11,7 +11,7 @@ from retriever.errors import RerankerError
 from service.errors import InvalidRequest, ModelNotFound, NoReranker, RerankerFailed
 from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
 from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.gateway.schemas.rerank import (
+from service.gateway.schemas.search import (
     RerankedText,
     RerankRequest,
     RerankResponse,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.errors import InvalidRequest
 from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
-from service.gateway.schemas.citations import FoundPassage
+from service.gateway.schemas.answer import FoundPassage
 from service.gateway.schemas.search import SearchRequest, SearchResponse, SearchResult
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.passage_search import (

@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from service import wire
+from service.messages import wire
 from service.shared import fleet_secret
 
 # A worker's machine that is gone says so to nobody.

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from service.messages import Generate
+from service.messages.requests import Generate
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, events, running, until
 

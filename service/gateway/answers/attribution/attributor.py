@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.gateway import schemas
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.attribution.marks import marks_in, with_marks, without_marks
 from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import Support, SupportScorer
-from service.gateway.schemas import Citation, GenerateResponse
+from service.gateway.schemas.answer import Attribution, Citation, GenerateResponse
 
 MIN_SUPPORT = 0.4
 """A sentence of which no passage holds this share is attributed to none."""
@@ -55,7 +54,7 @@ class Quote:
 
 
 @dataclass(frozen=True)
-class Attribution:
+class AttributedAnswer:
     """Attributes:
     sentences: All of the answer's, in order.
     quotes: By index, of the passages that are cited.
@@ -74,7 +73,7 @@ def attribute(
     *,
     begun: str = "",
     marked: bool = False,
-) -> Attribution:
+) -> AttributedAnswer:
     """Attribute an answer. Takes time in proportion to the text of all passages.
 
     Args:
@@ -84,7 +83,7 @@ def attribute(
         begun: The words with which the prompt has begun the answer; they are nobody's.
         marked: Whether the model was asked to write marks.
     """
-    out = Attribution()
+    out = AttributedAnswer()
     if not passages:
         return out
     scorer = SupportScorer(passages, question)
@@ -144,7 +143,7 @@ async def add_attribution(result: GenerateResponse, plan: AnswerPlan, begun: str
         cited = [(sentence.span, sentence.citations) for sentence in found.sentences]
         result.text, spans = with_marks(result.text, cited)
     result.attributions = [
-        schemas.Attribution(
+        Attribution(
             start=span.start,
             end=span.stop,
             citations=sentence.citations,

@@ -13,7 +13,13 @@ from service.errors import InvalidRequest
 from service.gateway.documents.deletion_records import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, MarkOut, ReceiptOut
+from service.gateway.schemas.admin import (
+    DeletionRequest,
+    DocumentList,
+    DocumentOut,
+    MarkOut,
+    ReceiptOut,
+)
 from service.gateway.search.document_scope import document_scope, metadata_filter
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)

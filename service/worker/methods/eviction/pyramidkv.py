@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.shared.parameters import parameter
-from service.worker.core.budget import apportion, exact
 from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
+from service.worker.methods.scores import apportion, exact
 
 
 @dataclass(frozen=True)

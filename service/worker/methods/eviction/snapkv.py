@@ -12,8 +12,8 @@ from torch import Tensor
 
 from service.errors import InvalidRequest
 from service.shared.parameters import parameter
-from service.worker.core.pooling import max_pool
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.scores import max_pool
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from service.shared.parameters import parameter
-from service.worker.core.layout import PromptLayout
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from service.gateway.answers import question_rewriting
-from service.messages import Failed, Generate
+from service.messages.replies import Failed
+from service.messages.requests import Generate
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.messages import ChunkTokens, Generate, Precompute, Purge
+from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from tests.fakes.worker import FakeWorker, stored_key
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until

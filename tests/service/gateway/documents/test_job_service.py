@@ -16,7 +16,7 @@ from service.gateway.documents.jobs.job_records import UploadedDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
-from service.messages import Precompute, Purge
+from service.messages.requests import Precompute, Purge
 from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until

@@ -15,7 +15,8 @@ import pytest
 from service.errors import WorkerUnavailable
 from service.gateway.fleet.shared_workers import SharedWorkers, label
 from service.gateway.prometheus import GatewayMetrics
-from service.messages import ChunkTokens, Done, Failed, Hello, Ping, Purge, Shutdown, TokenItem
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.requests import ChunkTokens, Hello, Ping, Purge, Shutdown
 from service.settings import load
 from tests.fakes.worker import READY, FakeWorker
 from tests.service.gateway.worker_client.test_client import request

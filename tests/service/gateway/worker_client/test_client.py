@@ -12,17 +12,8 @@ import pytest
 
 from service.errors import WorkerUnavailable
 from service.gateway.worker_client.client import WorkerClient
-from service.messages import (
-    Abort,
-    ChunkTokens,
-    Done,
-    Failed,
-    Generate,
-    Method,
-    Precompute,
-    Sampling,
-    TokenItem,
-)
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.requests import Abort, ChunkTokens, Generate, Method, Precompute, Sampling
 from tests.fakes.worker import FakeWorker
 
 

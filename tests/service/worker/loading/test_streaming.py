@@ -13,8 +13,8 @@ import pytest
 
 from kvstore import ChunkSpec, MemoryTier, RedisTier
 from kvstore.tiers.base import Tier
-from service.records import Method
-from service.worker.core.layout import PromptLayout
+from service.messages.requests import Method
+from service.worker.layout import PromptLayout
 from service.worker.loading import chunk_stream as streaming
 from service.worker.model.addressing import Address
 from service.worker.planner.planner import LATE

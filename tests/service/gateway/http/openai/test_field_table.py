@@ -16,11 +16,11 @@ from scripts import docs_tables
 from service.errors import InvalidRequest, Unsupported
 from service.gateway.http.openai import field_table
 from service.gateway.http.openai.field_rules import Rules, check_fields, noted, refused
-from service.gateway.schemas.embeddings import EmbeddingsRequest
 from service.gateway.schemas.openai import responses
 from service.gateway.schemas.openai.chat import (
     ChatMessage,
     ChatRequest,
+    CompletionRequest,
     ContentPart,
     ToolDefinition,
 )
@@ -32,7 +32,7 @@ from service.gateway.schemas.openai.common import (
     StreamOptions,
     StructuredOutputs,
 )
-from service.gateway.schemas.openai.completion import CompletionRequest
+from service.gateway.schemas.search import EmbeddingsRequest
 
 # vLLM's protocol.py of chats and of completions, and what its earlier versions took.
 VLLM_BOTH = """

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.messages import Abort, Failed, Generate
+from service.messages.replies import Failed
+from service.messages.requests import Abort, Generate
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
