@@ -39,7 +39,7 @@ from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import tracing
 from service.shared.worker_settings import WorkerSettings
 from service.worker.engine.engine import Engine
-from service.worker.forward import lora_check, selfcheck
+from service.worker.forward import selfcheck
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
@@ -139,7 +139,7 @@ def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Cal
         differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = lora_check.add(decoder, name, Path(folder))
+        off, moved = selfcheck.add_lora(decoder, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     return decoder, make_pool
 
