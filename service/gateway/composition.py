@@ -27,9 +27,8 @@ from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.documents.corpus import Corpus
-from service.gateway.fleet.fleet_gauges import watch_fleet
 from service.gateway.fleet.shared_workers import SharedWorkers
-from service.gateway.fleet.worker_state import WorkerState
+from service.gateway.fleet.worker_state import WorkerState, count_by_state
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -173,7 +172,7 @@ class Gateway:
             disk=self.disk,
             catalog_lock=self._databases.catalog_lock,
         )
-        watch_fleet(self.metrics, self.worker, self.worker_states)
+        count_by_state(self.metrics, self.worker_states)
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
 

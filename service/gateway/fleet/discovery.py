@@ -1,4 +1,10 @@
-"""Workers that are Ray actors: a process of its own asks Ray, so the gateway never imports ray."""
+"""Where the workers are that run by themselves: what KVSTITCH_WORKER_ADDRESSES names.
+
+tcp://a:5700,tcp://b:5700     a list that never changes
+dns://workers:5700            all addresses of a name, such as a headless service of Kubernetes
+ray://auto                    Ray actors; a process of its own asks Ray, so that the gateway
+                              never imports ray
+"""
 
 from __future__ import annotations
 
@@ -6,19 +12,93 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
+from typing import Protocol
 
 from service.errors import InvalidSetting
 
 logger = logging.getLogger(__name__)
 
+EVERY_S = 5.0
 COMMAND = (sys.executable, "-m", "service.cluster.watch")
 SCHEME = "ray://"
 HEALTHY_AFTER_S = 60
 _STOPPED_WITHIN_S = 5.0
+
+
+class Source(Protocol):
+    """Knows where workers are."""
+
+    def watch(self) -> AsyncIterator[list[str]]:
+        """Yield all addresses, now and whenever they have changed."""
+        ...
+
+
+class StaticList:
+    """Never changes.
+
+    Args:
+        setting: addresses, separated by commas.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._addresses = list(dict.fromkeys(filter(None, map(str.strip, setting.split(",")))))
+
+    async def watch(self) -> AsyncIterator[list[str]]:
+        """Yield the addresses, once."""
+        yield list(self._addresses)
+
+
+class DnsName:
+    """Asks the resolver again every few seconds.
+
+    A name that is not known has no addresses: its last worker has gone. A resolver that does not
+    answer says nothing, and what was known goes on.
+
+    Args:
+        setting: dns://name:port.
+        every_s: pause between two questions.
+    """
+
+    def __init__(self, setting: str, every_s: float = EVERY_S) -> None:
+        name, _, port = setting.removeprefix("dns://").rpartition(":")
+        self._name, self._port = name.strip("[]"), int(port)
+        self._every_s = every_s
+
+    async def watch(self) -> AsyncIterator[list[str]]:
+        """Yield all addresses, sorted, whenever they have changed."""
+        last: list[str] | None = None
+        while True:
+            found = await self.look_up()
+            if found is not None and found != last:
+                last = found
+                yield list(found)
+            await asyncio.sleep(self._every_s)
+
+    async def look_up(self) -> list[str] | None:
+        """All addresses now; None: the resolver does not answer."""
+        loop = asyncio.get_running_loop()
+        try:
+            infos = await loop.getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)):
+                return []
+            logger.warning("%s cannot be looked up: %s", self._name, error)
+            return None
+        except OSError as error:
+            logger.warning("%s cannot be looked up: %s", self._name, error)
+            return None
+        hosts = {(info[0], str(info[4][0])) for info in infos}
+        return sorted(
+            f"tcp://[{host}]:{self._port}"
+            if family == socket.AF_INET6
+            else f"tcp://{host}:{self._port}"
+            for family, host in hosts
+        )
 
 
 class RayActors:
@@ -107,3 +187,12 @@ async def _stop(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
+
+
+def source_of(setting: str) -> Source:
+    """The source for a value of the setting, which `service.settings` has checked."""
+    if setting.startswith("dns://"):
+        return DnsName(setting)
+    if setting.startswith("ray://"):
+        return RayActors(setting)
+    return StaticList(setting)

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.gateway.fleet.discovery.dns_name import DnsName
-from service.gateway.fleet.discovery.sources import source_of
-from service.gateway.fleet.discovery.static_list import StaticList
+from service.gateway.fleet.discovery import DnsName, StaticList, source_of
 
 
 async def test_a_list_is_what_is_written() -> None:

@@ -1,4 +1,4 @@
-"""The router's choice among many workers is the one that pricing each of them by itself finds."""
+"""The router chooses the worker that is the cheapest when each is looked at by itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.gateway.fleet.routing.backlog import Backlog
-from service.gateway.fleet.routing.cost import Place, Work, cost
-from service.gateway.fleet.routing.directory import Directory
-from service.gateway.fleet.routing.prefixes import PrefixMap
+from service.gateway.fleet.routing.cost import Place, Work
+from service.gateway.fleet.routing.directory import Directory, PrefixMap
 from service.gateway.fleet.routing.rendezvous import home
-from service.gateway.fleet.routing.router import EQUAL_DIGITS, RoutedPrompt, Router
-from service.gateway.fleet.routing.worker_table import WorkerTable
+from service.gateway.fleet.routing.router import EQUAL_DIGITS, Router
+from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
 from service.messages.replies import Holdings, WorkerLoad
+from tests.service.gateway.fleet.routing.one_worker import cost
 
 NAMES = [bytes([number]) * 16 for number in range(10)]
 BLOCKS = [bytes([number]) * 8 for number in range(6)]
@@ -104,10 +103,11 @@ def test_the_chosen_worker_is_the_cheapest_of_all(
     router = Router(
         "cost", table, directory, prefixes, slower_tiers=slower_tiers, kept_prompts=kept_prompts
     )
-    work = Work([tokens for _, tokens in documents], question, answer, repair)
-    prompt = RoutedPrompt(work, [NAMES[number] for number, _ in documents], system, BLOCKS)
+    names = [NAMES[number] for number, _ in documents]
+    sizes = [tokens for _, tokens in documents]
+    work = Work(names, sizes, question, answer, repair, system, BLOCKS)
 
-    choice = router.choose(prompt, candidates)
+    choice = router.choose(work, candidates)
 
     backlogs = {n: known[n].backlog_s + known[n].uncounted_s for n in candidates}
     longest = prefixes.longest(BLOCKS)
@@ -134,8 +134,9 @@ def test_the_chosen_worker_is_the_cheapest_of_all(
             away=away,
             reused=max(0, longest.get(number, 0) - system) if kept_prompts else 0,
         ).total_s
-    prices = router.prices(prompt, candidates)
-    assert {n: float(prices[n]) for n in candidates} == pytest.approx(totals)
+    found = router.costs(work, candidates)
+    assert {n: float(found.total_s[n]) for n in candidates} == pytest.approx(totals)
+    assert choice.prefill_s == found.prefill_s[choice.number]
     # Costs within half a unit of the last digit on either side of each other count as equal.
     assert totals[choice.number] <= min(totals.values()) + 1.0001 * 10**-EQUAL_DIGITS
 

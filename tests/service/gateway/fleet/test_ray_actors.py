@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import InvalidSetting
-from service.gateway.fleet.discovery.ray_actors import RayActors
+from service.gateway.fleet.discovery import RayActors
 
 LONG_S = 60.0
 # Each run prints the next of these lists and what Ray might print, then ends as if Ray were away.
@@ -57,7 +57,7 @@ def test_other_urls_are_refused(wrong: str) -> None:
 def test_nothing_of_this_imports_ray() -> None:
     code = (
         "import sys, service.cli.arguments.parser, service.gateway.fleet.shared_workers\n"
-        "from service.gateway.fleet.discovery.sources import source_of\n"
+        "from service.gateway.fleet.discovery import source_of\n"
         "source_of('ray://auto')\n"
         "service.cli.arguments.parser.parser().parse_args(['cluster', 'status'])\n"
         "sys.exit(bool({'ray', 'service.cluster'} & set(sys.modules)))"
