@@ -21,7 +21,7 @@ from kvstore.format.chunk_blocks import (
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.extra_tensors import EncodedExtra, parse_extra
-from kvstore.store_stats import TierStats
+from kvstore.outcomes import TierStats
 from kvstore.tier_caller import CallResult, TierCaller
 from kvstore.tiers.base import Tier, TierUsage
 

@@ -35,11 +35,11 @@ from service.worker.api import (
     Addressing,
     ChunkPrefill,
     DecoderModel,
-    compute_chunk,
     load_model,
     model_fingerprint,
 )
 from tuning.environment import describe
+from tuning.single_prompts import compute_chunk
 
 OUT = Path("benchmarks/results/real")
 KINDS: tuple[Kind, Kind] = ("primer", "neighbours")

@@ -4,12 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from kvstore.errors import TierError, TierUnavailable
-from kvstore.tiers.redis.redis_errors import Redirected
-from kvstore.tiers.redis.redis_server import RedisServer
+from kvstore.tiers.redis.redis_server import Redirected, RedisServer
 
 T = TypeVar("T")
-
-CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 
 
 class Servers(Protocol):
@@ -26,7 +23,7 @@ class Servers(Protocol):
     def close(self) -> None: ...
 
     def all(self) -> Sequence[RedisServer]:
-        """Every server that takes writes.
+        """Return every server that takes writes.
 
         Raises:
             TierUnavailable: not started, or no server tells which there are.
@@ -34,7 +31,7 @@ class Servers(Protocol):
         ...
 
     def split(self, keys: Collection[str]) -> list[tuple[RedisServer, list[str]]]:
-        """The keys by the server they are on; raises as `all`."""
+        """Group the keys by the server they are on; raises what `all` does."""
         ...
 
     def on_server(
@@ -51,11 +48,11 @@ class Servers(Protocol):
         ...
 
     def replicas(self, server: RedisServer) -> int | None:
-        """How many replicas could take over from this server; None: none does by itself."""
+        """Return how many replicas could take over from this server; None: none does by itself."""
         ...
 
-    def learn(self, redirected: Redirected) -> RedisServer:
-        """The server that a redirect names; if the slot has moved for good, this is kept.
+    def redirect(self, redirected: Redirected) -> RedisServer:
+        """Return the server that a redirect names; if the slot has moved, remember that.
 
         Raises:
             TierError: there is no other server.
@@ -68,7 +65,7 @@ class OneServer:
 
     Args:
         url: `redis://host:port/db`, `rediss://` or `unix://`.
-        settings: further settings of redis-py.
+        settings: gives further settings of redis-py.
         name: name of the tier, for messages.
     """
 
@@ -83,12 +80,9 @@ class OneServer:
         import redis
 
         try:
-            client = redis.Redis.from_url(self._url, **settings)
-            # With RESP3 the server may send messages that were not requested.
-            pool = redis.ConnectionPool.from_url(self._url, protocol=2, **settings)
+            self._server = RedisServer(self._name, redis.Redis.from_url(self._url, **settings))
         except ValueError as error:
             raise TierError(f"bad Redis URL: {error}") from error
-        self._server = RedisServer(self._name, client, pool)
 
     def close(self) -> None:
         server, self._server = self._server, None
@@ -109,13 +103,32 @@ class OneServer:
         try:
             return work(self.all()[0])
         except Redirected as redirected:
-            self.learn(redirected)
+            self.redirect(redirected)
             raise
 
     def replicas(self, server: RedisServer) -> None:
         return None
 
-    def learn(self, redirected: Redirected) -> RedisServer:
+    def redirect(self, redirected: Redirected) -> RedisServer:
         raise TierError(
             f"{self._name}: this server is part of a cluster: give redis+cluster://host:port"
         ) from redirected
+
+
+def call_each(
+    servers: Sequence[RedisServer], call: Callable[[Any], T]
+) -> tuple[list[T], TierError | None]:
+    """Call `call` with the client of every server.
+
+    Returns:
+        What each server answered, and the last error of those that did not.
+    """
+    answers: list[T] = []
+    failed: TierError | None = None
+    for server in servers:
+        try:
+            with server.session() as client:
+                answers.append(call(client))
+        except TierError as error:
+            failed = error
+    return answers, failed

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from kvstore.single_flight import SingleFlight
+from kvstore.coordination import DeletionEpoch, SingleFlight
 
 
 def test_overlapping_calls_share_one_result():
@@ -59,3 +59,13 @@ def test_join_waits_for_the_work_under_way():
     assert done.wait(10)
     leader.join(10)
     waiter.join(10)
+
+
+def test_a_copy_is_kept_only_if_nothing_was_deleted_since():
+    deletions, kept = DeletionEpoch(), []
+    before = deletions.current()
+    assert deletions.run_if_unchanged(before, lambda: kept.append(1))
+    deletions.advance()
+    assert not deletions.run_if_unchanged(before, lambda: kept.append(2))
+    assert deletions.run_if_unchanged(deletions.current(), lambda: kept.append(3))
+    assert kept == [1, 3]

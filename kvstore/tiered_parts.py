@@ -1,4 +1,4 @@
-"""Writes and reads extra tensors of a chunk across all tiers.
+"""Parts of a chunk across all tiers: reads of blocks; reads and writes of extra tensors.
 
 Disk and shared tiers keep extra tensors beside the chunk and delete them with it. The memory tier
 may keep them without the chunk, because their readers fetch chunks block by block and so never
@@ -9,11 +9,53 @@ import time
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from kvstore.background_writes import BackgroundWrites
-from kvstore.deletion_epoch import DeletionEpoch
-from kvstore.fault_tolerant_tier import FaultTolerantTier
+from kvstore.coordination import DeletionEpoch
+from kvstore.fault_tolerant_tier import BlocksRead, FaultTolerantTier
+from kvstore.format.chunk_blocks import BlockSelection
+from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.extra_tensors import EncodedExtra
-from kvstore.read_outcomes import ExtraOutcome
+from kvstore.outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadProblem
+from kvstore.write_behind import BackgroundWrites
+
+
+def read_blocks(
+    tiers: Sequence[FaultTolerantTier],
+    key: str,
+    selection: BlockSelection,
+    expect: ChunkSpec | None,
+) -> BlocksOutcome:
+    """Read from the first tier where all blocks are intact, else take the most complete copy.
+
+    Raises:
+        ChunkSpecError: the chunk has no such layer or block.
+    """
+    started = time.perf_counter()
+    problems: list[ReadProblem] = []
+    bad: list[BadBlock] = []
+    loaded: dict[str, int] = {}
+    best: tuple[str, BlocksRead] | None = None
+    for tier in tiers:
+        result = tier.read_blocks(key, selection, expect)
+        if result.problem is not None:
+            problems.append((tier.name, result.problem))
+        read = result.value
+        if read is None:
+            continue
+        loaded[tier.name] = read.nbytes
+        bad.extend(BadBlock(tier.name, layer, block) for layer, block in read.bad)
+        if best is None or read.blocks.count > best[1].blocks.count:
+            best = tier.name, read
+        if not read.bad:
+            break
+    return BlocksOutcome(
+        blocks=best[1].blocks if best else None,
+        tier=best[0] if best else None,
+        missing=_missing(best[1]) if best else selection,
+        seconds=time.perf_counter() - started,
+        problems=tuple(problems),
+        bad=tuple(bad),
+        loaded=loaded,
+    )
 
 
 def put_extra(
@@ -73,3 +115,10 @@ def _keep_in_memory(tiers: Sequence[FaultTolerantTier], key: str, extra: Encoded
     for tier in tiers:
         if tier.kind == "memory":
             tier.put_extra(key, extra)
+
+
+def _missing(read: BlocksRead) -> BlockSelection:
+    missing: dict[int, tuple[int, ...]] = {}
+    for layer, block in read.bad:
+        missing[layer] = (*missing.get(layer, ()), block)
+    return missing

@@ -27,7 +27,7 @@ from kvstore.format.chunk_header import ChunkHeader, parse_header
 from kvstore.format.chunk_identity import is_chunk_key, require_chunk_key, require_extra_name
 from kvstore.format.safetensors_header import header_bytes
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
-from kvstore.tiers.s3.bucket import Bucket, Part, Place, Waits
+from kvstore.tiers.s3_bucket import Bucket, Part, Place, Waits
 
 T = TypeVar("T")
 R = TypeVar("R")

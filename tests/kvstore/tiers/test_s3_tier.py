@@ -20,7 +20,7 @@ from kvstore import (
 )
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.format.chunk_blocks import selection_ranges
-from kvstore.tiers.s3.bucket import Waits
+from kvstore.tiers.s3_bucket import Waits
 from tests.kvstore.chunks import (
     chunk_file,
     gathered,
@@ -69,7 +69,7 @@ def test_an_object_is_the_same_file_as_on_ssd(tier, s3_at):
 
 
 def test_a_large_chunk_comes_in_parts_and_in_order(tier, monkeypatch):
-    monkeypatch.setattr("kvstore.tiers.s3.s3_tier._PART", 20_000)
+    monkeypatch.setattr("kvstore.tiers.s3_tier._PART", 20_000)
     chunk = make_chunk(make_spec(layers=6, tokens=1000))
     tier.put(KEY, chunk)
     done = []
@@ -87,8 +87,8 @@ def test_a_large_chunk_comes_in_parts_and_in_order(tier, monkeypatch):
 
 @pytest.mark.parametrize("part", [16, 100, 4000])
 def test_a_header_longer_than_the_first_part(tier, monkeypatch, part):
-    monkeypatch.setattr("kvstore.tiers.s3.s3_tier._PART", part)
-    monkeypatch.setattr("kvstore.tiers.s3.s3_tier._HEAD", part)
+    monkeypatch.setattr("kvstore.tiers.s3_tier._PART", part)
+    monkeypatch.setattr("kvstore.tiers.s3_tier._HEAD", part)
     chunk = make_chunk(make_spec(layers=1, tokens=70))
     tier.put(KEY, chunk)
     assert tier.read_header(KEY) == chunk.header
@@ -126,7 +126,7 @@ def test_the_first_writer_stays(tier):
 
 def test_a_chunk_that_is_replaced_while_it_is_read_is_a_miss(tier, s3_at, monkeypatch):
     """Never the beginning of one and the end of another."""
-    monkeypatch.setattr("kvstore.tiers.s3.s3_tier._PART", 10_000)
+    monkeypatch.setattr("kvstore.tiers.s3_tier._PART", 10_000)
     spec = make_spec(layers=6, tokens=1000)
     tier.put(KEY, make_chunk(spec))
     other = make_chunk(spec, seed=1)
@@ -299,7 +299,7 @@ def test_killed_frozen_and_started_again(monkeypatch):
 
 
 def test_the_deadline_of_a_read(s3_at, monkeypatch):
-    monkeypatch.setattr("kvstore.tiers.s3.s3_tier._PART", 10_000)
+    monkeypatch.setattr("kvstore.tiers.s3_tier._PART", 10_000)
     tier = S3Tier(s3_at.place(), deadline_s=-1)
     tier.start()
     chunk = make_chunk(make_spec(tokens=1000))
