@@ -12,9 +12,8 @@ from service.gateway.answers.attribution.attributor import attribute
 from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import SupportScorer
 from service.gateway.answers.follow_ups import find_with_joined, joined_query
-from service.gateway.documents.jobs.job_records import SpooledDocument
-from service.gateway.documents.parsing.parser import DocumentParser
-from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.format import (
     INSTRUCTION,
     from_chat_template,
@@ -33,12 +32,12 @@ __all__ = [
     "AsyncRetriever",
     "DocumentParser",
     "FileLimits",
+    "IngestDocument",
     "ModelFolder",
     "PassageSearch",
     "PromptBuilder",
     "SearchQuery",
     "ServingTokenizer",
-    "SpooledDocument",
     "SupportScorer",
     "attribute",
     "find_with_joined",

@@ -102,7 +102,7 @@ def test_a_changed_document_leaves_nothing_of_its_old_text(rig: Rig) -> None:
 
 def test_a_companion_deleted_while_a_chunk_is_computed_leaves_nothing(rig: Rig) -> None:
     gone = text_of(rig, "fox-0")
-    retriever = rig.gateway.retriever._retriever
+    retriever = rig.gateway.retriever.retriever
 
     def meanwhile(chunk: ChunkTokens) -> None:
         retriever.delete(["fox-0"])
