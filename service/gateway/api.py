@@ -13,9 +13,8 @@ from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import SupportScorer
 from service.gateway.answers.condensing.condenser import Condensed, QueryCondenser
 from service.gateway.answers.condensing.join import joined_query
-from service.gateway.documents.jobs.job_records import SpooledDocument
-from service.gateway.documents.parsing.parser import DocumentParser
-from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.format import (
     INSTRUCTION,
     from_chat_template,
@@ -36,13 +35,13 @@ __all__ = [
     "Condensed",
     "DocumentParser",
     "FileLimits",
+    "IngestDocument",
     "ModelFolder",
     "PassageSearch",
     "PromptBuilder",
     "QueryCondenser",
     "SearchQuery",
     "ServingTokenizer",
-    "SpooledDocument",
     "SupportScorer",
     "TimedEmbedder",
     "attribute",

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from retriever import CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
 from service.errors import KvstitchError, NotFound
 from service.gateway.auth.access import Principal
-from service.gateway.documents.corpus_gauges import CorpusGauges
 from service.gateway.documents.deletion_records import Receipt
 from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.ingest_loops import IngestLoops
 from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.precompute_loop import PrecomputeLoop
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 
@@ -34,15 +33,15 @@ class DocumentService:
         jobs: JobStore,
         deletions: DeletionStore,
         purges: PurgeQueue,
-        precompute: PrecomputeLoop,
-        gauges: CorpusGauges,
+        loops: IngestLoops,
+        refresh_gauges: Callable[[], Awaitable[None]],
     ) -> None:
         self._retriever = retriever
         self._jobs = jobs
         self._deletions = deletions
         self._purges = purges
-        self._precompute = precompute
-        self._gauges = gauges
+        self._loops = loops
+        self._refresh_gauges = refresh_gauges
 
     async def page(
         self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
@@ -72,7 +71,7 @@ class DocumentService:
         self._retriever.require()
         if not await self._retriever.set_pinned([doc_id], pinned, scope=scope):
             raise _no_document(doc_id)
-        self._precompute.check_pins()
+        self._loops.check_pins()
         return await self.get(scope, doc_id)
 
     async def collections(self, tenant: str) -> list[tuple[str, CorpusCounts]]:
@@ -151,11 +150,11 @@ class DocumentService:
 
     async def _complete(self, scope: Scope, receipt_id: str) -> Receipt:
         """Purge what can be purged now; the rest stays pending, and the receipt says so."""
-        await self._gauges.refresh()
+        await self._refresh_gauges()
         await self._retriever.save()
         with contextlib.suppress(KvstitchError):  # the precompute loop tries again
             await self._purges.run_due(receipt_id, begin_within_s=PURGE_S)
-        self._precompute.wake()
+        self._loops.wake_precompute()
         await asyncio.to_thread(self._deletions.scrub)
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, scope.tenant)
         assert found is not None

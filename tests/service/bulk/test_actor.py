@@ -15,8 +15,8 @@ from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
 from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.sql.postgresql import Postgresql
 from service.bulk.actor import RangeActor
-from service.bulk.cutting import cut
 from service.bulk.range_table import RangeTable
+from service.bulk.ranges import cut
 from service.bulk.records import Run
 from service.bulk.sources import source
 from service.settings import Settings

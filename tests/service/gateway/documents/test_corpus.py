@@ -36,7 +36,8 @@ def test_job_is_accepted_with_a_location_and_finishes(rig: Rig) -> None:
     assert job["progress"] == {"done": 3, "failed": 0, "cancelled": 0, "total": 3}
     assert job["changes"] == {"created": 3} and job["chunks"] == 3
     assert len(fake(rig).stored) == 3
-    assert rig.metric("kvstitch_documents") == 3 and rig.metric("kvstitch_chunks") == 3
+    until(lambda: rig.metric("kvstitch_documents") == 3, "gauge")
+    assert rig.metric("kvstitch_chunks") == 3
     until(lambda: rig.metric("kvstitch_jobs", state="succeeded") == 1, "gauge")
 
 

@@ -11,10 +11,9 @@ from xml.etree import ElementTree
 from zipfile import ZipFile
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.formats import html
-from service.gateway.documents.parsing.formats.text_builder import TextBuilder
-from service.gateway.documents.parsing.formats.zip_file import open_zip
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from service.gateway.documents.parsing import html
+from service.gateway.documents.parsing.office import open_zip
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
 
 _OPF = "{http://www.idpf.org/2007/opf}"
 _CONTAINER = "{urn:oasis:names:tc:opendocument:xmlns:container}"

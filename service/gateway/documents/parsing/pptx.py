@@ -12,9 +12,8 @@ from typing import Any
 from pptx import Presentation
 from pptx.shapes.group import GroupShape
 
-from service.gateway.documents.parsing.formats.rows import add_rows
-from service.gateway.documents.parsing.formats.text_builder import TextBuilder, one_line
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder, one_line
+from service.gateway.documents.parsing.tables import add_rows
 
 DEFAULT_TITLE = "PowerPoint Presentation"  # what PowerPoint writes where nobody wrote one
 

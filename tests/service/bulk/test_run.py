@@ -13,7 +13,7 @@ import pytest
 from kvstore import chunk_file_bytes, encode_chunk
 from service.bulk.driver import require_ray
 from service.bulk.dry_run import needs, spec_of
-from service.bulk.identity import run_of
+from service.bulk.run import run_of
 from service.bulk.sources import LocalSource
 from service.errors import InvalidSetting
 from service.settings import Settings, demo_model

@@ -13,8 +13,8 @@ from functools import partial
 
 import pytest
 
+from service.cluster.actor import ClusterWorker, free_address
 from service.cluster.actor_state import ActorState
-from service.cluster.worker import ClusterWorker, free_address
 from service.errors import InvalidSetting, ModelRefused
 from service.shared.worker_settings import WorkerSettings
 

@@ -9,17 +9,17 @@ import pytest
 
 from retriever import Scope
 from service.errors import DiskFull
-from service.gateway.documents.jobs.job_records import SpooledDocument
-from service.gateway.documents.precompute_calls import (
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.kv_storing import (
     BATCH_CHUNKS,
     CHOOSING_DOCUMENTS,
-    FinishedDocuments,
+    BatchProgress,
     slices,
 )
 
 
-def document(number: int, collection: str = "default", chunks: int = 1) -> SpooledDocument:
-    return SpooledDocument(number, "job", "", collection, str(number), None, None, None, chunks)
+def document(number: int, collection: str = "default", chunks: int = 1) -> IngestDocument:
+    return IngestDocument(str(number), collection, "", b"", number=number, chunks=chunks)
 
 
 async def test_what_finishes_during_a_transaction_shares_the_next() -> None:
@@ -30,11 +30,13 @@ async def test_what_finishes_during_a_transaction_shares_the_next() -> None:
         written.append(numbers)
         await go_on.wait()
 
-    async with FinishedDocuments(write) as finished:
-        finished.add(1)
+    async with BatchProgress(write) as progress:
+        for number in (1, 2, 3):
+            progress.expect(number, 1)
+        progress.chunk(1, "")
         await asyncio.sleep(0)
-        finished.add(2)
-        finished.add(3)
+        progress.chunk(2, "")
+        progress.chunk(3, "")
         go_on.set()
     assert written == [[1], [2, 3]]
 
@@ -44,8 +46,8 @@ async def test_a_full_disk_is_reported() -> None:
         raise DiskFull("full")
 
     with pytest.raises(DiskFull):
-        async with FinishedDocuments(write) as finished:
-            finished.add(1)
+        async with BatchProgress(write) as progress:
+            progress.expect(1, 0)
 
 
 def test_slices_have_one_scope_and_few_documents_and_chunks() -> None:

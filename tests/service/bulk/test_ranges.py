@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from service.bulk import sources
-from service.bulk.cutting import cut, line_ranges
-from service.bulk.documents import DocumentReader
 from service.bulk.range_table import RangeTable
-from service.bulk.records import NewRange, Run
+from service.bulk.ranges import DocumentReader, cut, line_ranges
+from service.bulk.records import Range, Run
 from service.bulk.sources import LocalSource, S3Source, Source, source
 from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.settings import Settings
 from tests.s3_server import BUCKET, KEY_ID, SECRET, s3_server
 
@@ -31,9 +30,9 @@ def reader(found: Source, **settings: Any) -> DocumentReader:
     )
 
 
-def read(found: Source, parts: list[NewRange]) -> list[str]:
+def read(found: Source, parts: list[Range]) -> list[str]:
     documents = [item for part in parts for item in reader(found).read(part)]
-    return [item.doc_id for item in documents if isinstance(item, SpooledDocument)]
+    return [item.doc_id for item in documents if isinstance(item, IngestDocument)]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 64, 1 << 20])
@@ -57,12 +56,10 @@ def test_a_bad_line_fails_alone_and_is_named(tmp_path: Path) -> None:
     found = LocalSource(tmp_path / "rows.jsonl")
     (part,) = line_ranges(found, "rows.jsonl", 100)
     items = list(reader(found, max_document_bytes=1024).read(part))
-    assert isinstance(items[0], SpooledDocument)
-    assert (items[0].key, items[0].meta) == (
-        ("t", "c", "d0"),
-        {"title": "", "metadata": {"year": 2024}},
-    )
-    bad = [item for item in items if not isinstance(item, SpooledDocument)]
+    assert isinstance(items[0], IngestDocument)
+    assert items[0].key == ("t", "c", "d0")
+    assert (items[0].title, items[0].metadata) == ("", {"year": 2024})
+    bad = [item for item in items if not isinstance(item, IngestDocument)]
     assert [place for place, _ in bad] == [f"rows.jsonl, line {n}" for n in (2, 3, 4, 5)]
     assert "text" in bad[0][1] and "JSON" in bad[1][1] and "unknown" in bad[2][1]
     assert "larger than 1024 bytes" in bad[3][1]
@@ -74,8 +71,8 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
         (tmp_path / name).write_text("# Words\n" if name != "f.pdf" else "")
     found = LocalSource(tmp_path)
     assert sorted(file.name for file in found.files()) == ["a/c.txt", "b.md"]
-    items = list(reader(found).read(NewRange("", 0, 0, 1, ["a/c.txt", "gone.md", "b.md"], 3)))
-    assert isinstance(items[0], SpooledDocument) and isinstance(items[2], SpooledDocument)
+    items = list(reader(found).read(Range("", 0, 0, 1, ["a/c.txt", "gone.md", "b.md"], 3)))
+    assert isinstance(items[0], IngestDocument) and isinstance(items[2], IngestDocument)
     assert (items[0].kind, items[2].kind) == ("text", "md")
     assert items[1] == ("gone.md", "gone.md cannot be read: No such file or directory")
 
@@ -114,7 +111,7 @@ def test_an_s3_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
         found = S3Source(f"s3://{BUCKET}/in", endpoint=server.endpoint, region="us-east-1")
         assert sorted(file.name for file in found.files()) == ["a.md", "rows.jsonl"]
         parts = list(line_ranges(found, "rows.jsonl", 2))
-        assert read(found, [*parts, NewRange("", 0, 3, 1, ["a.md"], 1)]) == [
+        assert read(found, [*parts, Range("", 0, 3, 1, ["a.md"], 1)]) == [
             "d0", "d1", "d2", "d3", "d4", "a.md",
         ]  # fmt: skip
         (alone,) = S3Source(f"s3://{BUCKET}/in/rows.jsonl", endpoint=server.endpoint).files()

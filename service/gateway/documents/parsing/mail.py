@@ -7,9 +7,8 @@ from email.message import EmailMessage, MIMEPart
 from email.policy import default
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.formats import html
-from service.gateway.documents.parsing.formats.text_builder import TextBuilder, one_line
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from service.gateway.documents.parsing import html
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder, one_line
 
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
 

@@ -15,9 +15,8 @@ import docx
 from docx.oxml.ns import qn
 from docx.oxml.xmlchemy import BaseOxmlElement
 
-from service.gateway.documents.parsing.formats.rows import add_rows
-from service.gateway.documents.parsing.formats.text_builder import TextBuilder
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from service.gateway.documents.parsing.tables import add_rows
 
 PAGE_BREAK = "\f"
 _HEADING = re.compile(r"heading ([1-9])")

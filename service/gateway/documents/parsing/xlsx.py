@@ -13,9 +13,8 @@ from io import BytesIO
 from openpyxl import load_workbook
 from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 
-from service.gateway.documents.parsing.formats.rows import add_rows
-from service.gateway.documents.parsing.formats.text_builder import TextBuilder
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from service.gateway.documents.parsing.tables import add_rows
 
 MAX_ROWS = 1_048_576  # Excel's own limit; a file may name rows far beyond it
 

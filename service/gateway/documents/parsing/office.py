@@ -1,12 +1,34 @@
-"""Opens files that are zip archives of XML: Office's formats and EPUB. Bombs are refused before
-anything is unpacked."""
+"""DOCX, PPTX, XLSX and EPUB: all are zip archives of XML, and read as what they are, whatever the
+file's name says. Bombs are refused before anything is unpacked.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from io import BytesIO
 from zipfile import BadZipFile, ZipFile
 
 from service.errors import InvalidRequest
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+
+
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a file of any of these formats.
+
+    Raises:
+        InvalidRequest: It is none of them, is encrypted, or exceeds a limit.
+        Exception: Whatever the format's library raises for a broken file.
+    """
+    with open_zip(content) as archive:
+        kind = kind_of(archive)
+        if kind is None:
+            raise InvalidRequest("it is an archive, but no .docx, .pptx, .xlsx or .epub: unpack it")
+        if kind != "epub":
+            check_no_entities(archive)
+    module = import_module(f"service.gateway.documents.parsing.{kind}")
+    parsed: ParsedFile = module.parse(content, bounds)
+    return parsed
+
 
 ZIP_START = b"PK\x03\x04"
 OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
