@@ -27,7 +27,7 @@ from service.gateway.documents.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.shared.metrics import JOB_STATES
@@ -106,7 +106,7 @@ class Corpus:
         self._heard_at: float | None = None
         metrics.database_silence.set_function(self._silence_s)
         # Indexes are rebuilt in the background, at no event that would be seen here.
-        metrics.index_recall.set_function(lambda: retriever.index_recall)
+        metrics.index_recall.set_function(lambda: retriever.retriever.index.recall)
 
     @property
     def complete(self) -> bool:
@@ -127,7 +127,7 @@ class Corpus:
 
     async def refresh_gauges(self) -> None:
         """Count anew, after documents or jobs have changed."""
-        counts = await self._retriever.counts()
+        counts = await self._retriever.run(self._retriever.catalog.counts)
         self._metrics.documents.set(counts.documents)
         self._metrics.chunks.set(counts.chunks)
         states = await asyncio.to_thread(self._store.states)

@@ -15,7 +15,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from retriever import Scope
 from service.errors import (
@@ -33,7 +32,7 @@ from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_storing import BATCH_CHUNKS, calls
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 
 logger = logging.getLogger(__name__)
@@ -158,7 +157,7 @@ class IngestLoops:
             return False
         # One by one after a failure, so that one document does not keep the others back.
         limit = 1 if self._failures else STORED_DOCUMENTS
-        documents = await self._retriever.run_blocking(lambda: self._behind.open(limit))
+        documents = await self._retriever.run(self._behind.open, limit)
         try:
             await self._store_all(documents)
         except (Overloaded, DiskFull, TierUnreached, DatabaseUnavailable):
@@ -179,7 +178,7 @@ class IngestLoops:
         """Leave a document as it is that fails, or kills the worker, every time."""
         logger.warning("document %s is not stored completely: %s", doc_id, error)
         chunk_ids = [chunk.chunk_id for chunk in await self._kv.chunks.of(scope, [doc_id])]
-        await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
+        await self._retriever.change(self._behind.set_exact, chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
         """Store documents behind their companions, those that have any, and behind S alone.
@@ -203,13 +202,13 @@ class IngestLoops:
                 logger.warning("document %s is not stored completely: %s", doc_id, failed)
             if self._behind.kind is not None:
                 chunk_ids = [chunk.chunk_id for chunk in part]
-                await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
+                await self._retriever.change(self._behind.set_exact, chunk_ids)
 
     async def _restore_pinned(self) -> None:
         """Compute again what a tier has evicted of pinned documents."""
         if time.monotonic() - self._pins_checked_at < self._pin_check_s:
             return
-        for document in await self._retriever.pinned():
+        for document in await self._retriever.run(self._retriever.catalog.pinned):
             await self._store_all([document])
         self._pins_checked_at = time.monotonic()
 

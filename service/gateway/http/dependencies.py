@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Query, Request
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.answers.call_context import CallContext
+from service.gateway.admission import CallContext
 from service.gateway.auth.access import Principal
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.job_service import JobService

@@ -60,7 +60,7 @@ def test_update_purges_only_what_is_gone(rig: Rig) -> None:
     after = set(fake(rig).stored)
     kept = before & after
     assert len(kept) >= len(before) - 2, "unchanged chunks keep their KV"
-    chunks = rig.call(lambda: rig.gateway.retriever.chunks_of("d"))
+    chunks = rig.gateway.retriever.catalog.chunks_of("d")
     assert after == {tuple(rig.gateway.prompts.segment(c)) for c in chunks}
 
 
@@ -197,7 +197,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
     worker = fake(rig)
 
     def meanwhile(chunk: ChunkTokens) -> None:
-        rig.gateway.retriever._retriever.delete(["rome"])
+        rig.gateway.retriever.retriever.delete(["rome"])
 
     worker.on_chunk = meanwhile
     rig.ingest()
