@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from retriever import CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
 from service.errors import KvstitchError, NotFound
 from service.gateway.auth.access import Principal
-from service.gateway.documents.deletion_records import Receipt
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion_store import DeletionStore, Receipt
 from service.gateway.documents.ingest_loops import IngestLoops
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue

@@ -19,7 +19,7 @@ from service.gateway.disk_guard import DiskGuard
 from service.gateway.documents.ingest_loops import TokenRate
 from service.gateway.documents.jobs.job_database import AlreadyAccepted
 from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument, Job, JobPage
-from service.gateway.documents.jobs.job_state import MAX_ERRORS
+from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue
 

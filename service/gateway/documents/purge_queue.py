@@ -22,8 +22,7 @@ from retriever import Scope
 from retriever.sql.postgresql import Postgresql
 from service.errors import TierUnreached
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.deletion_records import PendingPurge
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion_store import DeletionStore, PendingPurge
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever

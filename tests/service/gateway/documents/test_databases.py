@@ -17,16 +17,15 @@ from service.gateway.auth.key_databases import SqliteKeyDatabase
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase
 from service.gateway.auth.quotas import Limits
-from service.gateway.documents.deletion_records import ChunkKV
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion_store import ChunkKV, DeletionStore
 from service.gateway.documents.jobs.job_database import AlreadyAccepted, JobDatabase
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
-from service.gateway.documents.jobs.webhook_events import EventStore
 from service.gateway.documents.membership import Membership
+from service.gateway.documents.webhooks import EventStore
 
 BOTH_DATABASES = True
 
