@@ -82,7 +82,7 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
     assert [(e.doc_id, e.message) for e in job.errors] == [("c", "no text")]
     assert store.pending(10, 10_000) == []
     indexed = store.indexed(10)
-    assert [item.content for item in indexed] == [None, None]
+    assert [(item.kind, item.content) for item in indexed] == [("", b"")] * 2
     store.set_done([item.number for item in indexed])
     job = store.get(job_id, "")
     assert job is not None and (job.state, job.done) == ("failed", 2)
