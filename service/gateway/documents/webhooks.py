@@ -185,11 +185,11 @@ class WebhookSender:
     async def _deliver(self, http: httpx.AsyncClient, event: Event) -> None:
         fault = await self._attempt(http, event)
         if fault is None:
-            await asyncio.to_thread(self._events.settle, event)
             self._metrics.webhooks.labels("delivered").inc()
-        elif time.time() - event.created >= self._give_up_s:
             await asyncio.to_thread(self._events.settle, event)
+        elif time.time() - event.created >= self._give_up_s:
             self._metrics.webhooks.labels("failed").inc()
+            await asyncio.to_thread(self._events.settle, event)
             logger.error(
                 "webhook event %s is given up after %d attempts: %s",
                 event.event_id, event.attempts + 1, fault,
@@ -198,8 +198,8 @@ class WebhookSender:
             pause = min(self._first_retry_s * 2 ** min(event.attempts, 30), LONGEST_RETRY_S)
             # Replicas that were refused together do not come back together.
             due = time.time() + pause * random.uniform(0.8, 1.2)
-            await asyncio.to_thread(self._events.postpone, event, due)
             self._metrics.webhooks.labels("retried").inc()
+            await asyncio.to_thread(self._events.postpone, event, due)
             logger.warning("webhook event %s is tried again: %s", event.event_id, fault)
 
     async def _attempt(self, http: httpx.AsyncClient, event: Event) -> str | None:
