@@ -25,6 +25,7 @@ from service.models.model_finder import ModelFinder
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint
 from service.shared.worker_settings import MIB
+from service.worker.model import lora_folder
 from service.worker.model.folder_checks import (
     facts,
     family_fault,
@@ -32,7 +33,6 @@ from service.worker.model.folder_checks import (
     rope_fault,
     weights_fault,
 )
-from service.worker.model.lora import folder as lora_folder
 from service.worker.model.quantisation import quantisation_fault
 
 
@@ -241,7 +241,7 @@ def _start_up(settings: Settings) -> Finding:
 
 def _embedding(settings: Settings) -> Finding:
     from retriever.errors import RetrieverError
-    from service.gateway.retrieval.model_factory import make_embedder
+    from service.gateway.search.models import make_embedder
 
     model = make_embedder(settings)
     try:

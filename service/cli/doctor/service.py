@@ -16,7 +16,7 @@ from service.errors import KvstitchError
 from service.gateway.auth.access import is_loopback
 from service.gateway.auth.keys import StoredKey
 from service.gateway.databases import key_store
-from service.gateway.fleet.discovery.dns_name import DnsName
+from service.gateway.fleet.discovery import DnsName
 from service.gateway.server import listen
 from service.settings import Settings
 
