@@ -20,9 +20,9 @@ from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
+from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
-from service.gateway.documents.webhooks import EventStore, WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder

@@ -35,7 +35,7 @@ from service.gateway.documents.jobs.job_rows import (
     update_job_states,
 )
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.webhooks import add_events
+from service.gateway.documents.jobs.webhooks import add_events
 
 # Frees the space of a document that is no longer needed here.
 _MOST = 2**62

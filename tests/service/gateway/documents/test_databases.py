@@ -24,8 +24,8 @@ from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
+from service.gateway.documents.jobs.webhooks import EventStore
 from service.gateway.documents.membership import Membership
-from service.gateway.documents.webhooks import EventStore
 
 BOTH_DATABASES = True
 
