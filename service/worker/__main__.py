@@ -57,8 +57,8 @@ from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.load import default_pool_tokens, load, set_threads
 from service.worker.model.model_facts import read_calibration
+from service.worker.prefix_cache.on_disk import PromptsOnDisk
 from service.worker.sampling.grammar import Grammars
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.server import folder_seat
 from service.worker.server.cached_chunks import HeldChunks
 from service.worker.server.leases import Leases
@@ -194,7 +194,7 @@ def _serve(
             shutil.rmtree(settings.prompts_dir, ignore_errors=True)
         elif settings.prompts_dir:
             tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
-            prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=inbox.wake))
+            prompts = opened.enter_context(PromptsOnDisk(tier, addressing, on_ready=inbox.wake))
         loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
