@@ -11,17 +11,15 @@ from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.http.answer_exchange import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.http.openai.annotations import DocumentLinks
-from service.gateway.http.openai.completion_chunks import CompletionChunks
-from service.gateway.http.openai.envelope import Envelope
-from service.gateway.http.openai.request_translation import (
+from service.gateway.http.openai.completions import CompletionChunks, completion
+from service.gateway.http.openai.envelope import DocumentLinks, Envelope
+from service.gateway.http.openai.requests import (
     Served,
     TranslatedRequest,
     from_chat,
     from_completion,
     served_by,
 )
-from service.gateway.http.openai.response_translation import completion
 from service.gateway.schemas.openai.chat import (
     ChatCompletion,
     ChatRequest,

@@ -11,11 +11,9 @@ from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.http.answer_exchange import AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.http.openai.annotations import DocumentLinks
-from service.gateway.http.openai.envelope import Envelope
-from service.gateway.http.openai.request_translation import served_by
-from service.gateway.http.openai.responses_events import ResponseWriter
-from service.gateway.http.openai.responses_request import from_responses
+from service.gateway.http.openai.envelope import DocumentLinks, Envelope
+from service.gateway.http.openai.requests import from_responses, served_by
+from service.gateway.http.openai.responses import ResponseWriter
 from service.gateway.schemas.openai.responses import ResponseObject, ResponsesRequest
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)

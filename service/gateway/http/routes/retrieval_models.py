@@ -10,8 +10,7 @@ from fastapi.responses import JSONResponse
 from service.gateway.http.answer_exchange import respond_unless_disconnected
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.http.openai.field_rules import check_fields
-from service.gateway.http.openai.field_table import EMBEDDINGS
+from service.gateway.http.openai.field_table import EMBEDDINGS, check_fields
 from service.gateway.schemas.search import (
     EmbeddingsRequest,
     EmbeddingsResponse,

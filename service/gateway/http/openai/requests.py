@@ -14,17 +14,29 @@ from pydantic import ValidationError
 
 from service.errors import InvalidRequest, KvstitchError, Unsupported
 from service.gateway.body_errors import from_validation
-from service.gateway.http.openai.conversation_translation import tools_of, turns_of
-from service.gateway.http.openai.field_rules import check_fields
+from service.gateway.http.openai.conversations import (
+    tools_of_chat,
+    tools_of_response,
+    turns_of_items,
+    turns_of_messages,
+)
 from service.gateway.http.openai.field_table import (
     CHAT,
     COMPLETION,
     RESPONSE_FORMAT,
+    RESPONSES,
     STREAM_OPTIONS,
     STRUCTURED_OUTPUTS,
+    TEXT_OPTIONS,
+    check_fields,
 )
 from service.gateway.http.openai.model_presets import named_model
-from service.gateway.http.openai.structured_output import WantedForm, wanted_form, with_tools
+from service.gateway.http.openai.structured_output import (
+    WantedForm,
+    form_of_text,
+    wanted_form,
+    with_tools,
+)
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import ConversationRequest, GenerateRequest
 from service.gateway.schemas.openai.chat import ChatRequest, CompletionRequest
@@ -34,12 +46,13 @@ from service.gateway.schemas.openai.common import (
     Extension,
     SampledRequest,
 )
-from service.gateway.tool_calls.forms import ToolForm
-from service.gateway.tool_calls.tools import ToolSet
+from service.gateway.schemas.openai.responses import ResponsesRequest
+from service.gateway.tool_calls.tools import ToolForm, ToolSet
 from service.messages.replies import Ready
 from service.prompt import Turn
 
 # Ours by the client's name, where the two differ.
+_RESPONSES_NAMES = {"max_tokens": "max_output_tokens"}
 _RENAMED = {"sampling_top_k": "top_k", "adapter": "model"}
 _SAME_NAMES = (
     *("temperature", "top_p", "stream", "stop", "presence_penalty", "frequency_penalty"),
@@ -96,19 +109,19 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
         InvalidRequest: A field is wrong.
     """
     notes = _checked(body, CHAT)
-    turns = turns_of(body.messages, notes)
-    tools = tools_of(body, notes)
+    turns = turns_of_messages(body.messages, notes)
+    tools = tools_of_chat(body, notes)
     form = with_tools(wanted_form(body), tools, served.tool_form)
     fields = {
-        **common_fields(body, served),
+        **_common_fields(body, served),
         **_sampled(body),
         "max_tokens": body.max_completion_tokens or body.max_tokens,
         "logprobs": _chat_logprobs(body),
         "guided": None if form is None else form.guided,
     }
-    rename = renaming("messages", form)
-    requests = each_choice(turns, tools, fields, n=body.n or 1, seed=body.seed, rename=rename)
-    return TranslatedRequest(requests, 1, tools, unique(notes), rename)
+    rename = _renaming("messages", form)
+    requests = _each_choice(turns, tools, fields, n=body.n or 1, seed=body.seed, rename=rename)
+    return TranslatedRequest(requests, 1, tools, _unique(notes), rename)
 
 
 def from_completion(body: CompletionRequest, served: Served) -> TranslatedRequest:
@@ -135,24 +148,61 @@ def from_completion(body: CompletionRequest, served: Served) -> TranslatedReques
         )
     form = wanted_form(body)
     fields = {
-        **common_fields(body, served),
+        **_common_fields(body, served),
         **_sampled(body),
         "max_tokens": body.max_tokens,
         "logprobs": body.logprobs,
         "guided": None if form is None else form.guided,
     }
-    rename = renaming("prompt", form)
+    rename = _renaming("prompt", form)
     requests = [
         request
         for text in texts
-        for request in each_choice(
+        for request in _each_choice(
             [Turn("user", text)], None, fields, n=n, seed=body.seed, rename=rename
         )
     ]
-    return TranslatedRequest(requests, len(texts), None, unique(notes), rename)
+    return TranslatedRequest(requests, len(texts), None, _unique(notes), rename)
 
 
-def common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
+def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
+    """Translate a request of the Responses API.
+
+    Raises:
+        ModelNotFound: There is no such model or preset.
+        Unsupported: A field asks for something that is not supported.
+        InvalidRequest: A field is wrong.
+    """
+    notes = check_fields(body.model_extra, RESPONSES)
+    if body.stream_options is not None:
+        notes += check_fields(body.stream_options.model_extra, STREAM_OPTIONS, "stream_options.")
+    turns = [] if body.instructions is None else [Turn("system", body.instructions)]
+    if isinstance(body.input, str):
+        turns.append(Turn("user", body.input))
+    else:
+        turns += turns_of_items(body.input, notes)
+    tools = tools_of_response(body, notes)
+    if body.text is not None:
+        notes += check_fields(body.text.model_extra, TEXT_OPTIONS, "text.")
+    form = with_tools(form_of_text(body.text), tools, served.tool_form)
+    same = ("temperature", "top_p", "stream", "presence_penalty", "frequency_penalty")
+    given = {name: getattr(body, name) for name in same}
+    fields = {
+        **_common_fields(body, served),
+        **{name: value for name, value in given.items() if value is not None},
+        "max_tokens": body.max_output_tokens,
+        "guided": None if form is None else form.guided,
+    }
+    inner = _renaming("input", form)
+
+    def rename(name: str | None) -> str | None:
+        return _RESPONSES_NAMES.get(name or "", inner(name))
+
+    requests = _each_choice(turns, tools, fields, n=1, seed=None, rename=rename)
+    return TranslatedRequest(requests, 1, tools, _unique(notes), rename)
+
+
+def _common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
     """The fields of GenerateRequest that follow from the model's name and from `kvstitch`."""
     chosen = body.kvstitch or Extension.model_validate({})
     fields: dict[str, Any] = {
@@ -164,7 +214,7 @@ def common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
     return {**fields, "adapter": adapter, **({} if fusion is None else {"fusion": fusion})}
 
 
-def each_choice(
+def _each_choice(
     turns: Sequence[Turn],
     tools: ToolSet | None,
     fields: dict[str, Any],
@@ -189,7 +239,7 @@ def each_choice(
         raise InvalidRequest(message, field=sent) from error
 
 
-def renaming(question: str, form: WantedForm | None) -> Callable[[str | None], str | None]:
+def _renaming(question: str, form: WantedForm | None) -> Callable[[str | None], str | None]:
     """From a field of GenerateRequest to the name that it has in the client's request.
 
     Args:
@@ -210,7 +260,7 @@ def renaming(question: str, form: WantedForm | None) -> Callable[[str | None], s
     return rename
 
 
-def unique(texts: Sequence[str]) -> list[str]:
+def _unique(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 

@@ -31,7 +31,7 @@ from service.gateway.schemas.openai.responses import (
     ResponsesUsage,
     Status,
 )
-from service.gateway.tool_calls.parsed_answer import CallArguments, CallStarted, Piece, Text
+from service.gateway.tool_calls.call_parser import CallArguments, CallStarted, Piece, Text
 
 
 class ResponseWriter:

@@ -1,34 +1,115 @@
-"""Writes the stream of an answer as OpenAI's clients expect it.
+"""Answers as chat.completion and text_completion objects, whole or as a stream of chunks.
 
     chat        chat.completion.chunk: role, text or pieces of calls …, finish, [usage], [DONE]
     text        text_completion: the same without roles and calls
 
 Chunks of several choices come as they are made, each with its index. The object `kvstitch` holds
-citations in a choice's first chunk, before the first token; in its last cache, times and warnings,
-and the citations again with what the answer uses of them.
+what OpenAI has no field for. In a stream it holds citations in a choice's first chunk, before the
+first token; in its last cache, times and warnings, and the citations again with what the answer
+uses of them. In a whole response with several choices it is the first one's, with the warnings of
+all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from service.errors import KvstitchError
 from service.gateway.answers.answer_group import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
-from service.gateway.http.openai.annotations import url_annotations
 from service.gateway.http.openai.envelope import (
     Envelope,
     FinishReason,
+    chat_logprobs,
     finish_reason,
+    text_logprobs,
     total_usage,
+    url_annotations,
 )
-from service.gateway.http.openai.logprob_translation import chat_logprobs, text_logprobs
 from service.gateway.http.sse import data_line
 from service.gateway.problems import error_object
 from service.gateway.schemas.answer import Citation, GenerateResponse, TokenLogprob
-from service.gateway.tool_calls.call_parser import CallParser
-from service.gateway.tool_calls.parsed_answer import CallArguments, CallStarted, Piece, Text
+from service.gateway.schemas.openai.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    TextChoice,
+    ToolCallOut,
+)
+from service.gateway.tool_calls.call_parser import (
+    CallArguments,
+    CallParser,
+    CallStarted,
+    ParsedAnswer,
+    Piece,
+    Text,
+)
+
+
+def completion(
+    envelope: Envelope, responses: Sequence[GenerateResponse]
+) -> ChatCompletion | Completion:
+    """The response that holds these answers, in the order of their indices."""
+    parsers = [_parsed(envelope, response) for response in responses]
+    first = responses[0]
+    details = envelope.details(first, parsers[0], first.citations if envelope.citations else None)
+    for response, parser in zip(responses[1:], parsers[1:], strict=True):
+        found = envelope.details(response, parser).warnings
+        details.warnings += [text for text in found if text not in details.warnings]
+    common: dict[str, Any] = {
+        "id": envelope.public_id,
+        "created": envelope.created,
+        "model": envelope.model,
+        "usage": total_usage(responses, envelope.prompts),
+        "kvstitch": details,
+    }
+    if envelope.chat:
+        answers = enumerate(zip(responses, parsers, strict=True))
+        return ChatCompletion(
+            choices=[_chat_choice(envelope, n, *each) for n, each in answers], **common
+        )
+    texts = [
+        TextChoice(
+            index=number,
+            text=response.text,
+            logprobs=text_logprobs(response.logprobs),
+            finish_reason="stop" if response.finish_reason == "stop" else "length",
+        )
+        for number, response in enumerate(responses)
+    ]
+    return Completion(choices=texts, **common)
+
+
+def _parsed(envelope: Envelope, response: GenerateResponse) -> CallParser | None:
+    parser = envelope.parser(early=False)
+    if parser is not None:
+        parser.push(response.text)
+        parser.finish(cut=finish_reason(response.finish_reason) == "length")
+    return parser
+
+
+def _chat_choice(
+    envelope: Envelope, number: int, response: GenerateResponse, parser: CallParser | None
+) -> ChatChoice:
+    answer = ParsedAnswer(response.text) if parser is None else parser.answer
+    calls = [
+        ToolCallOut(id=call.id, function={"name": call.name, "arguments": call.arguments})
+        for call in answer.calls
+    ]
+    return ChatChoice(
+        index=number,
+        message=AnswerMessage(
+            content=None if calls and not answer.text else answer.text,
+            annotations=url_annotations(response, envelope.links, answer.text),
+            tool_calls=calls or None,
+        ),
+        logprobs=chat_logprobs(response.logprobs),
+        finish_reason=finish_reason(response.finish_reason, parser),
+    )
+
 
 DONE = "data: [DONE]\n\n"
 
