@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """All parts of one gateway process; satisfies `http.services.GatewayServices`."""
+    """All parts of one gateway process."""
 
     def __init__(
         self,
