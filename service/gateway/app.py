@@ -10,13 +10,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
 from service.errors import KvstitchError
-from service.gateway import problems
 from service.gateway.composition import Gateway
-from service.gateway.http.browser_guard import BrowserGuard, comma_separated
+from service.gateway.http import problems
+from service.gateway.http.browser_guard import BrowserGuard
 from service.gateway.http.middleware import Authentication, BodyLimits, RequestContext
 from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import answers, documents, jobs, openai, operations, pages
+from service.settings.fields import parts
 
 # What a page of another origin may read of a response, where KVSTITCH_CORS_ORIGINS names it.
 READABLE_HEADERS = ("Location", "Retry-After", "Server-Timing", "X-Request-Id", "X-Should-Retry")
@@ -43,7 +44,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(BrowserGuard, settings=gateway.settings)
-    if origins := comma_separated(gateway.settings.cors_origins):
+    if origins := parts(gateway.settings.cors_origins.lower()):
         # Preflights carry no key, so they are answered before keys are looked at. There are no
         # cookies, and browsers are never told to send credentials of their own.
         app.add_middleware(

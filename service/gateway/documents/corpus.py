@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from service.gateway.auth.quotas import Quotas
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.corpus_gauges import CorpusGauges

@@ -15,7 +15,7 @@ from functools import partial
 from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.corpus_gauges import CorpusGauges
 from service.gateway.documents.indexing_loop import IndexingLoop
 from service.gateway.documents.jobs.job_database import AlreadyAccepted

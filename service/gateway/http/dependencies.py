@@ -18,7 +18,7 @@ from service.gateway.composition import Gateway
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_records import UploadedDocument
-from service.gateway.http.upload_validation import UploadLimits
+from service.gateway.http.upload_limits import UploadLimits
 from service.gateway.http.uploads import read_documents
 
 

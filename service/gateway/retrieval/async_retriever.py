@@ -36,7 +36,7 @@ from retriever.errors import RetrieverError
 from retriever.filters import MATCH_ALL
 from retriever.scope import DEFAULT_SCOPE, Scope
 from service.errors import DiskFull, InvalidRequest, KvstitchError, WorkerUnavailable
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.retrieval.error_translation import service_error
 from service.gateway.retrieval.index_keeper import IndexKeeper
 from service.gateway.retrieval.timed_embedder import TimedEmbedder

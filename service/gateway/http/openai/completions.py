@@ -28,8 +28,8 @@ from service.gateway.http.openai.envelope import (
     total_usage,
     url_annotations,
 )
+from service.gateway.http.problems import error_object
 from service.gateway.http.sse import data_line
-from service.gateway.problems import error_object
 from service.gateway.schemas.answer import Citation, GenerateResponse, TokenLogprob
 from service.gateway.schemas.openai.chat import (
     AnswerMessage,

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from service.errors import InvalidRequest, KvstitchError, Unsupported
-from service.gateway.body_errors import from_validation
 from service.gateway.http.openai.conversations import (
     tools_of_chat,
     tools_of_response,
@@ -37,6 +36,7 @@ from service.gateway.http.openai.structured_output import (
     wanted_form,
     with_tools,
 )
+from service.gateway.json_content import from_validation
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import ConversationRequest, GenerateRequest
 from service.gateway.schemas.openai.chat import ChatRequest, CompletionRequest

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from service.gateway.http.answer_exchange import (
+from service.gateway.http.answering import (
     AnswerExchangeDep,
     json_response,
     respond_unless_disconnected,

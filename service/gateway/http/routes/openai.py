@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from service.errors import KvstitchError, ModelNotFound
 from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
-from service.gateway.http.answer_exchange import AnswerExchange, AnswerExchangeDep
+from service.gateway.http.answering import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep, Generating
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.openai.completions import CompletionChunks, completion

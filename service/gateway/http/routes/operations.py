@@ -17,7 +17,7 @@ from service.gateway.composition import Gateway
 from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.http.dependencies import Administering, GatewayDep, ReadingMetrics
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.problems import RETRY_AFTER_S
+from service.gateway.http.problems import RETRY_AFTER_S
 from service.gateway.prometheus import OWN_TIER, WorkerCollector
 from service.gateway.schemas import admin
 from service.gateway.schemas.admin import GateMethod, GateReset

@@ -13,8 +13,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from service.gateway.connection_deadlines import with_deadlines
-from service.gateway.server import listen
+from service.gateway.server import listen, with_deadlines
 from tests.service.gateway.rig import until
 
 PIECE = bytes(1 << 18)

@@ -1,4 +1,4 @@
-"""Rules for uploaded documents that hold whichever way they are sent: limits, names, file kinds."""
+"""Rules for documents that are uploaded, whichever way they are sent: limits, names, file kinds."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from service.errors import KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
-from service.gateway.body_errors import from_validation
+from service.gateway.json_content import from_validation
 
 _OPENAI_ERROR_TYPES = {
     401: "authentication_error",
