@@ -18,7 +18,7 @@ from service.worker.engine.engine import Engine
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.flops import full_prefill
 from service.worker.sequences.sequence import EngineSequence
-from service.worker.server.load_meter import SAMPLE_TOKENS
+from service.worker.server.counters import SAMPLE_TOKENS
 from service.worker.steps import Steps
 
 SERVICE = ("benchmarks.fleet.paced_service",)

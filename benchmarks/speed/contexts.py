@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV, kv_pool
+from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV
+from tuning.single_prompts import kv_pool
 
 
 @dataclass
 class Context:
-    """A sequence in the form that `Decoder.step` takes."""
+    """A sequence in the form that `BatchDecoder.step` takes."""
 
     kv: SequenceKV
     position: int
     tokens: list[int] = field(default_factory=lambda: [1])
+    lora: str = ""
 
 
 def spread(tokens: int, batch: int) -> list[int]:

@@ -38,9 +38,9 @@ from service.messages.wire import PROTOCOL
 from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import tracing
 from service.shared.worker_settings import WorkerSettings
-from service.worker.checks.correctness_gate import GateSettings
 from service.worker.engine.engine import Engine
-from service.worker.forward import lora_check, selfcheck
+from service.worker.forward import selfcheck
+from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
 from service.worker.kv.pool import KVPool
@@ -52,16 +52,15 @@ from service.worker.methods.registry import (
     fusion_methods,
 )
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.load import default_pool_tokens, load, set_threads
 from service.worker.model.model_facts import read_calibration
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
-from service.worker.sequences.sampling.grammar import Grammars
+from service.worker.prefix_cache.on_disk import PromptsOnDisk
+from service.worker.sampling.grammar import Grammars
 from service.worker.server import folder_seat
-from service.worker.server.held_chunks import HeldChunks
-from service.worker.server.inbox import Inbox
+from service.worker.server.cached_chunks import HeldChunks
 from service.worker.server.leases import Leases
-from service.worker.server.link import Link
+from service.worker.server.link import Inbox, Link
 from service.worker.server.worker_server import WorkerServer
 
 log = logging.getLogger("kvstitch.worker")
@@ -140,7 +139,7 @@ def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Cal
         differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = lora_check.add(decoder, name, Path(folder))
+        off, moved = selfcheck.add_lora(decoder, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     return decoder, make_pool
 
@@ -187,7 +186,7 @@ def _serve(
             shutil.rmtree(settings.prompts_dir, ignore_errors=True)
         elif settings.prompts_dir:
             tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
-            prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=inbox.wake))
+            prompts = opened.enter_context(PromptsOnDisk(tier, addressing, on_ready=inbox.wake))
         loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )

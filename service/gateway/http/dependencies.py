@@ -12,12 +12,12 @@ from typing import Annotated
 from fastapi import Depends, Header, Query, Request
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.answers.call_context import CallContext
+from service.gateway.admission import CallContext
 from service.gateway.auth.access import Principal
 from service.gateway.composition import Gateway
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.job_service import JobService
-from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.http.upload_limits import UploadLimits
 from service.gateway.http.uploads import read_documents
 
@@ -40,7 +40,7 @@ async def _documents(gateway: GatewayDep) -> DocumentService:
 
 async def _upload(
     request: Request, gateway: GatewayDep
-) -> AsyncIterator[AsyncIterator[UploadedDocument]]:
+) -> AsyncIterator[AsyncIterator[IngestDocument]]:
     settings = gateway.settings
     limits = UploadLimits(
         settings.max_documents,
@@ -96,7 +96,7 @@ async def _call(
 JobsDep = Annotated[JobService, Depends(_jobs)]
 DocumentsDep = Annotated[DocumentService, Depends(_documents)]
 CallContextDep = Annotated[CallContext, Depends(_call)]
-UploadDep = Annotated[AsyncIterator[UploadedDocument], Depends(_upload)]
+UploadDep = Annotated[AsyncIterator[IngestDocument], Depends(_upload)]
 CollectionName = Annotated[
     str, Query(alias="collection", min_length=1, max_length=128, description="of the tenant")
 ]

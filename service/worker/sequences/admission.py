@@ -12,19 +12,16 @@ from typing import Any
 from service.errors import InvalidRequest, PromptTooLong
 from service.messages.requests import ChunkTokens, Generate, Sampling
 from service.shared.parameters import AUTO
-from service.worker.gate.method_trust import GatedMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
-from service.worker.sequences.kept_prompt import prompt_tokens
-from service.worker.sequences.sampling.grammar import FIELD, Grammars
-from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments
-from service.worker.sequences.sampling.sampler import Sampler
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sampling.grammar import FIELD, Grammars
+from service.worker.sampling.sampler import LogitAdjustments, Sampler
+from service.worker.sequences.sequence import AllowedMethod, EngineSequence, prompt_tokens
 
-Replace = Callable[[str, FusionMethod], GatedMethod | None]
+Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 
 
 class Admission:

@@ -7,15 +7,17 @@ loading ──► ready ──► prefilling ──► running ──► finishe
 from __future__ import annotations
 
 import time
+from array import array
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from service.messages.reports import GateNote
 from service.messages.requests import Generate
 from service.worker.forward.prefill import Progress
-from service.worker.gate.method_trust import GatedMethod
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.loading.segment_load import Load
@@ -23,12 +25,25 @@ from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
-from service.worker.sequences.draft import Drafter
-from service.worker.sequences.kept_prompt import KeptPrompt, Reuse
-from service.worker.sequences.sampling.sampler import Sampler
-from service.worker.sequences.stage_clock import StageClock
+from service.worker.prefix_cache.prompts import CachedPrompt, Reuse
+from service.worker.sampling.draft import Drafter
+from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.token_trace import TokenTracer
 from service.worker.steps import Steps
+
+
+class AllowedMethod(Protocol):
+    """The method that the correctness gate lets a request use."""
+
+    @property
+    def fusion(self) -> FusionMethod:
+        """The method."""
+        ...
+
+    @property
+    def note(self) -> GateNote | None:
+        """What the answer says about it; None if it is the one that was asked for."""
+        ...
 
 
 @dataclass
@@ -47,9 +62,9 @@ class EngineSequence:
         gated: the correctness gate's decision about the method; None if the method is not checked.
         lora_fingerprint: of its LoRA adapter's weights; "" for the base model.
         token_trace: records what happens to every token; None if that was not requested.
-        reuse: the kept prompt that it continues; None if it computes its prompt.
+        reuse: what it takes from the prefix cache; None if it computes its prompt.
         repeats: whether its prompt repeats an earlier one, wherever that one's KV is.
-        restoring: the read of a stored prompt that it may continue; None if there is none.
+        restoring: the read of a prompt on disk that it may continue; None if there is none.
         restored: that prompt, when it has been read; None if it could not be.
         restored_s: seconds that reading it took.
         segments: loads of the segments; empty if the method reads nothing.
@@ -90,13 +105,13 @@ class EngineSequence:
     end_ids: frozenset[int] = frozenset()
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
-    gated: GatedMethod | None = None
+    gated: AllowedMethod | None = None
     lora_fingerprint: str = ""
     token_trace: TokenTracer | None = None
     reuse: Reuse | None = None
     repeats: bool = False
     restoring: Future[None] | None = None
-    restored: KeptPrompt | None = None
+    restored: CachedPrompt | None = None
     restored_s: float = 0.0
 
     segments: list[Load | None] = field(default_factory=list)
@@ -217,3 +232,57 @@ class EngineSequence:
     def waited(self) -> None:
         """Notes that the prefill continues."""
         self.clock.unblock()
+
+
+@dataclass
+class StageClock:
+    """Measures the stages of one request.
+
+    Attributes:
+        started_at: when the current stage started, by time.monotonic.
+        stages: seconds by the name of the stage.
+    """
+
+    started_at: float
+    stages: dict[str, float] = field(default_factory=dict)
+    _blocked_since: float | None = None
+
+    def close(self, name: str) -> None:
+        """Ends the current stage; the time since the last `close` is added to stage `name`."""
+        now = time.monotonic()
+        self.stages[name] = self.stages.get(name, 0.0) + now - self.started_at
+        self.started_at = now
+
+    def close_queue(self, loading_s: float) -> None:
+        """Ends the wait before the prefill, and divides it between the stages queue and load.
+
+        Loading runs while the request is queued, so the time that loading took is counted as
+        load, and the rest as queue.
+
+        Args:
+            loading_s: seconds of the longest load that is finished.
+        """
+        self.close("queue")
+        self.stages["load"] = min(loading_s, self.stages["queue"])
+        self.stages["queue"] -= self.stages["load"]
+
+    def block(self) -> None:
+        """Notes that the prefill now waits for KV that is still being loaded."""
+        self._blocked_since = time.monotonic()
+
+    def unblock(self) -> None:
+        """Notes that the prefill continues; the time that it waited is counted as load."""
+        if self._blocked_since is not None:
+            waited_s = time.monotonic() - self._blocked_since
+            self.stages["load"] = self.stages.get("load", 0.0) + waited_s
+            self.started_at += waited_s
+            self._blocked_since = None
+
+
+def prompt_tokens(request: Generate) -> Tensor:
+    """Return the token ids of a request's prompt `[n]` int64 in host memory."""
+    ids = array("q", request.system)
+    for document in request.documents:
+        ids.extend(document.ids)
+    ids.extend(request.question)
+    return torch.tensor(ids, dtype=torch.long)

@@ -47,18 +47,17 @@ from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import reads_whole_chunks
 from service.worker.model.addressing import Address
-from service.worker.server.held_chunks import HeldChunks
-from service.worker.server.inbox import Inbox
-from service.worker.server.leases import Leases, uptime
-from service.worker.server.link import Link, Outlet
-from service.worker.server.load_meter import LoadMeter
-from service.worker.server.reply_sender import ReplySender
-from service.worker.server.statistics import (
+from service.worker.server.cached_chunks import HeldChunks
+from service.worker.server.counters import (
+    LoadMeter,
     engine_values,
     own_values,
     store_values,
     tier_values,
 )
+from service.worker.server.leases import Leases, uptime
+from service.worker.server.link import Inbox, Link, Outlet
+from service.worker.server.reply_sender import ReplySender
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -359,8 +358,8 @@ class WorkerServer:
         started = time.monotonic()
         scheduler = self._engine.scheduler
         values = store_values(self._store.stats()) + engine_values(self._engine)
-        if self._engine.prompts is not None:
-            values += tier_values(self._engine.prompts.stats())
+        if self._engine.prompts_on_disk is not None:
+            values += tier_values(self._engine.prompts_on_disk.stats())
         values += own_values(self._ready, self._load.backlog_s)
         stats = Stats(
             values=values,

@@ -31,6 +31,7 @@ PAIRS: list[tuple[Any, type[BaseModel]]] = [
     (results.Job, admin.JobOut),
     (results.JobProgress, admin.JobProgress),
     (results.JobFault, admin.JobErrorOut),
+    (results.Collection, admin.CollectionOut),
     (results.Document, admin.DocumentOut),
     (results.Receipt, admin.ReceiptOut),
 ]

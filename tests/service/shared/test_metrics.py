@@ -11,7 +11,7 @@ import pytest
 from scripts import docs_tables
 from service.gateway.prometheus import GatewayMetrics
 from service.shared.metrics import E2E_BUCKETS, METRICS, TOKEN_BUCKETS, TTFT_BUCKETS
-from service.worker.gate.counts import Counts
+from service.worker.gate.correctness_gate import Counts
 from service.worker.gate.policy import Observation
 
 

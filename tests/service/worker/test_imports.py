@@ -24,7 +24,7 @@ NEED_MORE = {
     "service.worker.__main__",
     "service.worker.server.worker_server",
     "service.worker.server.link",
-    "service.worker.server.statistics",
+    "service.worker.server.counters",
 }
 
 PROGRAM = """

@@ -15,9 +15,9 @@ from service.messages.requests import ChunkTokens, Generate, Method
 from service.worker.loading import chunk_stream
 from service.worker.methods.registry import fusion_methods
 from service.worker.planner.planner import LATE
-from tests.service.worker.checks.gated_engine import ALL, check, values
 from tests.service.worker.engine.test_engine_faults import chunk_file
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
+from tests.service.worker.gate.gated_engine import ALL, check, values
 from tests.service.worker.loading.test_precompute_queue import DOCUMENTS as FOUR
 from tests.service.worker.loading.test_precompute_queue import PURGED, busy_rounds, purge, stored
 from tests.service.worker.loading.test_streaming import Events, keys, streaming_rig

@@ -9,7 +9,7 @@ import torch
 from service.errors import InvalidRequest, Overloaded, PromptTooLong, UnknownMethod
 from service.messages.replies import Precomputed, TokenItem
 from service.messages.requests import ChunkTokens, Method, Sampling
-from service.worker.sequences.sampling.sampler import Sampler
+from service.worker.sampling.sampler import Sampler
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 

@@ -13,9 +13,9 @@ from service.errors import InvalidRequest
 from service.messages.replies import Explained
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Generate, Method
-from tests.service.worker.checks.gated_engine import ALL as EVERY_ANSWER
-from tests.service.worker.checks.gated_engine import ask, values
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, rig
+from tests.service.worker.gate.gated_engine import ALL as EVERY_ANSWER
+from tests.service.worker.gate.gated_engine import ask, values
 from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.tiny import Q, S, Tiny, random_model, tiny_config
 

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from service.worker.checks.comparison import WORST_NATS
 from service.worker.gate.policy import Bounds, DriftMonitor, Observation
+from service.worker.gate.shadow import WORST_NATS
 
 RESULT = Path(__file__).parents[3] / "data" / "first_tokens_of_fidelity.json"
 ORDERS = 60

@@ -19,7 +19,7 @@ from torch import Tensor
 from service.errors import InvalidRequest, InvalidSetting, ModelRefused
 from service.messages.requests import Generate
 from service.shared.worker_settings import WorkerSettings
-from service.worker.checks.correctness_gate import GateSettings
+from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.loading import chunk_stream
 from service.worker.methods.bases.dense import DenseMethod

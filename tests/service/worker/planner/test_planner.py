@@ -12,7 +12,6 @@ import pytest
 
 from kvstore import MemoryTier
 from service.messages.requests import ChunkTokens, Method
-from service.worker.loading.estimates import STALE_S, Line, TierEstimates
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
@@ -27,6 +26,7 @@ from service.worker.planner.cost_model import (
     cheapest,
     hidden_ratio,
 )
+from service.worker.planner.estimates import STALE_S, Line, TierEstimates
 from service.worker.planner.planner import LATE_FACTOR, MOST_RATIO, Planner, Prompt, Waiting
 from tests.service.worker.engines import DOCUMENTS, PIE, rig
 from tests.service.worker.tiny import Tiny
