@@ -131,7 +131,7 @@ class Engine:
         self.gate = (
             Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
         )
-        writer = PromptWriter(self.prompts_in_pool, prompts, reader.worth) if reader else None
+        writer = PromptWriter(self.prompts_in_pool, reader.store, reader.worth) if reader else None
         self.idle_work = IdleWork(self.precompute_queue, self.gate, writer)
 
         # The way of a request: admitted (or explained), prefilled, answered, ended.
