@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from kvstore.circuit_breaker import BreakerSettings, CircuitBreaker
 from kvstore.errors import TierError, TierTimeout, TierUnavailable
 from kvstore.tiers.redis.redis_server import Redirected, RedisServer, redis_errors
+from kvstore.tiers.redis.servers import OneServer
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ _MOVES = 4  # a slot that moves more often during one call is handled like one t
 
 
 class Cluster:
-    """A tier that is a cluster.
+    """The servers of a tier that is a cluster. The methods do what those of `OneServer` do.
 
     Args:
         url: `redis+cluster://user:password@host:port,host:port` or `rediss+cluster://`. Some
@@ -108,7 +109,7 @@ class Cluster:
             error.server = server.address
             raise
 
-    def replicas(self, server: RedisServer) -> int:
+    def replicas(self, server: RedisServer) -> int | None:
         self._refresh()  # a replica that was lost since must not be waited for
         slots = self._map().nodes_manager.slots_cache
         of_server = (nodes for nodes in slots.values() if nodes[0].name == server.address)
@@ -194,6 +195,9 @@ class Cluster:
             return True
         finally:
             self._refreshing.release()
+
+
+Servers = OneServer | Cluster
 
 
 def _parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:

@@ -28,9 +28,9 @@ from kvstore.format.chunk_identity import require_extra_name
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 from kvstore.tiers.redis.chunk_read import ChunkRead, RangePlan
 from kvstore.tiers.redis.chunk_values import ChunkNames, delete_keys
-from kvstore.tiers.redis.cluster import Cluster
+from kvstore.tiers.redis.cluster import Cluster, Servers
 from kvstore.tiers.redis.redis_server import RedisServer, Words
-from kvstore.tiers.redis.servers import OneServer, Servers, call_each
+from kvstore.tiers.redis.servers import OneServer, call_each
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
-"""Which server a chunk is on: the only one, or one of a Redis Cluster."""
+"""A Redis tier that is one server, and calls to every server of a tier."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvstore.errors import TierError, TierUnavailable
 from kvstore.tiers.redis.redis_server import Redirected, RedisServer
@@ -9,59 +9,8 @@ from kvstore.tiers.redis.redis_server import Redirected, RedisServer
 T = TypeVar("T")
 
 
-class Servers(Protocol):
-    """The servers of a tier."""
-
-    def start(self) -> None:
-        """Prepare the clients; they connect at first use, so a server that is down delays nothing.
-
-        Raises:
-            TierError: the redis package is missing or the URL is malformed.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-    def all(self) -> Sequence[RedisServer]:
-        """Return every server that takes writes.
-
-        Raises:
-            TierUnavailable: not started, or no server tells which there are.
-        """
-        ...
-
-    def split(self, keys: Collection[str]) -> list[tuple[RedisServer, list[str]]]:
-        """Group the keys by the server they are on; raises what `all` does."""
-        ...
-
-    def on_server(
-        self, key: str, work: Callable[[RedisServer], T], while_moving: Callable[[Any], T]
-    ) -> T:
-        """Call `work` with the server of the key, again with another one if the slot has moved.
-
-        Args:
-            key: chunk key.
-            work: may be called several times.
-            while_moving: called instead while the slot is moving, with a client of redis-py that
-                follows redirects command by command. Slower, and without transactions.
-        """
-        ...
-
-    def replicas(self, server: RedisServer) -> int | None:
-        """Return how many replicas could take over from this server; None: none does by itself."""
-        ...
-
-    def redirect(self, redirected: Redirected) -> RedisServer:
-        """Return the server that a redirect names; if the slot has moved, remember that.
-
-        Raises:
-            TierError: there is no other server.
-        """
-        ...
-
-
 class OneServer:
-    """A tier that is one server.
+    """The only server of a tier; `Cluster` has the same methods.
 
     Args:
         url: `redis://host:port/db`, `rediss://` or `unix://`.
@@ -76,6 +25,11 @@ class OneServer:
         self._server: RedisServer | None = None
 
     def start(self) -> None:
+        """Prepare the client; it connects at first use, so a server that is down delays nothing.
+
+        Raises:
+            TierError: the redis package is missing or the URL is malformed.
+        """
         settings = self._settings()
         import redis
 
@@ -90,26 +44,46 @@ class OneServer:
             server.close()
 
     def all(self) -> list[RedisServer]:
+        """Return every server that takes writes.
+
+        Raises:
+            TierUnavailable: not started, or no server tells which there are.
+        """
         if self._server is None:
             raise TierUnavailable(f"tier {self._name} is not started")
         return [self._server]
 
     def split(self, keys: Collection[str]) -> list[tuple[RedisServer, list[str]]]:
+        """Group the keys by the server they are on; raises what `all` does."""
         return [(self.all()[0], list(keys))]
 
     def on_server(
         self, key: str, work: Callable[[RedisServer], T], while_moving: Callable[[Any], T]
     ) -> T:
+        """Call `work` with the server of the key, again with another one if the slot has moved.
+
+        Args:
+            key: chunk key.
+            work: may be called several times.
+            while_moving: called instead while the slot is moving, with a client of redis-py that
+                follows redirects command by command. Slower, and without transactions.
+        """
         try:
             return work(self.all()[0])
         except Redirected as redirected:
             self.redirect(redirected)
             raise
 
-    def replicas(self, server: RedisServer) -> None:
+    def replicas(self, server: RedisServer) -> int | None:
+        """Return how many replicas could take over from this server; None: none does by itself."""
         return None
 
     def redirect(self, redirected: Redirected) -> RedisServer:
+        """Return the server that a redirect names; if the slot has moved, remember that.
+
+        Raises:
+            TierError: there is no other server.
+        """
         raise TierError(
             f"{self._name}: this server is part of a cluster: give redis+cluster://host:port"
         ) from redirected
