@@ -1,12 +1,23 @@
-"""The state of a job, computed from the rows of its documents."""
+"""Rows of documents and jobs: which of them a gateway takes, and the state of a job that they make.
+
+Documents of a shared database are taken by one gateway at a time, by a row lock that others skip. A
+document stays with its gateway while that gives signs of life. A gateway whose documents went on
+with another cannot change them any more.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from retriever.sql.connection import Connection, Row
-from service.gateway.documents.jobs.job_records import OPEN_STATES, DocumentError, Job
+from service.gateway.documents.jobs.job_database import JobDatabase
+from service.gateway.documents.jobs.job_records import (
+    OPEN_STATES,
+    DocumentError,
+    IngestDocument,
+    Job,
+)
 
 MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
@@ -99,3 +110,38 @@ def _job_state(documents: dict[str, int], cancelled: bool) -> str:
         if state in documents:
             return state
     return "cancelled" if set(documents) == {"cancelled"} else "succeeded"
+
+
+# Not while an earlier revision of the same document is to be indexed, by whomever: its store would
+# come after this one's, and undo it.
+_FIRST = """
+    AND NOT EXISTS (
+        SELECT 1 FROM documents AS earlier JOIN jobs AS sent ON sent.job_id = earlier.job_id
+        WHERE earlier.state = 'pending' AND earlier.number < documents.number
+        AND earlier.doc_id = documents.doc_id AND earlier.collection = documents.collection
+        AND sent.tenant = (SELECT tenant FROM jobs WHERE jobs.job_id = documents.job_id))
+"""
+
+
+def take(write: Connection, gateway_id: str, state: str, limit: int) -> None:
+    """Take documents in this state, the oldest first, until this gateway has so many."""
+    (held,) = write.execute(
+        "SELECT count(*) FROM documents WHERE state = ? AND owner = ?", (state, gateway_id)
+    ).fetchone()
+    if held < limit:
+        first = _FIRST if state == "pending" else ""
+        write.execute(
+            "UPDATE documents SET owner = ? WHERE number IN (SELECT number FROM documents "
+            f"WHERE state = ? AND owner = '' {first} ORDER BY number LIMIT ?{write.skip_locked})",
+            (gateway_id, state, limit - held),
+        )
+
+
+def record_sizes(database: JobDatabase, documents: Iterable[IngestDocument]) -> None:
+    """Note the sizes of documents that came in without a job. Blocks."""
+    with database.transaction() as write:
+        write.executemany(
+            "INSERT INTO sizes VALUES (?, ?, ?, ?) ON CONFLICT (tenant, collection, doc_id) "
+            "DO UPDATE SET bytes = excluded.bytes",
+            sorted((*item.key, item.size) for item in documents),
+        )
