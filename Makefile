@@ -70,14 +70,12 @@ imports: setup
 
 generated: setup
 	$(VENV)/python -m scripts.docs_tables --check
-	$(VENV)/python -m service.worker.model.families_docs --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
 	$(VENV)/python scripts/sync_client.py --check
 
 # Writes the files that are generated from code: dashboards, docs/metrics.md, the blocking client.
 dashboards: setup
 	$(VENV)/python -m scripts.docs_tables
-	$(VENV)/python -m service.worker.model.families_docs
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
 	$(VENV)/python scripts/sync_client.py
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/metrics.md and docs/openai.md from the declarations in the code.
+"""Writes tables of docs/metrics.md, docs/openai.md and docs/models.md from the code.
 
 python -m scripts.docs_tables            write them
 python -m scripts.docs_tables --check    fail if a page is out of date
@@ -17,7 +17,11 @@ from service.shared import metrics
 from service.shared.metrics import WORKER_LABEL, Declared
 
 DOCS = Path(__file__).parents[1] / "docs"
-METRICS_PAGE, OPENAI_PAGE = DOCS / "metrics.md", DOCS / "openai.md"
+METRICS_PAGE, OPENAI_PAGE, MODELS_PAGE = (
+    DOCS / "metrics.md",
+    DOCS / "openai.md",
+    DOCS / "models.md",
+)
 REMEDY = "{page} is not what the code declares: run python -m scripts.docs_tables"
 
 HEAD = f"""# Metrics
@@ -86,7 +90,6 @@ def _labels(metric: Declared) -> str:
     )
 
 
-BEGIN, END = "<!-- fields -->", "<!-- end of fields -->"
 TABLES: dict[str, Rules] = {
     "/v1/chat/completions": field_table.CHAT,
     "/v1/completions": field_table.COMPLETION,
@@ -106,9 +109,16 @@ TABLES: dict[str, Rules] = {
 
 def openai_page(page: str) -> str:
     """Return docs/openai.md, `page`, with its tables made anew."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n" + "\n".join(_field_tables()) + f"\n{END}{after}"
+    return _with_tables(page, "fields", "\n" + "\n".join(_field_tables()) + "\n")
+
+
+def _with_tables(page: str, name: str, tables: str) -> str:
+    """Return a page with other tables between the comments `name` and `end of name`."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    assert found and closed, f"the page has no place for {name}"
+    return f"{before}{begin}{tables}{end}{after}"
 
 
 def _field_tables() -> Iterator[str]:
@@ -128,10 +138,26 @@ def _why(rule: FieldRule) -> str:
     return rule.why + (f"; accepted: {harmless}" if harmless else "")
 
 
+def models_page(page: str) -> str:
+    """Return docs/models.md, `page`, with a row per family: what it is, and how it decodes."""
+    from service.worker.model.families import family_decoder  # which needs torch
+    from service.worker.model.supported import FAMILIES
+
+    rows = ["| `model_type` | models, and what is different about them | a decode step on a CPU |"]
+    rows.append("|---|---|---|")
+    for name in sorted(FAMILIES):
+        family = family_decoder(name)
+        said = " ".join((family.__doc__ or "").split())
+        decodes = "one kernel call" if family.has_plain_layers else "layer by layer"
+        rows.append(f"| `{name}` | {said} | {decodes} |")
+    return _with_tables(page, "families", "\n".join(rows) + "\n")
+
+
 def main() -> None:
     pages = {
         METRICS_PAGE: metrics_page(),
         OPENAI_PAGE: openai_page(OPENAI_PAGE.read_text(encoding="utf-8")),
+        MODELS_PAGE: models_page(MODELS_PAGE.read_text(encoding="utf-8")),
     }
     for path, text in pages.items():
         if "--check" not in sys.argv[1:]:

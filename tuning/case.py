@@ -155,6 +155,7 @@ class Answering:
     kv: SequenceKV
     prompt_tokens: int
     tokens: list[int] = field(default_factory=list)
+    lora: str = ""
 
     @property
     def position(self) -> int:

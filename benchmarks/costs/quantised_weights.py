@@ -54,7 +54,7 @@ class Running:
 
     def __init__(self, kv: SequenceKV, tokens: int, first: int) -> None:
         self.kv: SequenceKV | None = kv
-        self.position, self.tokens = tokens, [first]
+        self.position, self.tokens, self.lora = tokens, [first], ""
 
     def take(self, logits: Tensor) -> None:
         self.tokens.append(int(logits.argmax()))

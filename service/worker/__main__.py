@@ -52,7 +52,7 @@ from service.worker.methods.registry import (
     fusion_methods,
 )
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.load import default_pool_tokens, load, set_threads
 from service.worker.model.model_facts import read_calibration
 from service.worker.sampling.grammar import Grammars

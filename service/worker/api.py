@@ -16,13 +16,13 @@ from __future__ import annotations
 from service.shared.model_fingerprint import CALIBRATION_FILE
 from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.engine.engine import Engine
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import decode_step
-from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.forward.evict import evict
 from service.worker.forward.kv_placement import write_rows
-from service.worker.forward.lora_check import add as add_lora
 from service.worker.forward.prefill import Capture
+from service.worker.forward.selfcheck import add_lora
 from service.worker.forward.selfcheck import check as start_up_check
 from service.worker.harness import (
     attention_scores,
@@ -63,7 +63,8 @@ from service.worker.model.attention import (
     attend_rows,
     weighted_values,
 )
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
 from service.worker.model.flops import full_prefill as full_prefill_flops
 from service.worker.model.load import default_pool_tokens, set_threads
 from service.worker.model.load import load as load_model

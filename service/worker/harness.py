@@ -16,8 +16,8 @@ from service.worker.engine.engine import Engine
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.prefill import Capture, Progress, PromptLoop, prefill
-from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
-from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_kv import TokenSource, WholeChunk
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.loading.loader import Loader
@@ -31,7 +31,7 @@ from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.steps import Steps, run

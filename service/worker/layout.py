@@ -122,7 +122,7 @@ class PromptLayout:
         """Rows that every method computes at every layer: uncached segments and the question.
 
         The question's first layers may be reused from an earlier pass
-        (`service.worker.forward.attention_pass`).
+        (`service.worker.forward.layer_ops`).
         """
         uncached = [self._rows(s) for s in self.segments if s.uncached and s.tokens]
         return torch.cat([*uncached, self.question_rows])

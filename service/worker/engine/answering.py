@@ -7,9 +7,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from service.messages.replies import TokenItem
-from service.worker.forward.decode_loras import LoraDecoder
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.logprobs import token_logprobs
 from service.worker.sequences.kept_prompt import prompt_tokens
@@ -44,7 +44,7 @@ class Answering:
         finish: Callable[[EngineSequence, str], None],
         fail: Callable[[EngineSequence, Exception], None],
     ) -> None:
-        self._decoder = LoraDecoder(decoder, pool)
+        self._decoder = BatchDecoder(decoder, pool)
         self._draft_tokens = draft_tokens
         self._send = send
         self._finish = finish

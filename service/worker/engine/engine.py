@@ -30,7 +30,7 @@ from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.segment_load import PartialLoad
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.planner.estimates import Line
 from service.worker.planner.planner import Planner

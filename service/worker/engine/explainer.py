@@ -17,8 +17,8 @@ from service.messages.requests import ColdMode, Generate
 from service.worker.loading.chunk_stream import parts_of
 from service.worker.loading.segment_load import UNCACHED
 from service.worker.loading.stream_reader import StreamReader
-from service.worker.methods.bases.cost import PromptShape
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.methods.bases.fusion import PromptShape
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission

@@ -28,7 +28,7 @@ from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import CachedSegment
 from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuilder
 from service.worker.model.addressing import Address
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import chunk_prefill
 from service.worker.steps import Steps
 

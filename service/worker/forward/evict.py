@@ -10,7 +10,7 @@ from torch import Tensor
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 
 

@@ -14,7 +14,7 @@ from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
 from service.worker.kv.pool import KVPool
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import CachedSegment
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.rope import RotaryTable
 
 

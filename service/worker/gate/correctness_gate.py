@@ -32,7 +32,7 @@ from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps

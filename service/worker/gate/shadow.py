@@ -26,7 +26,7 @@ from service.worker.loading.segment_load import PartialLoad
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.addressing import Address
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.sequence import EngineSequence

@@ -4,10 +4,17 @@ hooks' arguments and results, and the helper functions that the built-in methods
 from service.errors import InvalidRequest
 from service.shared.parameters import parameter
 from service.worker.layout import Prefix, PromptLayout, Segment, union
-from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
 from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.bases.fusion import FusionMethod, Reads, floor_share, share_of
+from service.worker.methods.bases.fusion import (
+    FusionMethod,
+    Phase,
+    PromptShape,
+    Reads,
+    dense_phases,
+    floor_share,
+    share_of,
+)
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseLoop, SparseMethod
 from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult

@@ -23,7 +23,7 @@ from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import Progress
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.load import load, set_threads
 from service.worker.parallel import commands as c
 from service.worker.parallel.exchange import Exchange

@@ -19,7 +19,7 @@ from service.errors import InvalidSetting, ModelRefused
 from service.shared.worker_settings import WorkerSettings
 from service.worker.forward import selfcheck
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.load import load, set_threads
 from service.worker.parallel.commands import Load
 from service.worker.parallel.exchange import Exchange

@@ -15,7 +15,7 @@ from service.worker.forward.decode import Decodable
 from service.worker.forward.prefill import Progress
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import CachedSegment
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.parallel.commands import (
     Arrived,
     Begin,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from service.worker.methods.layer_view import CachedSegment
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.parallel.exchange import Exchange
 
 

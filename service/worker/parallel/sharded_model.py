@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from service.errors import ModelRefused
-from service.worker.model.decoder.base import DecoderModel, family_decoder
-from service.worker.model.decoder.projection import LayerProjections, Projection
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import family_decoder
+from service.worker.model.projection import LayerProjections, Projection
 from service.worker.parallel.exchange import Exchange
 from service.worker.steps import Steps
 

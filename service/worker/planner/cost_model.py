@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from service.worker.methods.bases.cost import Phase, PromptShape, total_flops
-from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Phase, PromptShape, total_flops
 from service.worker.model.flops import FlopCount, Shape, chunk_prefill
 
 

@@ -15,7 +15,7 @@ from service.shared.parameters import AUTO
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sampling.grammar import FIELD, Grammars
 from service.worker.sampling.sampler import LogitAdjustments, Sampler

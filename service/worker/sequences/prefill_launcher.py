@@ -24,7 +24,7 @@ from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.model.model_facts import ModelFacts
 from service.worker.planner.planner import FASTER, LATE, Planner

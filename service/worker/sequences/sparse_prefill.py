@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvstore import BlocksOutcome
-from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
-from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_kv import TokenSource, WholeChunk
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import Loader
 from service.worker.loading.segment_load import PartialLoad, SegmentLoad
@@ -21,7 +21,7 @@ from service.worker.methods.layer_view import CachedSegment, PrefillResult
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import EngineSequence

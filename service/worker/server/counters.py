@@ -9,7 +9,7 @@ from service.messages.requests import ChunkTokens
 from service.shared.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.loading.chunk_stream import stored_bytes
-from service.worker.methods.bases.cost import PromptShape
+from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
 from service.worker.sequences.sequence import EngineSequence

@@ -10,7 +10,8 @@ import torch
 from service.worker.forward.decode import decode_step
 from service.worker.kv.pool import KVPool
 from service.worker.model.attention import attend_last, attend_rows
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
 from service.worker.model.model_facts import ModelFacts
 from tests.service.worker.forward.test_decode import Running
 from tests.service.worker.tiny import (

@@ -39,7 +39,8 @@ from service.worker.layout import Prefix, PromptLayout, union
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.methods.layer_view import LayerView, PrefillResult
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
 from service.worker.model.model_facts import ModelFacts
 from service.worker.steps import run
 from tests.references.prefill import Prompt, Reference, Stored, Trace

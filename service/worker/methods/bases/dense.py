@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
-from service.worker.methods.bases.fusion import FusionMethod, floor_share
+from service.worker.methods.bases.fusion import (
+    FusionMethod,
+    Phase,
+    PromptShape,
+    dense_phases,
+    floor_share,
+)
 from service.worker.methods.layer_view import LayerView, PrefillResult
 from service.worker.model.attention import ScoreFn
 from service.worker.steps import Steps

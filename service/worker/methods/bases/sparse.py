@@ -21,8 +21,13 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
-from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.bases.fusion import (
+    FusionMethod,
+    Phase,
+    PromptShape,
+    Reads,
+    dense_phases,
+)
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.plan import SparsePlan

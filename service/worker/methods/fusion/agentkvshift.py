@@ -23,9 +23,8 @@ from torch import Tensor
 
 from service.shared.parameters import parameter
 from service.worker.layout import PromptLayout, union
-from service.worker.methods.bases.cost import PromptShape
 from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import floor_share
+from service.worker.methods.bases.fusion import PromptShape, floor_share
 from service.worker.methods.layer_view import LayerView
 from service.worker.methods.scores import stable_topk
 from service.worker.methods.stored_kv import Shift, squared_deviation, squared_norm

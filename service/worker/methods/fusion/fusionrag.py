@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.shared.parameters import parameter
-from service.worker.methods.bases.question_ranked import QuestionRankedMethod
+from service.worker.methods.bases.two_pass import QuestionRankedMethod
 
 
 @dataclass(frozen=True)

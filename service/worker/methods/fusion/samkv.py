@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from service.shared.parameters import parameter
-from service.worker.methods.bases.cost import PromptShape
+from service.worker.methods.bases.fusion import PromptShape
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
 from service.worker.methods.sparse.plan import SparsePlan, make_plan

@@ -11,7 +11,7 @@ from service.worker.kv.pool import SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.fusion.pie import Method as QuestionOnly
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.sequences.kept_prompt import Reuse
 from service.worker.steps import Steps
 

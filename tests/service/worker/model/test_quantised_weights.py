@@ -19,14 +19,16 @@ from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.weight import GROUP
 from service.worker.model import quantisation
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel, decoder_for
-from service.worker.model.decoder.projection import (
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
+from service.worker.model.load import load
+from service.worker.model.projection import (
+    BITS,
     DenseProjection,
     ModuleProjection,
     QuantisedProjection,
+    quantise,
 )
-from service.worker.model.load import load
-from service.worker.model.quantised_linear import BITS, quantise
 from tests.service.worker.forward.test_decode import Running, decoded
 from tests.service.worker.tiny import difference, random_model, tiny_config, tiny_of
 

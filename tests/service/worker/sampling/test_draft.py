@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from service.messages.requests import ChunkTokens, Method
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.decode import decode_step
-from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import decoder_for
+from service.worker.model.families import decoder_for
 from service.worker.sampling.draft import MOST_SKIPPED, Drafter
 from tests.service.worker.engines import PIE, VANILLA, rig
 from tests.service.worker.forward.test_decode import Running, filled

@@ -19,7 +19,8 @@ from service.worker.kernels.cpu import (
     native,
     prefill_attention,
 )
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
 from service.worker.steps import run
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 

@@ -16,7 +16,8 @@ from service.worker.kernels.cpu import (
     linear_many_rows_bf16,
     linear_many_rows_fp32,
 )
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
 from service.worker.steps import run
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and MLP, not before, and over all query or key heads at once."""
+"""OLMo's families, which normalise behind attention and MLP."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.decoder.base import DecoderModel
-from service.worker.model.decoder.norms import norm
+from service.worker.model.decoder import DecoderModel, norm
+from service.worker.model.rope import RotaryTable
 
 
-class Model(DecoderModel):
-    family = "olmo2"
+class Olmo2(DecoderModel):
+    """OLMo 2: norms behind attention and MLP, not before, and over all query or key heads at
+    once."""
+
     has_plain_layers = False
 
     def attention_input(self, block: Any, x: Tensor) -> Tensor:
@@ -29,3 +31,10 @@ class Model(DecoderModel):
 
     def mlp_residual(self, block: Any, out: Tensor) -> Tensor:
         return norm(block.post_feedforward_layernorm, out)
+
+
+class Olmo3(Olmo2):
+    """OLMo 3: OLMo 2 with sliding windows in three of four layers, and RoPE by kind of layer."""
+
+    def rotary_tables(self) -> list[RotaryTable]:
+        return self.rotary_tables_by_type()

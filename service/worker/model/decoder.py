@@ -9,35 +9,37 @@ that is fastest for the number of rows (`service.worker.kernels.cpu.cpu_linear`)
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.errors import ModelRefused
-from service.worker.kernels.cpu import cpu_linear, quantised_linear
+from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
 from service.worker.model.attention_rule import PLAIN, AttentionRule
-from service.worker.model.decoder.low_rank import Lora, rows_by_name, with_updates
-from service.worker.model.decoder.norms import is_plain, norm
-from service.worker.model.decoder.projection import (
+from service.worker.model.lora import Lora, rows_by_name, with_updates
+from service.worker.model.projection import (
     DenseProjection,
     LayerProjections,
     Projection,
     QuantisedProjection,
     fuse,
 )
-from service.worker.model.decoder.rules import windows_of
-from service.worker.model.rope import (
-    RotaryTable,
-    halves_order,
-    static_positions,
-)
-from service.worker.model.supported import families
+from service.worker.model.rope import RotaryTable, halves_order, static_positions
+from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
 from service.worker.steps import Lead, Ranks, Steps, run
 
+PLAIN_NORMS = frozenset(
+    f"{family}RMSNorm"
+    for family in (
+        *("Granite", "Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3"),
+        *("Qwen3Moe", "SmolLM3"),
+    )
+)
+"""transformers has one class per family, and these compute the same. Others do not: Gemma's adds
+one to the weight, OLMo 2's rounds later."""
 FOR_KERNELS = (DenseProjection, QuantisedProjection)
 """Projections whose weights a kernel may multiply by itself."""
 
@@ -45,7 +47,7 @@ FOR_KERNELS = (DenseProjection, QuantisedProjection)
 class DecoderModel:
     """A pre-norm decoder with GQA, RoPE and a gated MLP, whose modules are named like Llama's.
 
-    What other families do differently are the hooks below: a family's file overrides some.
+    What other families do differently are the hooks below: a family's class overrides some.
 
     It computes the base model; `with_lora` and `with_loras` compute what `loras` add, by name.
 
@@ -53,18 +55,20 @@ class DecoderModel:
     are must not change how they are computed, so that an answer does not depend on other requests.
 
     Attributes:
+        family: the model's `model_type`.
+        windows: every layer's sliding window in tokens, None for a layer without; empty if no layer
+            has one.
         heads: query heads of a layer; `own_heads` of them are computed in this process.
         kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
         ranks: the processes that compute the other heads; None if there are none.
         lead: makes them compute what this process does; None if nobody follows it.
     """
 
-    family = "llama"
-
     def __init__(self, model: Any) -> None:
         config = model.config
         self.model = model
         self.config = config
+        self.family = str(config.model_type)
         self.layers = int(config.num_hidden_layers)
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads or self.heads)
@@ -90,7 +94,8 @@ class DecoderModel:
         order = self.rotary_order()
         self.head_order = None if order is None else order.to(self.device)
         self.rules = self.attention_rules()
-        self.windows = windows_of(self.rules)
+        windows = tuple(rule.window for rule in self.rules)
+        self.windows = windows if any(windows) else ()
 
     def _let_go_of_the_file(self) -> None:
         """Copies what was not fused, norms and embeddings: they are views of the checkpoint's
@@ -142,14 +147,28 @@ class DecoderModel:
         }  # fmt: skip
         return [tables[kind] for kind in types]
 
+    @staticmethod
+    def rotated_only(tables: Sequence[RotaryTable], rotated: Iterable[bool]) -> list[RotaryTable]:
+        """Return the tables of layers of which some rotate nothing."""
+        none = RotaryTable.none(tables[0])
+        return [table if r else none for table, r in zip(tables, rotated, strict=True)]
+
     def rotary_order(self) -> Tensor | None:
         """Order in which the dimensions of query and key heads are held, `[head_dim]`, so that i
         and i + head_dim / 2 turn together; None if they already do in the model's own order."""
         return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
 
     def attention_rules(self) -> list[AttentionRule]:
-        """What every layer adds to causal attention."""
-        return [PLAIN] * self.layers
+        """Return what every layer adds to causal attention: by default the family's windows."""
+        by_layer = self.family in WINDOW_BY_LAYER
+        window = by_layer or self.family in WINDOW_IN_EVERY_LAYER
+        if not (window and self.config.sliding_window):
+            return [PLAIN] * self.layers
+        slides = AttentionRule(window=int(self.config.sliding_window))
+        if not by_layer:
+            return [slides] * self.layers
+        kinds = self.config.layer_types
+        return [slides if kind == "sliding_attention" else PLAIN for kind in kinds]
 
     def attention_input(self, block: Any, x: Tensor) -> Tensor:
         """What queries, keys and values are projected from."""
@@ -177,7 +196,7 @@ class DecoderModel:
         assert gate_up is not None and down is not None
         if isinstance(gate_up, QuantisedProjection) and isinstance(down, QuantisedProjection):
             both = gate_up.stored, down.stored
-            return (yield from quantised_linear.gated_mlp(x, *both, activation, batch=batch))
+            return (yield from cpu_linear.quantised_gated_mlp(x, *both, activation, batch=batch))
         if (weights := _without_bias(gate_up, down)) is not None:
             gate, up = weights[0].chunk(2)
             # The function itself, by which a kernel that computes silu recognises it.
@@ -308,27 +327,17 @@ def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def decoder_for(model: Any) -> DecoderModel:
-    """The decoder for a transformers model.
+def norm(module: Any, x: Tensor) -> Tensor:
+    """Return the norm of x, `[m, width]` or `[m, heads, width]`, by a transformers module.
 
-    Raises:
-        ModelRefused: its family is not served.
+    Plain norms are computed on a GPU by torch's own operation, in one pass.
     """
-    return family_decoder(str(model.config.model_type))(model)
+    if is_plain(module) and x.device.type == "cuda":
+        return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+    normed: Tensor = module(x)
+    return normed
 
 
-def family_decoder(name: str) -> type[DecoderModel]:
-    """The decoder of a family: the class in the file that is named after its `model_type`.
-
-    Raises:
-        ModelRefused: there is no such file.
-    """
-    from importlib import import_module
-
-    if name not in families():
-        raise ModelRefused(
-            f"model_type {name!r} has no decoder; served families: {', '.join(sorted(families()))}",
-            field="model",
-        )
-    family: type[DecoderModel] = import_module(f"service.worker.model.families.{name}").Model
-    return family
+def is_plain(module: Any) -> bool:
+    """Return whether a norm computes what Llama's does."""
+    return type(module).__name__ in PLAIN_NORMS

@@ -1,4 +1,7 @@
-"""Rows times the weights of linear modules: every place where a decoder multiplies by weights."""
+"""Rows times the weights of linear modules: every place where a decoder multiplies by weights.
+
+Also the quantising of a model's linear modules when it is loaded (the setting `quantize`).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.worker.kernels.cpu import cpu_linear, huge_pages, quantised_linear
-from service.worker.kernels.cpu.weight import Weight
-from service.worker.model.quantised_linear import quantised_weight
+from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.cpu.weight import Weight, quantised, zeros_in_huge_pages
+
+BITS = {"int8": 8, "int4": 4}
+"""By the setting `quantize`."""
 
 
 class Projection(Protocol):
@@ -54,7 +60,7 @@ class QuantisedProjection:
     stored: Weight
 
     def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        return quantised_linear.linear(x, self.stored, batch=batch)
+        return cpu_linear.quantised_linear(x, self.stored, batch=batch)
 
 
 @dataclass(frozen=True)
@@ -107,10 +113,10 @@ def fuse(*modules: Any) -> Projection:
         assert None not in biases, "projections of one kind all have a bias or none has"
         return DenseProjection(weight, _concatenated(biases))
     weights = [quantised_weight(module) for module in modules]
-    quantised = [weight for weight in weights if weight is not None]
-    if len(quantised) < len(modules):
+    readable = [weight for weight in weights if weight is not None]
+    if len(readable) < len(modules):
         return ModuleProjection(modules)
-    return QuantisedProjection(_concatenated_quantised(quantised))
+    return QuantisedProjection(_concatenated_quantised(readable))
 
 
 def _is_plain(module: Any) -> bool:
@@ -136,7 +142,7 @@ def _concatenated_quantised(weights: Sequence[Weight]) -> Weight:
 def _concatenated(parameters: Sequence[Any]) -> Tensor:
     first = parameters[0].detach()
     shape = (sum(len(p) for p in parameters), *first.shape[1:])
-    whole = huge_pages.zeros(shape, dtype=first.dtype, device=first.device)
+    whole = zeros_in_huge_pages(shape, dtype=first.dtype, device=first.device)
     at = 0
     with torch.no_grad():
         for parameter in parameters:
@@ -144,3 +150,58 @@ def _concatenated(parameters: Sequence[Any]) -> Tensor:
             parameter.data = part.copy_(parameter)
             at += len(parameter)
     return whole
+
+
+class QuantisedLinear(nn.Module):
+    """A linear module with a quantised weight, in place of transformers' own.
+
+    So transformers' forward, which the start-up check compares with, uses the same weights: it
+    multiplies by the dequantised ones.
+    """
+
+    def __init__(self, linear: nn.Linear, bits: int) -> None:
+        super().__init__()
+        self.weight = quantised(linear.weight, bits)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.dequantised(x.dtype), self.bias)
+
+
+def quantised_weight(module: Any) -> Weight | None:
+    """The quantised weight of a linear module; None if it is stored as kernels do not read it.
+
+    They read torchao's int8 with a scale for each row, too, where activations are not rounded.
+    """
+    weight: Any = getattr(module, "weight", None)
+    if isinstance(module, QuantisedLinear):
+        return Weight(module.weight.values, module.weight.scales, module.bias)
+    if type(module) is not nn.Linear or type(weight).__name__ != "Int8Tensor":
+        return None
+    rounds_rows = any(
+        getattr(weight, name, None) is not None for name in ("act_quant_kwargs", "act_pre_scale")
+    )
+    shift, scale = getattr(weight, "zero_point", None), weight.scale
+    if rounds_rows or scale.shape != (len(weight), 1) or (shift is not None and bool(shift.any())):
+        return None
+    on_cpu = weight.qdata.device.type == "cpu"
+    return Weight(weight.qdata, scale.float().flatten(), module.bias) if on_cpu else None
+
+
+def quantise(model: Any, method: str) -> None:
+    """Replaces the linear modules of the layers and the head. Embeddings and norms stay.
+
+    The head is never below 8 bits: it decides between tokens by itself, after all layers.
+
+    Args:
+        model: a transformers model that `quantisation_fault` finds nothing wrong with, on its
+            device.
+        method: "int8" or "int4".
+
+    """
+    bits = BITS[method]
+    for layer in model.model.layers:
+        linears = [(n, m) for n, m in layer.named_modules() if isinstance(m, nn.Linear)]
+        for name, linear in linears:
+            layer.set_submodule(name, QuantisedLinear(linear, bits))
+    model.lm_head = QuantisedLinear(model.lm_head, 8)

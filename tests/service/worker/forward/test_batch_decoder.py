@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.forward import decode_graphs
+from service.worker.forward import batch_decoder
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.decode import decode_step
-from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import decoder_for
+from service.worker.model.families import decoder_for
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.tiny import Tiny, random_model, tiny_config
 
@@ -104,7 +104,7 @@ def test_longer_runs_are_recorded_anew(model: Tiny) -> None:
     one, other = sequences
     one.tokens.append(1)
     other.tokens.append(1)
-    with patch.object(decode_graphs, "SHORTEST", 8):
+    with patch.object(batch_decoder, "SHORTEST", 8):
         step = decoding(model, sequences, recorder).step
         step([one])
         assert recorder.recorded == 1
@@ -133,7 +133,7 @@ def test_nothing_is_recorded_on_a_cpu(model: Tiny) -> None:
     sequences = running(model, (5, 6))
     for each in sequences:
         each.tokens.append(1)
-    with patch.object(decode_graphs, "CudaGraphs") as graphs:
+    with patch.object(batch_decoder, "CudaGraphs") as graphs:
         BatchDecoder(model.decoder, sequences[0].kv.pool).step(sequences)
     assert not graphs.called
 

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from service.errors import WorkerFault
 from service.worker.forward.kv_placement import PromptKV
-from service.worker.forward.sparse.kept_tokens import KeptTokens, TokenSource
+from service.worker.forward.sparse_kv import KeptTokens, TokenSource
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
 from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.model.attention import attend_rows
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
 from service.worker.steps import Steps
 

@@ -1,11 +1,13 @@
-"""Decode steps of an engine, on a GPU replayed from CUDA graphs.
+"""Decode steps of an engine: with and without LoRA adapters, on a GPU replayed from CUDA graphs.
+
+    rows of the base model   ──► the kernel for whole steps, or recordings   ──┐
+    rows of all adapters     ──► one layer loop: base product + own B·A·x   ──┴──► logits by row
+
+Rows of the base model are computed as if no others were there, so that an answer does not depend on
+what else is decoded; the kernels that compute whole steps round otherwise than the layer loop.
 
 A step is some thousand operations, and launching them from Python takes longer than computing them.
-So they are recorded once as a CUDA graph and replayed from then on:
-
-    sequences ──► Batch ──► numbers of a recording ──► play ──► its logits
-                  padded to a size that was recorded
-
+So they are recorded once as a CUDA graph and replayed from then on.
 A recording is for a number of rows (a power of two) and a greatest length of runs (a power of two
 of keys). Before a recording is used, its result is compared with that of the same step without
 recording. If recording fails or the results differ, all later steps run without recordings, and a
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from service.worker.forward.decode import Batch, Decodable, compute, decode_step, stays_on_device
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 
 log = logging.getLogger("kvstitch.decode")
 
@@ -56,12 +58,33 @@ class BatchDecoder:
     def step(
         self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None = None
     ) -> Tensor:
-        """Feeds every sequence its last token, and a draft of the next ones.
+        """Feed every sequence its last token, and a draft of the next ones.
 
         Returns:
             Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence, which the
             next step overwrites.
         """
+        pairs = list(zip(sequences, drafts or [()] * len(sequences), strict=True))
+        base = [pair for pair in pairs if not pair[0].lora]
+        adapted = [pair for pair in pairs if pair[0].lora]
+        if not adapted:
+            return self._base(sequences, drafts)
+        logits = decode_step(self._decoder, *zip(*adapted, strict=True))
+        if not base:
+            return logits
+        base_logits = self._base(*zip(*base, strict=True))
+        rows = torch.tensor(
+            [bool(sequence.lora) for sequence, draft in pairs for _ in range(1 + len(draft))],
+            device=logits.device,
+        )
+        joined = logits.new_empty(len(rows), logits.shape[1])
+        joined[rows], joined[~rows] = logits, base_logits
+        return joined
+
+    def _base(
+        self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None
+    ) -> Tensor:
+        """Compute the step of sequences without LoRA adapters."""
         if self._decoder.lead is not None:
             return self._decoder.lead.call(
                 decode_step, decoder=self._decoder, sequences=sequences, drafts=drafts

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.kernels.cpu import cpu_linear, linear_few_rows
-from service.worker.model.decoder.projection import LayerProjections, Projection
+from service.worker.model.projection import LayerProjections, Projection
 
 
 @dataclass(frozen=True)

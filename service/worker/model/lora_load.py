@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from service.errors import ModelRefused
-from service.worker.model.decoder.base import DecoderModel
-from service.worker.model.decoder.low_rank import Lora, LoraLayer, LoraUpdate, LowRank
-from service.worker.model.lora.folder import (
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.lora import Lora, LoraLayer, LoraUpdate, LowRank
+from service.worker.model.lora_folder import (
     WEIGHTS,
     LoraConfig,
     LoraRefused,
