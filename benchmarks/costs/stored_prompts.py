@@ -120,10 +120,10 @@ def first_turns(decoder: DecoderModel, folder: Path, talk: Conversation, tokens:
             _, answer, _ = ask(opened, talk.request(f"turn {turn}", ANSWER_TOKENS))
             talk.go_on(answer)
         started = time.monotonic()
-        assert opened.prompts is not None
-        while not opened.idle or opened.prompts.writing:
+        assert opened.prompts_on_disk is not None
+        while not opened.idle or opened.prompts_on_disk.writing:
             opened.step()
-        assert opened.prompts.counts["stored"] == 1, opened.prompts.counts
+        assert opened.prompts_on_disk.counts["stored"] == 1, opened.prompts_on_disk.counts
         return time.monotonic() - started
 
 

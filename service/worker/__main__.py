@@ -39,7 +39,7 @@ from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import tracing
 from service.shared.worker_settings import WorkerSettings
 from service.worker.engine.engine import Engine
-from service.worker.forward import lora_check, selfcheck
+from service.worker.forward import selfcheck
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
@@ -55,8 +55,8 @@ from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.load import default_pool_tokens, load, set_threads
 from service.worker.model.model_facts import read_calibration
+from service.worker.prefix_cache.on_disk import PromptsOnDisk
 from service.worker.sampling.grammar import Grammars
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.server import folder_seat
 from service.worker.server.cached_chunks import HeldChunks
 from service.worker.server.leases import Leases
@@ -139,7 +139,7 @@ def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Cal
         differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = lora_check.add(decoder, name, Path(folder))
+        off, moved = selfcheck.add_lora(decoder, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     return decoder, make_pool
 
@@ -186,7 +186,7 @@ def _serve(
             shutil.rmtree(settings.prompts_dir, ignore_errors=True)
         elif settings.prompts_dir:
             tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
-            prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=inbox.wake))
+            prompts = opened.enter_context(PromptsOnDisk(tier, addressing, on_ready=inbox.wake))
         loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )

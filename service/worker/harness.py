@@ -33,7 +33,7 @@ from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
 from service.worker.model.addressing import Address, Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
+from service.worker.prefix_cache.on_disk import PromptsOnDisk
 from service.worker.steps import Steps, run
 
 
@@ -83,7 +83,7 @@ def open_engine(
         prompts = None
         if prompts_dir:
             tier = SsdTier(prompts_dir, prompts_bytes, name="prompts")
-            prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=on_load))
+            prompts = opened.enter_context(PromptsOnDisk(tier, addressing, on_ready=on_load))
         loader.start()
         opened.callback(loader.close)
         yield Engine(

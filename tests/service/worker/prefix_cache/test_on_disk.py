@@ -15,12 +15,11 @@ from service.messages.reports import Report
 from service.messages.requests import Method
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
-from service.worker.sequences.earlier_prompts.index import PromptIndex
-from service.worker.sequences.kept_prompt import EarlierPrompt, Wanted
+from service.worker.prefix_cache.prompts import NewPrompt, PromptIndex, PromptRecord
 from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker.engines import PIE, VANILLA, Rig, rig
 from tests.service.worker.gate.gated_engine import BROKEN, ask, state_of
-from tests.service.worker.sequences.earlier_prompts.test_prefix_cache import (
+from tests.service.worker.prefix_cache.test_in_pool import (
     ASKED,
     DOCUMENTS,
     OTHER,
@@ -36,7 +35,7 @@ METHODS = pytest.mark.parametrize("method", [VANILLA, SCOUT], ids=lambda m: m.na
 
 def settle(running: Rig) -> None:
     """Steps until everything is written that is worth it."""
-    prompts = running.engine.prompts
+    prompts = running.engine.prompts_on_disk
     assert prompts is not None
     while not running.engine.idle or prompts.writing:
         running.events.extend(running.engine.step())
@@ -95,7 +94,7 @@ def test_a_conversation_goes_on_from_disk_as_from_the_pool(
         assert {d.tier for d in [report.system, *report.documents]} == {"prompts"}
         # From here on it is in the pool again.
         assert logits(running, method, question)[1].reused_from == "pool"
-        assert running.engine.prefix_cache.counts == {"pool": 2, "prompts": 1}
+        assert running.engine.prompts_in_pool.counts == {"pool": 2, "prompts": 1}
     with rig(model, prefix_cache=True, pool_tokens=400, prompts=tmp_path) as restarted:
         got, report = logits(restarted, method, question)
         assert report.reused_from == "prompts" and torch.equal(got, expected)
@@ -154,7 +153,7 @@ def test_the_same_documents_with_another_question(model: Tiny, tmp_path: Path) -
 def test_a_long_conversation_is_not_written_at_every_turn(model: Tiny, tmp_path: Path) -> None:
     with rig(model, prefix_cache=True, pool_tokens=1500, prompts=tmp_path) as running:
         converse(running, SCOUT, turns=7)
-        prompts = running.engine.prompts
+        prompts = running.engine.prompts_on_disk
         assert prompts is not None
         assert prompts.counts["stored"] == 2
 
@@ -230,8 +229,8 @@ def test_a_damaged_prompt_is_computed(
         assert tokens == expected and report.reused_tokens == 0
         if method is SCOUT:
             assert {d.tier for d in report.documents} == {"memory"}
-        assert restarted.engine.prompts is not None
-        assert restarted.engine.prompts.counts["lost"] == 1 and stored(restarted) == 0
+        assert restarted.engine.prompts_on_disk is not None
+        assert restarted.engine.prompts_on_disk.counts["lost"] == 1 and stored(restarted) == 0
 
 
 @METHODS
@@ -311,24 +310,24 @@ def seem_slow(running: Rig) -> None:
 
 def stored(running: Rig) -> int:
     """Number of prompts on disk."""
-    assert running.engine.prompts is not None
-    entries = running.engine.prompts.stats().usage.entries
+    assert running.engine.prompts_on_disk is not None
+    entries = running.engine.prompts_on_disk.stats().usage.entries
     assert entries is not None
     return entries
 
 
 def test_the_index_finds_the_longest() -> None:
-    index: PromptIndex[EarlierPrompt] = PromptIndex()
+    index: PromptIndex[PromptRecord] = PromptIndex()
     whole = words(1, 400)
 
-    def prompt(tokens: list[int], **facts: object) -> EarlierPrompt:
+    def prompt(tokens: list[int], **facts: object) -> PromptRecord:
         known = {"tenant": "", "lora": "", "method": "m", "exact": True, **facts}
-        earlier = EarlierPrompt(torch.tensor(tokens), len(tokens), 7, 7, **known)  # type: ignore[arg-type]
+        earlier = PromptRecord(torch.tensor(tokens), len(tokens), 7, 7, **known)  # type: ignore[arg-type]
         index.add(earlier)
         return earlier
 
-    def found(tokens: list[int]) -> tuple[EarlierPrompt, int] | None:
-        return index.find(Wanted(torch.tensor(tokens), 7, "", "", "m", full_prefill=True))
+    def found(tokens: list[int]) -> tuple[PromptRecord, int] | None:
+        return index.find(NewPrompt(torch.tensor(tokens), 7, "", "", "m", full_prefill=True))
 
     short = prompt(whole[:100])
     long = prompt(whole[:300])

@@ -3,19 +3,25 @@
 They have a folder and a bound of their own, so that prompts never take the place of documents; the
 least recently used goes first. All are known at any time, so a deletion finds every prompt that
 holds the deleted text. For that reason no other machine shares them.
+
+The KV is a chunk like any other, in the codec raw, except that its keys are stored after RoPE: a
+prompt that continues it has all of its tokens at the same positions, to the bit.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from kvstore import EncodedChunk, TieredStore, encode_chunk
@@ -24,25 +30,37 @@ from kvstore.tiers.base import Tier
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.timers import Timers
 from service.worker.model.addressing import Address, Addressing
-from service.worker.sequences.earlier_prompts.index import PromptIndex
-from service.worker.sequences.earlier_prompts.record import (
-    NAME,
-    VERSION,
-    StoredPrompt,
-    earlier_prompt,
-    record,
+from service.worker.prefix_cache.prompts import (
+    CachedPrompt,
+    NewPrompt,
+    PromptIndex,
+    PromptRecord,
+    holds,
+    replaces,
 )
-from service.worker.sequences.kept_prompt import EarlierPrompt, KeptPrompt, Wanted, holds, replaces
 
 log = logging.getLogger("kvstitch.prompts")
 
+NAME, VERSION = "prompt", 1
+"""Of the extra tensors that hold a record."""
 THREADS = 2  # so that a write does not delay reads
 MAX_READING_BYTES = 1 << 30
 """Of prompts that are read and not yet copied to the pool; one may be larger."""
 
 
-class RestoredKV:
-    """KV of a stored prompt that was read for one sequence; it is gone when it has been copied."""
+@dataclass(frozen=True, eq=False)
+class PromptOnDisk(PromptRecord):
+    """A prompt whose KV is on disk.
+
+    Attributes:
+        address: of its KV.
+    """
+
+    address: Address
+
+
+class KVFromDisk:
+    """KV that was read from disk for one sequence; it is gone when it has been copied."""
 
     def __init__(self, chunk: EncodedChunk) -> None:
         self._chunk: EncodedChunk | None = chunk
@@ -52,7 +70,7 @@ class RestoredKV:
         return 0 if self._chunk is None else self._chunk.spec.tokens
 
     def copy_to(self, kv: SequenceKV, tokens: int) -> None:
-        """Copies the first `tokens` tokens to a sequence."""
+        """Copy the first `tokens` tokens to a sequence."""
         chunk, self._chunk = self._chunk, None
         assert chunk is not None, "it is copied once"
         for layer in range(chunk.spec.layers):
@@ -62,8 +80,8 @@ class RestoredKV:
                 target.copy_(source[:tokens].transpose(0, 1))
 
 
-class PromptStore:
-    """The stored prompts of one model. Use as a context manager, or start and close it.
+class PromptsOnDisk:
+    """The prompts of one model on disk. Use as a context manager, or start and close it.
 
     Args:
         tier: where they are; nothing else may be stored in it.
@@ -85,14 +103,14 @@ class PromptStore:
         self._lock = threading.RLock()  # a finalizer may need it where it is held already
         self._timers = Timers()
         self._reading_bytes = 0
-        self._index: PromptIndex[StoredPrompt] = PromptIndex()
-        self._undeleted: list[StoredPrompt] = []  # of a deletion that failed
-        self._writes: dict[Future[bool], EarlierPrompt] = {}
+        self._index: PromptIndex[PromptOnDisk] = PromptIndex()
+        self._undeleted: list[PromptOnDisk] = []  # of a deletion that failed
+        self._writes: dict[Future[bool], PromptRecord] = {}
         self._threads: ThreadPoolExecutor | None = None
         self.counts = Counter({"stored": 0, "failed": 0, "lost": 0})
 
     def start(self) -> None:
-        """Opens the tier, and reads what is known of every prompt in it.
+        """Open the tier, and read the record of every prompt in it.
 
         Raises:
             TierError: the tier cannot work at all.
@@ -111,7 +129,7 @@ class PromptStore:
             self._store.delete(unknown)
 
     def close(self) -> None:
-        """Finishes the writes that have started, then closes the tier."""
+        """Finish the writes that have started, then close the tier."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._threads = None
@@ -130,13 +148,13 @@ class PromptStore:
     ) -> None:
         self.close()
 
-    def look_up(self, wanted: Wanted) -> tuple[StoredPrompt, int] | None:
-        """The prompt that `wanted` can take most tokens of, and their number."""
+    def look_up(self, wanted: NewPrompt) -> tuple[PromptOnDisk, int] | None:
+        """Return the prompt that `wanted` can take most tokens of, and their number."""
         with self._lock:
             return self._index.find(wanted)
 
-    def reserve(self, prompt: StoredPrompt) -> bool:
-        """Whether there is memory to read a prompt now; it is counted until it has been copied."""
+    def reserve(self, prompt: PromptOnDisk) -> bool:
+        """Take memory to read a prompt until it has been copied; return whether there is any."""
         nbytes = self.bytes_of(prompt)
         with self._lock:
             if self._reading_bytes and self._reading_bytes + nbytes > MAX_READING_BYTES:
@@ -144,8 +162,8 @@ class PromptStore:
             self._reading_bytes += nbytes
         return True
 
-    def read(self, prompt: StoredPrompt) -> KeptPrompt | None:
-        """Reads a prompt on the calling thread, after `reserve`; None if it is damaged or gone."""
+    def read(self, prompt: PromptOnDisk) -> CachedPrompt | None:
+        """Read a prompt on the calling thread, after `reserve`; None if it is damaged or gone."""
         address = prompt.address
         chunk = self._store.read(address.key, address.spec).chunk
         extra = self._store.read_extra(address.key, NAME, VERSION)
@@ -155,12 +173,12 @@ class PromptStore:
             return None
         weakref.finalize(chunk, self._release, self.bytes_of(prompt))
         logits = extra.tensors["logits"].clone()
-        return KeptPrompt(**prompt.facts, logits=logits, kv=RestoredKV(chunk), place="prompts")
+        return CachedPrompt(**prompt.facts, logits=logits, kv=KVFromDisk(chunk), place="prompts")
 
     def write(
-        self, prompt: EarlierPrompt, logits: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]
+        self, prompt: PromptRecord, logits: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]
     ) -> Future[bool]:
-        """Stores a prompt in the background.
+        """Store a prompt in the background.
 
         Args:
             logits: of the first answer token `[vocabulary]`.
@@ -177,7 +195,7 @@ class PromptStore:
         return written
 
     def forget(self, texts: Collection[Sequence[int]]) -> dict[str, int]:
-        """Deletes every prompt that holds one of these texts, also those that are being written.
+        """Delete every prompt that holds one of these texts, also those that are being written.
 
         Returns:
             How many were deleted, by the tier's name; empty if it could not be reached.
@@ -200,18 +218,18 @@ class PromptStore:
         return deleted
 
     def run(self, work: Callable[[], Any]) -> Future[Any]:
-        """Runs work on a thread of the store."""
+        """Run work on a thread of the store."""
         assert self._threads is not None, "start the store first"
         future = self._threads.submit(work)
         future.add_done_callback(lambda _: self.on_ready())
         return future
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Calls `call` after so many seconds; it must be short."""
+        """Call `call` after so many seconds; it must be short."""
         self._timers.after(seconds, call)
 
-    def bytes_of(self, prompt: EarlierPrompt) -> int:
-        """Bytes of a prompt's KV."""
+    def bytes_of(self, prompt: PromptRecord) -> int:
+        """Return the bytes of a prompt's KV."""
         return self._addressing.kv_bytes_per_token * len(prompt.tokens)
 
     @property
@@ -221,7 +239,7 @@ class PromptStore:
             return len(self._writes)
 
     def stats(self) -> TierStats:
-        """What the tier has counted."""
+        """Return what the tier has counted."""
         return self._store.stats().tiers[0]
 
     @property
@@ -229,29 +247,29 @@ class PromptStore:
         """Of the tier."""
         return self._store.tier_names[0]
 
-    def _address(self, prompt: EarlierPrompt) -> Address:
+    def _address(self, prompt: PromptRecord) -> Address:
         kind = f"{prompt.prompt_tokens} {prompt.question_start} {prompt.exact} {prompt.method}"
         kind += f" {prompt.lora}" if prompt.lora else ""
         return self._addressing.prompt(prompt.tokens.tolist(), kind, prompt.tenant)
 
-    def _stored(self, prompt: EarlierPrompt) -> StoredPrompt:
-        return StoredPrompt(**prompt.facts, address=self._address(prompt))
+    def _stored(self, prompt: PromptRecord) -> PromptOnDisk:
+        return PromptOnDisk(**prompt.facts, address=self._address(prompt))
 
-    def _read_record(self, key: str) -> StoredPrompt | None:
-        """What is known of a stored prompt; None if it is incomplete or another model's."""
+    def _read_record(self, key: str) -> PromptOnDisk | None:
+        """Return what is known of a prompt on disk; None if it is incomplete or another model's."""
         extra = self._store.read_extra(key, NAME, VERSION)
         if extra is None:
             return None
-        prompt = self._stored(earlier_prompt(extra.tensors))
+        prompt = self._stored(_record(extra.tensors))
         return prompt if prompt.address.key == key else None
 
     def _write(
-        self, prompt: EarlierPrompt, logits: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]
+        self, prompt: PromptRecord, logits: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]
     ) -> bool:
         stored = self._stored(prompt)
         key = stored.address.key
         self._store.put(key, encode_chunk(stored.address.spec, k, v))
-        if not self._store.put_extra(key, NAME, VERSION, record(prompt, logits)):
+        if not self._store.put_extra(key, NAME, VERSION, _tensors(prompt, logits)):
             return False
         with self._lock:
             known = list(self._index)
@@ -278,8 +296,26 @@ class PromptStore:
         with self._lock:
             self._reading_bytes -= nbytes
 
-    def _lose(self, prompt: StoredPrompt) -> None:
+    def _lose(self, prompt: PromptOnDisk) -> None:
         self.counts["lost"] += 1
         with self._lock:
             self._index.remove(prompt)
         self._store.delete([prompt.address.key])
+
+
+def _tensors(prompt: PromptRecord, logits: Tensor) -> dict[str, Tensor]:
+    """Return the extra tensors of a prompt.
+
+    Args:
+        logits: of the first answer token `[vocabulary]`.
+    """
+    facts = prompt.facts
+    tokens = facts.pop("tokens")
+    text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
+    return {"facts": text, "tokens": tokens, "logits": logits}
+
+
+def _record(tensors: Mapping[str, Tensor]) -> PromptRecord:
+    """Return the record that extra tensors hold."""
+    facts = json.loads(bytes(tensors["facts"].tolist()))
+    return PromptRecord(tokens=tensors["tokens"].clone(), **facts)

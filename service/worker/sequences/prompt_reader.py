@@ -1,4 +1,4 @@
-"""Reads the stored prompt that a request continues, where that brings its first token sooner.
+"""Reads the prompt on disk that a request continues, where that brings its first token sooner.
 
 The request waits for it as for its chunks, while others compute. If the prompt is damaged, gone or
 late, the request is computed as if there were none.
@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
-from service.worker.sequences.earlier_prompts.prefix_cache import wanted
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
-from service.worker.sequences.earlier_prompts.record import StoredPrompt
-from service.worker.sequences.kept_prompt import (
+from service.worker.prefix_cache.on_disk import PromptOnDisk, PromptsOnDisk
+from service.worker.prefix_cache.prompts import (
     MIN_TOKENS,
-    EarlierPrompt,
-    KeptPrompt,
-    Wanted,
+    CachedPrompt,
+    NewPrompt,
+    PromptRecord,
 )
 from service.worker.sequences.load_plan import LoadPlan
+from service.worker.sequences.reuse import new_prompt
 from service.worker.sequences.sequence import EngineSequence
 
 LATE_S = 0.1
@@ -34,34 +33,34 @@ SSD = "ssd"
 
 
 @dataclass(frozen=True)
-class Restorable:
-    """A stored prompt that a request could continue.
+class ReadablePrompt:
+    """A prompt on disk that a request could continue.
 
     Attributes:
-        prompt: the stored prompt.
+        prompt: the prompt on disk.
         tokens: how many of its tokens the request can take.
         read_s: expected seconds of reading it.
         total_s: expected seconds to the first token then.
     """
 
-    prompt: StoredPrompt
+    prompt: PromptOnDisk
     tokens: int
     read_s: float
     total_s: float
 
 
-class Restorer:
-    """Starts the reads of stored prompts.
+class PromptReader:
+    """Starts the reads of prompts on disk.
 
     Args:
         planner: estimates how long reads and prefills take.
-        deciding: whether its estimates decide; if not, whatever is stored is read.
+        deciding: whether its estimates decide; if not, whatever is on disk is read.
     """
 
     def __init__(
         self,
         decoder: DecoderModel,
-        store: PromptStore,
+        store: PromptsOnDisk,
         planner: Planner,
         *,
         deciding: bool,
@@ -73,14 +72,14 @@ class Restorer:
 
     def choose(
         self, sequence: EngineSequence, otherwise_s: float | None = None
-    ) -> Restorable | None:
-        """The stored prompt that a request should continue; None if there is none.
+    ) -> ReadablePrompt | None:
+        """Return the prompt on disk that a request should continue; None if there is none.
 
         Args:
             otherwise_s: expected seconds to its first token without; None: what a full prefill
-                takes of it, or of what is not taken from a kept prompt.
+                takes of it, or of what is not taken from the KV pool.
         """
-        prompt = wanted(sequence)
+        prompt = new_prompt(sequence)
         found = None if prompt is None else self.store.look_up(prompt)
         taken = 0 if sequence.reuse is None else sequence.reuse.tokens
         if prompt is None or found is None or found[1] < taken + MIN_TOKENS:
@@ -92,14 +91,14 @@ class Restorer:
             otherwise_s = self._compute_s(prompt, taken)
         if self._deciding and total_s >= otherwise_s:
             return None
-        return Restorable(stored, tokens, read_s, total_s)
+        return ReadablePrompt(stored, tokens, read_s, total_s)
 
     def forecast_s(self, plan: LoadPlan) -> float:
-        """Expected seconds to the first token of a prompt whose chunks are loaded by this plan."""
+        """Return the expected seconds to the first token where chunks are loaded by this plan."""
         return self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])[0]
 
-    def worth(self, prompt: EarlierPrompt) -> bool:
-        """Whether reading a prompt is expected to be faster than a full prefill of it."""
+    def worth(self, prompt: PromptRecord) -> bool:
+        """Return whether reading a prompt is expected to be faster than a full prefill of it."""
         if not self._deciding:
             return True
         flops = full_prefill(self._decoder, len(prompt.tokens))
@@ -111,7 +110,7 @@ class Restorer:
         otherwise: Callable[[], None],
         otherwise_s: float | None = None,
     ) -> bool:
-        """Starts to read the stored prompt that a request should continue.
+        """Start to read the prompt on disk that a request should continue.
 
         Args:
             otherwise: called, on some thread, if it cannot be read after all.
@@ -130,13 +129,13 @@ class Restorer:
         self.store.run(read.run)
         return True
 
-    def _read_s(self, prompt: EarlierPrompt) -> float:
+    def _read_s(self, prompt: PromptRecord) -> float:
         tiers, name = self._planner.tiers, self.store.name
         tier = name if tiers.measured(name) or not tiers.measured(SSD) else SSD
         return tiers.seconds(tier, self.store.bytes_of(prompt))
 
-    def _compute_s(self, prompt: Wanted, taken: int) -> float:
-        """Seconds of computing everything but the first `taken` tokens."""
+    def _compute_s(self, prompt: NewPrompt, taken: int) -> float:
+        """Return the seconds of computing everything but the first `taken` tokens."""
         rest = len(prompt.tokens) - taken
         if not rest:
             return 0.0
@@ -144,14 +143,14 @@ class Restorer:
 
 
 class _Read:
-    """The read of a stored prompt for one request, which waits for it until it is late."""
+    """The read of a prompt on disk for one request, which waits for it until it is late."""
 
     def __init__(
         self,
-        store: PromptStore,
+        store: PromptsOnDisk,
         planner: Planner,
         sequence: EngineSequence,
-        prompt: StoredPrompt,
+        prompt: PromptOnDisk,
         otherwise: Callable[[], None],
     ) -> None:
         self._store = store
@@ -163,22 +162,23 @@ class _Read:
         self._ended = False
 
     def run(self) -> None:
+        """Read the prompt."""
         started = time.monotonic()
-        kept: KeptPrompt | None = None
+        cached: CachedPrompt | None = None
         try:
-            kept = self._store.read(self._prompt)
+            cached = self._store.read(self._prompt)
         finally:
             ended = time.monotonic()
-            if kept is not None:
-                nbytes = self._store.bytes_of(kept)
+            if cached is not None:
+                nbytes = self._store.bytes_of(cached)
                 self._planner.tiers.add(self._store.name, nbytes, started, ended)
-            self._end(kept, ended - started)
+            self._end(cached, ended - started)
 
     def give_up(self) -> None:
-        """Lets the request go on without the prompt, if that has not been read yet."""
+        """Let the request go on without the prompt, if that has not been read yet."""
         self._end(None, 0.0)
 
-    def _end(self, kept: KeptPrompt | None, seconds: float) -> None:
+    def _end(self, cached: CachedPrompt | None, seconds: float) -> None:
         with self._lock:
             if self._ended:
                 return
@@ -186,10 +186,10 @@ class _Read:
         sequence = self._sequence
         assert sequence.restoring is not None
         try:
-            if kept is None:
+            if cached is None:
                 self._otherwise()
             else:
-                sequence.restored, sequence.restored_s = kept, seconds
+                sequence.restored, sequence.restored_s = cached, seconds
         finally:
             sequence.restoring.set_result(None)
             self._store.on_ready()

@@ -1,4 +1,4 @@
-"""Writes kept prompts to disk in spare time, before the KV pool gives them up.
+"""Writes prompts of the KV pool to disk in spare time, before they are evicted.
 
 Not every answer is written, but prompts that repeat an earlier one: the second turn of a
 conversation and those after it, and what is asked of the same documents again. A prompt whose
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from service.worker.kv.pool import SequenceKV
-from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
-from service.worker.sequences.kept_prompt import EarlierPrompt, KeptPrompt, Wanted
+from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.on_disk import PromptsOnDisk
+from service.worker.prefix_cache.prompts import CachedPrompt, NewPrompt, PromptRecord
 
 STORED_SHARE = 0.75
 """A prompt is not written if this share of it is stored already."""
@@ -29,16 +29,16 @@ class PromptWriter:
     Only one is in memory at any time.
 
     Args:
-        worth: whether reading a prompt would be faster than computing it.
+        worth: says whether reading a prompt would be faster than computing it.
     """
 
     def __init__(
-        self, cache: PrefixCache, store: PromptStore, worth: Callable[[EarlierPrompt], bool]
+        self, cache: PromptsInPool, store: PromptsOnDisk, worth: Callable[[PromptRecord], bool]
     ) -> None:
         self._cache = cache
         self._store = store
         self._worth = worth
-        self._copying: KeptPrompt | None = None
+        self._copying: CachedPrompt | None = None
         self._k: list[Tensor] = []
         self._v: list[Tensor] = []
         self._writing: Future[bool] | None = None
@@ -51,14 +51,14 @@ class PromptWriter:
         return self._copying is None and not self._cache.to_store
 
     def advance(self) -> None:
-        """Copies one layer of a prompt, or chooses the next prompt."""
+        """Copy one layer of a prompt, or choose the next prompt."""
         prompt = self._copying
         if prompt is None:
             prompt = self._cache.to_store.popleft()
             if self._wanted(prompt):
                 self._copying = prompt
             return
-        if not prompt.kv.reserved_tokens:  # given up or deleted meanwhile
+        if not prompt.kv.reserved_tokens:  # evicted or deleted meanwhile
             self._stop()
             return
         assert isinstance(prompt.kv, SequenceKV)
@@ -71,20 +71,20 @@ class PromptWriter:
             target.append(copy.copy_(rows.transpose(0, 1)))
         if len(self._k) == len(prompt.kv.start):
             logits = prompt.logits.cpu()
-            earlier = EarlierPrompt(**prompt.facts)
+            earlier = PromptRecord(**prompt.facts)
             self._writing = self._store.write(earlier, logits, self._k, self._v)
             self._stop()
 
     def fail_current(self, error: Exception) -> None:
-        """Gives up the prompt that is being copied."""
+        """Give up the prompt that is being copied."""
         self._stop()
 
     def _stop(self) -> None:
         self._copying, self._k, self._v = None, [], []
 
-    def _wanted(self, prompt: KeptPrompt) -> bool:
-        """Whether it is worth writing, and most of it is not stored yet."""
-        itself = Wanted(
+    def _wanted(self, prompt: CachedPrompt) -> bool:
+        """Return whether it is worth writing, and most of it is not stored yet."""
+        itself = NewPrompt(
             tokens=prompt.tokens,
             question_start=prompt.question_start,
             tenant=prompt.tenant,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Method
-from service.worker.sequences.earlier_prompts.prefix_cache import MAX_PROMPTS
-from service.worker.sequences.kept_prompt import holds
+from service.worker.prefix_cache.in_pool import MAX_PROMPTS
+from service.worker.prefix_cache.prompts import holds
 from tests.service.worker.engines import A3, PIE, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 
@@ -156,7 +156,7 @@ def test_exact_rows_are_not_taken_by_a_fused_request(kept: Rig) -> None:
 def test_what_says_so_leaves_nothing(kept: Rig) -> None:
     kept.answer(VANILLA, DOCUMENTS, question=ASKED, prefix_cache=False)
     kept.answer(PIE, DOCUMENTS, question=ASKED, eviction=Method("snapkv", {"budget": 40}))
-    assert kept.engine.prefix_cache.kept_share == 0 and kept.engine.pool.free_share == 1
+    assert kept.engine.prompts_in_pool.share == 0 and kept.engine.pool.free_share == 1
 
 
 def test_prompts_make_room_for_others(model: Tiny) -> None:
@@ -165,7 +165,7 @@ def test_prompts_make_room_for_others(model: Tiny) -> None:
         running.precompute([*DOCUMENTS, OTHER])
         questions = [words(20 + n, 8) for n in range(6)]
         answers = [running.answer(PIE, DOCUMENTS, question=q)[0] for q in questions]
-        assert running.engine.pool_free_share == 1 and running.engine.prefix_cache.kept_share > 0.5
+        assert running.engine.pool_free_share == 1 and running.engine.prompts_in_pool.share > 0.5
         assert running.answer(PIE, DOCUMENTS, question=questions[-1])[1].reused_tokens > 0
         tokens, report = running.answer(PIE, DOCUMENTS, question=questions[0])
         assert report.reused_tokens == 0 and tokens == answers[0]
@@ -225,7 +225,7 @@ def test_no_more_prompts_are_kept_than_are_compared(model: Tiny) -> None:
             running.answer(
                 VANILLA, [ChunkTokens(n, words(100 + n, 40))], question=ASKED, max_tokens=2
             )
-        share = running.engine.prefix_cache.kept_share
+        share = running.engine.prompts_in_pool.share
         assert share == pytest.approx(MAX_PROMPTS * (7 + 40 + 8 + 2) / 8000)
 
 
