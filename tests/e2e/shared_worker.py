@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import preloaded
+from tests.preloaded import real_pid
 
 STOP_S = 90.0
 
@@ -28,7 +30,7 @@ class SharedWorker:
         """Begin; does not wait until it has loaded its model."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
         environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in self._settings.items()}
-        command = [sys.executable, "-m", "service.cli", "worker", "--listen", self.address]
+        command = [*preloaded.python(), "-m", "service.cli", "worker", "--listen", self.address]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -43,9 +45,9 @@ class SharedWorker:
     def kill_nine(self) -> None:
         """Both of its processes: the one that was started, and its child with the model."""
         assert self._process is not None
-        pid = self._process.pid
+        pid = real_pid(self._process.pid)
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for each in (*map(int, children), pid):
+        for each in (*(real_pid(int(child)) for child in children), pid):
             os.kill(each, signal.SIGKILL)
         self._process.wait()
 
