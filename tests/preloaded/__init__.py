@@ -25,8 +25,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOCKET = "KVSTITCH_TEST_PRELOADED"  # in the environment of the small program
-_START_S = 180.0
 _PROGRAM = Path(__file__).with_name("program.py")
 
 
@@ -34,13 +32,10 @@ _PROGRAM = Path(__file__).with_name("program.py")
 def python() -> tuple[str]:
     """Return the command that takes the place of the interpreter; starts the forking process."""
     folder = Path(tempfile.mkdtemp(prefix="kvp-"))
+    (folder / "interpreter").symlink_to(sys.executable)
     program = folder / "python"
     # Isolated and without site: it needs the standard library alone, and starts in 15 ms.
-    program.write_text(
-        f"#!{sys.executable} -IS\nREAL, SOCKET, PIDS = {sys.executable!r}, "
-        f"{str(folder / 'socket')!r}, {str(folder)!r}\n" + _PROGRAM.read_text("utf-8"),
-        encoding="utf-8",
-    )
+    program.write_text(f"#!{sys.executable} -IS\n{_PROGRAM.read_text('utf-8')}", encoding="utf-8")
     program.chmod(0o700)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(folder / "socket"))
@@ -63,7 +58,7 @@ def python() -> tuple[str]:
 
 
 def real_pid(pid: int) -> int:
-    """Return the process that a started program stands for; `pid` itself if it is no such program."""
+    """Return the process that a started program stands for; `pid` if it is no such program."""
     if not python.cache_info().currsize:
         return pid
     try:

@@ -1,5 +1,9 @@
-# The small program that stands for an interpreter: see tests/preloaded/__init__.py. It is written
-# to a file behind a line that sets REAL, SOCKET and PIDS.
+"""The small program that stands for an interpreter: see tests/preloaded/__init__.py.
+
+It is copied into a folder with `socket`, where the forking process listens, and `interpreter`, a
+link to the real one. It writes the child's process id into a file named after its own.
+"""
+
 import array
 import json
 import os
@@ -7,15 +11,17 @@ import signal
 import socket
 import sys
 
+FOLDER = os.path.dirname(os.path.abspath(__file__))
 FORKED = (["-m", "service.cli"], ["-m", "service.worker"])
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main():
     if sys.argv[1:3] not in FORKED:
-        os.execv(REAL, [REAL, *sys.argv[1:]])
+        real = os.readlink(f"{FOLDER}/interpreter")
+        os.execv(real, [real, *sys.argv[1:]])
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(SOCKET)
+    connection.connect(f"{FOLDER}/socket")
     wanted = {"argv": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}
     streams = array.array("i", [0, 1, 2]).tobytes()
     connection.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
@@ -25,7 +31,7 @@ def main():
         connection.sendall(bytes([number]))
 
     replies = connection.makefile("r")
-    with open(f"{PIDS}/{os.getpid()}", "w") as file:
+    with open(f"{FOLDER}/{os.getpid()}", "w") as file:
         file.write(replies.readline().strip())
     for number in PASSED_ON:
         signal.signal(number, forward)
