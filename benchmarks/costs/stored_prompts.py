@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.engine import open_engine, precompute_now
 from kvstore import SsdTier, TieredStore
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Generate, Method, Sampling
-from service.worker.api import DecoderModel, Engine, load_model, open_engine, precompute_now
+from service.worker.api import DecoderModel, Engine, load_model
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/stored_prompts.json")

@@ -158,18 +158,14 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
         WrongArgument: There are none.
     """
     from service.errors import InvalidRequest
-    from service.gateway.api import DocumentParser, FileLimits, SpooledDocument
+    from service.gateway.api import DocumentParser, FileLimits, IngestDocument
     from service.gateway.documents.parsing.file_kinds import file_kind
-    from service.shared.worker_settings import MIB
 
     found = scan([folder])
     contents = [*found.failed, *files.read(found.sources, {})]
     if len(contents) > MAX_DOCUMENTS:
         contents = random.Random(seed).sample(contents, MAX_DOCUMENTS)
-    parser = DocumentParser(
-        FileLimits(settings.max_file_pages, settings.max_file_chars, settings.file_cpu_s,
-                   settings.file_memory_mib * MIB)
-    )  # fmt: skip
+    parser = DocumentParser(FileLimits.of(settings))
 
     async def parse() -> list[Document]:
         parsed = []
@@ -181,8 +177,8 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
             row = json.loads(read.content) if read.media_type == files.ROW else None
             content = read.content if row is None else str(row["text"]).encode()
             kind = "text" if row else file_kind(read.doc_id, read.media_type, content)
-            meta = {"title": (row or {}).get("title", ""), "metadata": {}}
-            item = SpooledDocument(number, "", "", "", read.doc_id, kind, meta, content)
+            title = (row or {}).get("title", "")
+            item = IngestDocument(read.doc_id, "", kind, content, title, number=number)
             try:
                 parsed.append(await parser.document(item))
             except InvalidRequest as error:

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 from tests import preloaded
-from tests.preloaded import real_pid
 
 STOP_S = 90.0
 
@@ -43,12 +42,8 @@ class SharedWorker:
         return self._process.wait(STOP_S)
 
     def kill_nine(self) -> None:
-        """Both of its processes: the one that was started, and its child with the model."""
         assert self._process is not None
-        pid = real_pid(self._process.pid)
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for each in (*(real_pid(int(child)) for child in children), pid):
-            os.kill(each, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from retriever.errors import RetrieverError
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.errors import KvstitchError
-from service.gateway.retrieval.model_factory import make_embedder
+from service.gateway.search.models import make_embedder
 from service.models.model_finder import ModelFinder
 from service.settings import Settings
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from service.cli.checks.finding import Finding, fail, ok, warn
-from service.gateway.fleet.discovery.dns_name import DnsName
+from service.gateway.fleet.discovery import DnsName
 from service.settings import Settings
 
 PATIENCE_S = 2.0

@@ -24,8 +24,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from kvstore import EncodedChunk, TieredStore, encode_chunk
-from kvstore.store_stats import TierStats
+from kvstore import EncodedChunk, TieredStore, TierStats, encode_chunk
 from kvstore.tiers.base import Tier
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.timers import Timers

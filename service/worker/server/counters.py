@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.store_stats import StoreStats, TierStats
+from kvstore import StoreStats, TierStats
 from service import __version__
 from service.messages.replies import Ready, WorkerLoad
 from service.messages.requests import ChunkTokens
