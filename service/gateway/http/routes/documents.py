@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 
 from retriever import DocFilter, DocumentInfo
 from service.errors import InvalidRequest
-from service.gateway.documents.deletion_records import Receipt
+from service.gateway.documents.deletion_store import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.schemas.admin import (

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from service.gateway.documents.jobs.job_records import OPEN_STATES, Job
-from service.gateway.documents.jobs.job_state import MAX_ERRORS
+from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.http.dependencies import Ingesting, JobsDep, Limit
 from service.gateway.schemas.admin import JobList, JobOut, JobProgress, JobState
 
