@@ -33,7 +33,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import InvalidVectors
+from retriever.errors import InvalidQuery, InvalidVectors
 from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sql.connection import Connection
@@ -198,7 +198,19 @@ class Catalog:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
-        """One page of documents in the order of doc_id, starting after `cursor`."""
+        """Return one page of documents in the order of doc_id, without texts.
+
+        Args:
+            limit: documents per page.
+            cursor: `next_cursor` of the previous page; None: the first page.
+            doc_filter: only documents that pass it.
+            scope: the tenant's collection.
+
+        Raises:
+            InvalidQuery: `limit` is below 1.
+        """
+        if limit < 1:
+            raise InvalidQuery(f"limit must be at least 1, not {limit}")
         where, values = self._database.conditions(doc_filter)
         query = (
             f"{queries.INFO} WHERE scope_id = ? AND doc_id > ? AND {where} ORDER BY doc_id LIMIT ?"

@@ -23,15 +23,14 @@ from service.gateway.databases import shared_secret
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.jobs.job_rows import record_sizes
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
-from service.gateway.documents.jobs.stored_sizes import record_sizes
 from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.prompts.precomputed_behind import KINDS, PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
-from service.gateway.retrieval.model_factory import make_embedder
-from service.gateway.retrieval.timed_embedder import TimedEmbedder
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.models import make_embedder
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.settings import Settings
@@ -122,17 +121,16 @@ class BulkCorpus:
         )
         self._pool = Postgresql(settings.database, shared_schema.SCHEMA, connections=CONNECTIONS)
         self._jobs = PostgresqlJobDatabase(self._pool, self.owner)
-        embedder = TimedEmbedder(make_embedder(settings))
         index = PgvectorIndex(self._catalog_pool) if settings.vectors == "pgvector" else None
         retriever = Retriever.for_storing(
             catalog_database.PostgresqlDatabase(self._catalog_pool),
-            embedder,
+            make_embedder(settings),
             self._prompts.chunking(),
             index=index,
         )
-        self._retriever = AsyncRetriever(retriever, embedder)
+        self._retriever = AsyncRetriever(retriever)
         self._worker = WorkerClient()
-        self._behind = PrecomputedBehind(self._prompts, self._retriever.companions, 0)
+        self._behind = PrecomputedBehind(self._prompts, retriever.companions, 0)
         self._purges = PurgeQueue(
             DeletionStore(self._jobs), self._retriever, self._worker, self._prompts, self._behind,
             CatalogLock(self._pool),

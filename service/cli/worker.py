@@ -8,7 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from service.errors import InvalidSetting, KvstitchError, ModelRefused
+from service.cli.options import add_settings, settings_of
+from service.errors import InvalidSetting, KvstitchError
 from service.shared import openmp
 
 if TYPE_CHECKING:
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from service.shared.worker_settings import WorkerSettings
 
 CANNOT_BE_SERVED = 3
+WORKER_ADDRESS = "tcp://127.0.0.1:5700"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a worker by itself, for gateways that name it in KVSTITCH_WORKER_ADDRESSES. It takes "
+        "the settings of `serve`; SIGTERM lets it finish what runs."
+    )
+    parser.epilog = "Beyond loopback KVSTITCH_FLEET_SECRET must be set, the same for all."
+    parser.add_argument("--listen", metavar="ADDRESS", default=WORKER_ADDRESS, help="tcp://HOST:"
+                        f"PORT; port 0: any (default: {WORKER_ADDRESS})")  # fmt: skip
+    add_settings(parser)
+    parser.set_defaults(command=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,10 +39,8 @@ def run(args: argparse.Namespace) -> int:
         InvalidSetting: A setting is wrong by itself.
     """
     openmp.prepare()
-    from service.settings import Settings, load
 
-    names = set(Settings.model_fields)
-    settings = load(**{name: value for name, value in vars(args).items() if name in names})
+    settings = settings_of(args)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         _become_worker(_prepare(settings, args.listen))
@@ -38,16 +50,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(settings: Settings, address: str) -> WorkerSettings:
-    """The worker's settings, with a model that can be served.
+    """Return the worker's settings, with a model that can be served.
 
     Raises:
         KvstitchError: It cannot be started.
     """
-    from service.cli.checks import architecture, loras, model
-    from service.gateway.auth.secret_file import own_secret
-    from service.gateway.data_folder import FOLDER_MODE, UMASK
+    from service.cli.doctor import model
+    from service.cluster.plan import PreparedWorker
+    from service.gateway.data_folder import UMASK
     from service.models.model_finder import ModelFinder
-    from service.settings.calibration import calibrated
     from service.shared import fleet_secret
 
     fleet_secret.require_secret(address, settings.fleet_secret)
@@ -55,27 +66,9 @@ def _prepare(settings: Settings, address: str) -> WorkerSettings:
         raise InvalidSetting("workers (KVSTITCH_WORKERS) is for `serve`: start one for each")
     os.umask(UMASK)
     folder = ModelFinder.of(settings).prepare(settings.model)
-    for finding in (
-        architecture.unservable(folder, settings),
-        model.unloadable(folder, settings),
-        loras.unservable(settings),
-    ):
-        if finding is not None:
-            raise ModelRefused(f"{finding.message}: {finding.remedy}")
-    try:
-        settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidSetting(
-            f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
-        ) from error
-    settings, calibration_file = calibrated(settings, folder)
-    return settings.worker(
-        folder,
-        address,
-        shared=True,
-        tenants_secret="" if settings.fleet_secret else own_secret(settings.data_dir),
-        calibration=calibration_file,
-    )
+    model.require_config(folder, settings)
+    model.require_loadable(folder, settings)
+    return PreparedWorker.of(settings, folder).at(address)
 
 
 def _become_worker(settings: WorkerSettings) -> NoReturn:

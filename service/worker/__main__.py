@@ -17,9 +17,11 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+
+from torch import Tensor
 
 from kvstore import (
     MemoryTier,
@@ -115,17 +117,23 @@ def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Cal
         The decoder, and what makes the KV pool.
     """
     make_pool: Callable[..., KVPool] = KVPool
+    lora_logits: Mapping[str, tuple[Tensor, Tensor]] = {}
     if settings.tensor_parallel > 1:
-        from service.worker.parallel.gang import Gang, refuse
+        from service.worker.parallel.processes import TensorParallel, refuse
 
         refuse(settings)
-        gang = stack.enter_context(
-            Gang(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
+        ranks = stack.enter_context(
+            TensorParallel(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
         )
-        make_pool = gang.make_pool
-        decoder, differences = gang.load(
-            settings.model, dtype=settings.dtype, threads=settings.threads
+        make_pool = ranks.make_pool
+        decoder, differences = ranks.load(
+            settings.model,
+            dtype=settings.dtype,
+            threads=settings.threads,
+            quantize=settings.quantize,
+            loras=settings.loras,
         )
+        lora_logits = ranks.lora_logits
     else:
         set_threads(settings.threads)
         if settings.methods_dir:
@@ -139,7 +147,7 @@ def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Cal
         differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = selfcheck.add_lora(decoder, name, Path(folder))
+        off, moved = selfcheck.add_lora(decoder, name, Path(folder), lora_logits.get(name))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     return decoder, make_pool
 

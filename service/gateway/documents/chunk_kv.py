@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from retriever import Scope
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_prefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.messages.requests import ChunkTokens
 
 NO_CHUNK = -1  # where only copies are to be purged
@@ -55,10 +55,11 @@ class ChunkKVs:
                     chunk.chunk_id,
                     self._prompts.segment(chunk),
                 )
-                for doc_id, chunk in self._retriever.chunks_of_documents(doc_ids, scope)
+                for doc_id in doc_ids
+                for chunk in self._retriever.catalog.chunks_of(doc_id, scope=scope)
             ]
 
-        return await self._retriever.run_blocking(find)
+        return await self._retriever.run(find)
 
     async def to_store(
         self, scope: Scope, doc_ids: Sequence[str], max_context: int
@@ -75,7 +76,9 @@ class ChunkKVs:
         chunks = await self.of(scope, doc_ids)
         if self._behind.kind is None:
             return chunks, []
-        stored = await self._retriever.chunks([each.chunk_id for each in chunks])
+        stored = await self._retriever.run(
+            self._retriever.catalog.chunks, [each.chunk_id for each in chunks]
+        )
         chosen = await self._retriever.change(
             lambda: [self._behind.choose(chunk, scope, max_context) for chunk in stored]
         )
@@ -95,7 +98,7 @@ class ChunkKVs:
         """
         chunks = await self.of(scope, doc_ids)
         chunk_ids = [each.chunk_id for each in chunks]
-        copies = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
+        copies = await self._retriever.run(self._behind.copies, chunk_ids)
         out: list[ChunkKV] = []
         for each in chunks:
             own = copies[each.chunk_id]
@@ -111,7 +114,7 @@ class ChunkKVs:
         if not (with_copies := [each for each in stored if each.copies]):
             return []
         chunk_ids = [each.chunk_id for each in with_copies]
-        now = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
+        now = await self._retriever.run(self._behind.copies, chunk_ids)
         return [
             replace(each, chunk_id=NO_CHUNK, ids=[], copies=with_prefixes(each.copies))
             for each in with_copies

@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from service.gateway.auth.quotas import Quotas
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.document_service import DocumentService
@@ -20,14 +20,13 @@ from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.webhook_events import EventStore
+from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
-from service.gateway.documents.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.shared.metrics import JOB_STATES
@@ -106,7 +105,7 @@ class Corpus:
         self._heard_at: float | None = None
         metrics.database_silence.set_function(self._silence_s)
         # Indexes are rebuilt in the background, at no event that would be seen here.
-        metrics.index_recall.set_function(lambda: retriever.index_recall)
+        metrics.index_recall.set_function(lambda: retriever.retriever.index.recall)
 
     @property
     def complete(self) -> bool:
@@ -127,7 +126,7 @@ class Corpus:
 
     async def refresh_gauges(self) -> None:
         """Count anew, after documents or jobs have changed."""
-        counts = await self._retriever.counts()
+        counts = await self._retriever.run(self._retriever.catalog.counts)
         self._metrics.documents.set(counts.documents)
         self._metrics.chunks.set(counts.chunks)
         states = await asyncio.to_thread(self._store.states)
@@ -135,7 +134,7 @@ class Corpus:
             self._metrics.jobs.labels(state).set(states.get(state, 0))
 
     async def start(self) -> None:
-        """The retriever must have been started; the worker may come later."""
+        """Start the loops, after the retriever; the worker may come later."""
         await self.refresh_gauges()
         self._loops.indexing.start()
         self._pruning.start()

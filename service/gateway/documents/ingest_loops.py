@@ -15,7 +15,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from retriever import Scope
 from service.errors import (
@@ -33,7 +32,7 @@ from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_storing import BATCH_CHUNKS, calls
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class IngestLoops:
         self.precompute = BackgroundLoop("precompute", self._precompute, POLL_S)
 
     def wake_precompute(self) -> None:
-        """Documents were indexed, or purges were added."""
+        """Work off documents that were indexed, or purges that were added."""
         self.complete = self._behind.kind is None
         self.precompute.wake()
 
@@ -93,7 +92,7 @@ class IngestLoops:
         self.wake_precompute()
 
     async def _index(self) -> bool:
-        """Index one batch; False if there was none."""
+        """Index one batch; return False if there was none."""
         indexed = await self._ingestor.index_batch()
         if indexed == "nothing":
             if self._needs_scrub:
@@ -143,7 +142,7 @@ class IngestLoops:
         return False
 
     def _more_to_come(self) -> bool:
-        """Whether documents are being indexed that others should stand behind."""
+        """Return whether documents are being indexed that others should stand behind."""
         few = len(self._jobs.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
         return few and bool(self._jobs.pending(1, 1))
 
@@ -158,7 +157,7 @@ class IngestLoops:
             return False
         # One by one after a failure, so that one document does not keep the others back.
         limit = 1 if self._failures else STORED_DOCUMENTS
-        documents = await self._retriever.run_blocking(lambda: self._behind.open(limit))
+        documents = await self._retriever.run(self._behind.open, limit)
         try:
             await self._store_all(documents)
         except (Overloaded, DiskFull, TierUnreached, DatabaseUnavailable):
@@ -179,7 +178,7 @@ class IngestLoops:
         """Leave a document as it is that fails, or kills the worker, every time."""
         logger.warning("document %s is not stored completely: %s", doc_id, error)
         chunk_ids = [chunk.chunk_id for chunk in await self._kv.chunks.of(scope, [doc_id])]
-        await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
+        await self._retriever.change(self._behind.set_exact, chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
         """Store documents behind their companions, those that have any, and behind S alone.
@@ -203,13 +202,13 @@ class IngestLoops:
                 logger.warning("document %s is not stored completely: %s", doc_id, failed)
             if self._behind.kind is not None:
                 chunk_ids = [chunk.chunk_id for chunk in part]
-                await self._retriever.change(partial(self._behind.set_exact, chunk_ids))
+                await self._retriever.change(self._behind.set_exact, chunk_ids)
 
     async def _restore_pinned(self) -> None:
         """Compute again what a tier has evicted of pinned documents."""
         if time.monotonic() - self._pins_checked_at < self._pin_check_s:
             return
-        for document in await self._retriever.pinned():
+        for document in await self._retriever.run(self._retriever.catalog.pinned):
             await self._store_all([document])
         self._pins_checked_at = time.monotonic()
 
@@ -231,7 +230,7 @@ class TokenRate:
         self._known: float | None = None  # until the present run has been measured
 
     def begin(self) -> None:
-        """There is something to compute; does nothing if there was before."""
+        """Note that there is something to compute, unless there was before."""
         if not self._added:
             self._added.append((self._clock(), 0.0))
 
@@ -243,7 +242,7 @@ class TokenRate:
             self._added.popleft()
 
     def end(self) -> None:
-        """There is nothing to compute: the time until the next beginning does not count."""
+        """Note that there is nothing to compute: the time until the next `begin` does not count."""
         self._known = self.per_s
         self._added.clear()
 

@@ -36,7 +36,7 @@ from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 

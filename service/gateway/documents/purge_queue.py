@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from types import TracebackType
 
@@ -23,11 +22,10 @@ from retriever import Scope
 from retriever.sql.postgresql import Postgresql
 from service.errors import TierUnreached
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.deletion_records import PendingPurge
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion_store import DeletionStore, PendingPurge
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.shared_schema import translated
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import ChunkTokens
@@ -93,7 +91,7 @@ class PurgeQueue:
             yield
         finally:
             self._being_stored -= chunk_ids
-            stored = await self._retriever.stored_chunks(chunk_ids)
+            stored = await self._still_stored(chunk_ids)
             gone = [chunk for chunk in chunks if chunk.chunk_id not in stored]
             present = [chunk for chunk in chunks if chunk.chunk_id in stored]
             await self.add_kv([*gone, *await self._chunks.outdated(present)])
@@ -145,7 +143,7 @@ class PurgeQueue:
         raise TierUnreached(f"deleted KV may still be in {names}, which cannot be reached")
 
     async def _due(self, receipt_id: str | None) -> list[PendingPurge]:
-        """Purges to make now, sorted by tenant and receipt; those not needed are settled.
+        """Return the purges to make now, sorted by tenant and receipt; drop those not needed.
 
         A purge is not needed if its chunk is still there, or if another chunk has the same token
         ids (in the document's new revision, or in another document of the tenant), because KV is
@@ -159,32 +157,39 @@ class PurgeQueue:
                 pending = [p for p in pending if p.chunk_id not in self._being_stored]
                 if not pending:
                     break
-                stored = await self._retriever.stored_chunks([p.chunk_id for p in pending])
+                stored = await self._still_stored([p.chunk_id for p in pending])
                 gone = [p for p in pending if p.chunk_id not in stored]
                 gone = [replace(p, shared=await self._is_shared(p)) for p in gone]
                 due = [p for p in gone if p.copies or not p.shared]
                 gone_ids = [p.chunk_id for p in gone]
                 await asyncio.to_thread(self._store.forget_contents, gone_ids)
-                await self._retriever.change(partial(self._behind.forget, gone_ids))
+                await self._retriever.change(self._behind.forget, gone_ids)
                 numbers = {p.number for p in due}
                 not_needed = [p for p in pending if p.number not in numbers]
                 await asyncio.to_thread(self._store.drop, not_needed)
         return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
 
+    async def _still_stored(self, chunk_ids: Collection[int]) -> set[int]:
+        """Return those of these chunks that the catalog has, in any scope."""
+        chunks = await self._retriever.run(self._retriever.catalog.chunks, list(chunk_ids))
+        return {chunk.chunk_id for chunk in chunks}
+
     async def _is_shared(self, purge: PendingPurge) -> bool:
-        """Whether a chunk that is still there has the same content.
+        """Return whether a chunk that is still there has the same content.
 
         What stands behind other chunks, or behind this one, is no part of that.
         """
         if not purge.ids:
             return True
         scope = Scope(purge.tenant, purge.collection)
-        same_document = await self._retriever.chunks_of(purge.doc_id, scope=scope)
+        same_document = await self._retriever.run(
+            self._retriever.catalog.chunks_of, purge.doc_id, scope=scope
+        )
         if any(self._prompts.segment(chunk) == purge.ids for chunk in same_document):
             return True
         same = await asyncio.to_thread(self._store.chunks_with_content, purge.tenant, purge.ids)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
-        return bool(others) and bool(await self._retriever.stored_chunks(others))
+        return bool(others) and bool(await self._still_stored(others))
 
 
 class CatalogLock:

@@ -72,8 +72,8 @@ def test_documents_of_the_first_release_are_of_the_default_scope(
 ) -> None:
     for _ in range(2):  # the second time it is a file of this release
         retriever = open_retriever()
-        assert [chunk.chunk_id for chunk in retriever.chunks_of("fox")] == [1, 2]
-        stored = retriever.get_document("fox", scope=Scope())
+        assert [chunk.chunk_id for chunk in retriever.catalog.chunks_of("fox")] == [1, 2]
+        stored = retriever.catalog.get("fox", scope=Scope())
         assert stored is not None
         assert stored.document == Document("fox", "the red fox hunts", "T", {"a": 1})
         assert (stored.info.created, stored.info.updated, stored.info.pinned) == (10.0, 20.0, False)

@@ -91,7 +91,7 @@ def test_documents_are_in_the_catalog_and_each_text_is_stored_once(
     with_index.start()
     (found,) = with_index.search("Newer.", 1, scope=Scope("", "default"))
     assert found.chunk.doc_id == "d0"
-    assert with_index.counts().documents == 4
+    assert with_index.catalog.counts().documents == 4
     with_index.close()
     pool.close()
 

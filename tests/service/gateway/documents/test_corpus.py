@@ -60,7 +60,7 @@ def test_update_purges_only_what_is_gone(rig: Rig) -> None:
     after = set(fake(rig).stored)
     kept = before & after
     assert len(kept) >= len(before) - 2, "unchanged chunks keep their KV"
-    chunks = rig.call(lambda: rig.gateway.retriever.chunks_of("d"))
+    chunks = rig.gateway.retriever.catalog.chunks_of("d")
     assert after == {tuple(rig.gateway.prompts.segment(c)) for c in chunks}
 
 
@@ -197,7 +197,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
     worker = fake(rig)
 
     def meanwhile(chunk: ChunkTokens) -> None:
-        rig.gateway.retriever._retriever.delete(["rome"])
+        rig.gateway.retriever.retriever.delete(["rome"])
 
     worker.on_chunk = meanwhile
     rig.ingest()
@@ -268,8 +268,9 @@ def test_a_document_that_kills_the_worker_is_given_up_the_others_are_not(
 def test_two_services_on_one_folder_are_refused(rig: Rig, folder: Path) -> None:
     from service.errors import InvalidSetting
     from service.gateway.composition import Gateway
+    from service.gateway.workers import ProcessOptions
 
-    second = Gateway(rig.gateway.settings, folder, worker_address="ipc:///none")
+    second = Gateway(rig.gateway.settings, folder, processes=ProcessOptions(address="ipc:///none"))
     with pytest.raises(InvalidSetting, match="another kvstitch serves"):
         rig.call(second.start)
 

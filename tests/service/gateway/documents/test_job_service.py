@@ -183,7 +183,7 @@ def test_pinned_documents_are_computed_again_when_their_kv_is_gone(
         rig.ingest()
         assert rig.http.put("/admin/pins/oslo").json()["pinned"] is True
         assert rig.http.put("/admin/pins/none").status_code == 404
-        (chunk,) = rig.call(lambda: rig.gateway.retriever.chunks_of("oslo"))
+        (chunk,) = rig.gateway.retriever.catalog.chunks_of("oslo")
         oslo = tuple(rig.gateway.prompts.segment(chunk))
         fake(rig).stored.clear()  # what a full tier does
         until(lambda: fake(rig).stored == {oslo}, "only the pinned one comes back")

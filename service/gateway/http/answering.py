@@ -1,0 +1,119 @@
+"""What all routes that answer share: stream or whole, headers, a client that disconnects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request, Response
+from pydantic import BaseModel
+
+from service.gateway.admission import CallContext
+from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent, open_group
+from service.gateway.answers.answer_service import AnswerService
+from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
+from service.gateway.http.dependencies import CallContextDep, GatewayDep
+from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
+from service.gateway.schemas.answer import GenerateResponse
+from service.gateway.schemas.generate import GenerateRequest
+
+T = TypeVar("T")
+CLIENT_DISCONNECTED = 499  # as nginx logs it; nobody is left to read the response
+
+
+@dataclass(frozen=True)
+class AnswerExchange:
+    """One HTTP request for an answer."""
+
+    request: Request
+    answers: AnswerService
+    call: CallContext
+    ping_s: float
+
+    async def explain(self, body: GenerateRequest) -> Any:
+        """Respond with what an answer would take."""
+        work = self.answers.explain(body, self.call)
+        return await respond_unless_disconnected(
+            work, self.request, lambda result: json_response(result, server_timing(result.stages))
+        )
+
+    async def answer(
+        self,
+        body: GenerateRequest,
+        framing: Callable[[AnswerStream], EventFraming[AnswerEvent]],
+        whole: Callable[[AnswerStream, GenerateResponse], BaseModel],
+    ) -> Any:
+        """Respond with a stream or with a whole answer, as `body.stream` says.
+
+        Args:
+            body: The request.
+            framing: Makes the framing of a stream's events.
+            whole: Makes the response body of a whole answer.
+        """
+        if body.stream:
+            answer = await self.answers.open(body, self.call)
+            headers = {"Server-Timing": server_timing(answer.plan.stages)}
+            return EventStream(answer, framing(answer), ping_s=self.ping_s, headers=headers)
+
+        async def collect() -> Response:
+            answer = await self.answers.open(body, self.call)
+            result = await answer.collect()
+            timing = server_timing(result.stages, result.timing.total_s)
+            return json_response(whole(answer, result), timing)
+
+        return await respond_unless_disconnected(collect(), self.request, lambda done: done)
+
+    async def answers_to(
+        self,
+        bodies: Sequence[GenerateRequest],
+        framing: Callable[[AnswerGroup], EventFraming[NumberedEvent]],
+        whole: Callable[[AnswerGroup, list[GenerateResponse]], BaseModel],
+    ) -> Any:
+        """Respond with several answers at once, as a stream or whole.
+
+        Args:
+            bodies: The requests; all of them ask for a stream, or none does.
+            framing: Makes the framing of a stream's events.
+            whole: Makes the response body of whole answers.
+        """
+        if bodies[0].stream:
+            group = await open_group(self.answers, bodies, self.call)
+            headers = {"Server-Timing": server_timing(group.answers[0].plan.stages)}
+            return EventStream(group, framing(group), ping_s=self.ping_s, headers=headers)
+
+        async def collect() -> Response:
+            group = await open_group(self.answers, bodies, self.call)
+            results = await group.collect()
+            total_s = max(result.timing.total_s for result in results)
+            timing = server_timing(results[0].stages, total_s)
+            return json_response(whole(group, results), timing)
+
+        return await respond_unless_disconnected(collect(), self.request, lambda done: done)
+
+
+def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> str:
+    """The Server-Timing header: milliseconds per stage; browsers show them."""
+    times = {**stages, **({} if total_s is None else {"total": total_s})}
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in times.items())
+
+
+async def respond_unless_disconnected(
+    work: Coroutine[Any, Any, T], request: Request, respond: Callable[[T], Response]
+) -> Response:
+    """The response for what `work` gives; a client that disconnects cancels it."""
+    result = await unless_disconnected(work, request.receive)
+    return Response(status_code=CLIENT_DISCONNECTED) if result is None else respond(result)
+
+
+def json_response(result: BaseModel, timing: str) -> Response:
+    """Serialised here, because FastAPI would validate the model once more before it does."""
+    body = result.model_dump_json(by_alias=True)
+    return Response(body, media_type="application/json", headers={"Server-Timing": timing})
+
+
+async def _exchange(request: Request, gateway: GatewayDep, call: CallContextDep) -> AnswerExchange:
+    return AnswerExchange(request, gateway.answers, call, gateway.settings.stream_ping_s)
+
+
+AnswerExchangeDep = Annotated[AnswerExchange, Depends(_exchange)]
