@@ -15,9 +15,9 @@ from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
 from retriever.catalog.database import Database
 from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.catalog.sqlite_database import SqliteDatabase
-from retriever.chunking import TokenCounter, TokenizerCounter
+from retriever.chunking import TokenCounter
 from retriever.sql.postgresql import Postgresql
-from tests.fakes.models import HashingEmbedder, WordCounter
+from tests.fakes.models import HashingEmbedder, TokenizerCounter, WordCounter
 
 DATA = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
 
