@@ -1,4 +1,4 @@
-"""Parts of a response, from the worker's report and the gateway's clock, and metrics of the same."""
+"""Parts of a response, from the worker's report and the gateway's clock; metrics of the same."""
 
 from __future__ import annotations
 
