@@ -5,10 +5,9 @@ Importing this package imports neither torch nor faiss.
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
-from retriever.catalog.companion_table import Accompanied, Kind
 from retriever.chunking.chunker import ChunkSettings, ChunkSpan, split
 from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
-from retriever.companions import Companions
+from retriever.companions import Accompanied, Companions, Kind
 from retriever.documents import (
     Chunk,
     DocFilter,

@@ -20,7 +20,6 @@ from typing import get_args
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
-from retriever.catalog.database import Database
 from retriever.chunking.chunker import ChunkSettings
 from retriever.companions import Companions
 from retriever.documents import (
@@ -43,6 +42,7 @@ from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, recip
 from retriever.search.read_write_lock import ReadWriteLock
 from retriever.search.vector_index import EXACT_UP_TO, VectorIndex
 from retriever.search.vector_search import VectorSearch
+from retriever.sql.database import Database
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Retriever:
         self._embedder = embedder
         self._chunking = chunking
         self._mirror: IndexMirror | OwnChanges = IndexMirror(catalog, index, embedder, index_dir)
-        self.companions = Companions(catalog.companions, index)
+        self.companions = Companions(catalog.database, index)
         # Held during a commit and its index change, so that a search sees both or neither.
         self._consistency = ReadWriteLock()
 
