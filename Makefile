@@ -69,16 +69,15 @@ imports: setup
 	$(VENV)/lint-imports
 
 generated: setup
-	$(VENV)/python -m service.metrics_docs --check
-	$(VENV)/python -m service.gateway.http.openai.field_docs --check
-	$(VENV)/python -m service.worker.model.families_docs --check
+	$(VENV)/python -m scripts.docs_tables --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
+	$(VENV)/python scripts/sync_client.py --check
 
-# Writes the files that are generated from code: the dashboards and docs/metrics.md.
+# Writes the files that are generated from code: dashboards, docs/metrics.md, the blocking client.
 dashboards: setup
-	$(VENV)/python -m service.metrics_docs
-	$(VENV)/python -m service.worker.model.families_docs
+	$(VENV)/python -m scripts.docs_tables
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
+	$(VENV)/python scripts/sync_client.py
 
 bench: setup
 	$(VENV)/python -m benchmarks.speed --resume

@@ -1,5 +1,5 @@
 """Benchmarks. Every result file has the machine, versions, commit, seed and raw samples."""
 
-from service import openmp
+from service.shared import openmp
 
 openmp.prepare()  # before anything here imports torch

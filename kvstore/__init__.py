@@ -24,8 +24,7 @@ from kvstore.errors import (
 from kvstore.format.chunk import EncodedChunk, encode_chunk
 from kvstore.format.chunk_blocks import EncodedBlocks
 from kvstore.format.chunk_header import ChunkHeader, chunk_file_bytes, parse_header
-from kvstore.format.chunk_keys import chunk_key
-from kvstore.format.chunk_spec import BLOCK_TOKENS, ChunkSpec
+from kvstore.format.chunk_identity import BLOCK_TOKENS, ChunkSpec, chunk_key
 from kvstore.read_outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadOutcome
 from kvstore.store import TieredStore
 from kvstore.tiers.memory_tier import MemoryTier

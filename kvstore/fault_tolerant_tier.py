@@ -19,7 +19,7 @@ from kvstore.format.chunk_blocks import (
     selection_ranges,
 )
 from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.extra_tensors import EncodedExtra, parse_extra
 from kvstore.store_stats import TierStats
 from kvstore.tier_caller import CallResult, TierCaller

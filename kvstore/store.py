@@ -22,8 +22,7 @@ from kvstore.errors import StoreConfigError, TierUnavailable
 from kvstore.fault_tolerant_tier import FaultTolerantTier
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_blocks import block_selection, check_selection
-from kvstore.format.chunk_keys import require_chunk_key, require_extra_name
-from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.chunk_identity import ChunkSpec, require_chunk_key, require_extra_name
 from kvstore.format.extra_tensors import encode_extra
 from kvstore.read_outcomes import BlocksOutcome, ExtraOutcome, ReadOutcome, ReadProblem
 from kvstore.single_flight import SingleFlight

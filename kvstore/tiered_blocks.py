@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kvstore.fault_tolerant_tier import BlocksRead, FaultTolerantTier
 from kvstore.format.chunk_blocks import BlockSelection
-from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.read_outcomes import BadBlock, BlocksOutcome, ReadProblem
 
 

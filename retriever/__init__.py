@@ -5,8 +5,7 @@ Importing this package imports neither torch nor faiss.
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
-from retriever.chunking.chunker import ChunkSettings, ChunkSpan, split
-from retriever.chunking.token_counters import TokenCounter, TokenizerCounter
+from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, TokenizerCounter, split
 from retriever.companions import Accompanied, Companions, Kind
 from retriever.documents import (
     Chunk,
@@ -20,12 +19,12 @@ from retriever.documents import (
 )
 from retriever.embedders import Embedder, EndpointEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
+from retriever.index.vector_index import VectorIndex
 from retriever.ingest import EmbeddedDocument, IngestResult
 from retriever.marks import Mark, MarkKind, Place
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.retriever import Retriever, StartReport
 from retriever.scope import Scope
-from retriever.search.vector_index import VectorIndex
 
 __all__ = [
     "Accompanied",

@@ -9,8 +9,8 @@ from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CatalogState, UpsertResult
 from retriever.embedders.base import Embedder, Vectors, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
+from retriever.index.vector_search import VectorSearch
 from retriever.scope import Scope
-from retriever.search.vector_search import VectorSearch
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from retriever.catalog.catalog import Catalog
-from retriever.chunking.chunker import ChunkSettings, ChunkSpan
+from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import CatalogUnreachable, EmbedderError, InvalidDocument, RetrieverError

@@ -20,7 +20,7 @@ from typing import get_args
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
-from retriever.chunking.chunker import ChunkSettings
+from retriever.chunking import ChunkSettings
 from retriever.companions import Companions
 from retriever.documents import (
     Chunk,
@@ -33,15 +33,15 @@ from retriever.documents import (
 )
 from retriever.embedders.base import Embedder, space_of
 from retriever.errors import CatalogUnreachable, EmbedderMismatch, InvalidQuery, RetrieverError
+from retriever.index.inverted_lists import BuildStopped, Stopped
+from retriever.index.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
+from retriever.index.read_write_lock import ReadWriteLock
+from retriever.index.vector_index import EXACT_UP_TO, VectorIndex
+from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror, OwnChanges
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
 from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.search.inverted_lists import BuildStopped, Stopped
-from retriever.search.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
-from retriever.search.read_write_lock import ReadWriteLock
-from retriever.search.vector_index import EXACT_UP_TO, VectorIndex
-from retriever.search.vector_search import VectorSearch
 from retriever.sql.database import Database
 
 

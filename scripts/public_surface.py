@@ -33,8 +33,9 @@ from demo.client import Client, request_body
 from demo.corpus_files import read_documents
 from demo.process import free_port, service
 from demo.scenario import small
-from service import messages, metrics, wire
+from service.messages import replies, requests, wire
 from service.settings import Settings
+from service.shared import metrics
 
 EVICTIONS = ("snapkv", "gemfilter", "kvec")
 TIMES = re.compile(r"(_s|_ms|_at|stages|timing|created|seconds|uptime)$")
@@ -80,7 +81,7 @@ def example(hint: msgspec.inspect.Type, name: str) -> Any:
 
 def wire_bytes() -> dict[str, str]:
     """One message of every kind, as it goes over the socket."""
-    kinds = {*get_args(messages.ToWorker), *get_args(messages.FromWorker)}
+    kinds = {*get_args(requests.ToWorker), *get_args(replies.FromWorker)}
     return {
         kind.__name__: wire.encode(example(msgspec.inspect.type_info(kind), kind.__name__)).hex()
         for kind in sorted(kinds, key=lambda kind: kind.__name__)

@@ -22,7 +22,7 @@ FIRST = (
     "tests/benchmarks/gpu/",
     "tests/benchmarks/speed/",
     "tests/service/models/",
-    "tests/service/tuning/",
+    "tests/tuning/",
     "tests/service/worker/test_process.py",
     "tests/service/worker/test_shared_process.py",
 )

@@ -74,7 +74,7 @@ def violations(contract: dict[str, Any]) -> Iterator[tuple[str, str]]:
             for module in contract["protected_modules"]:
                 yield "loadtest", module
         case "acyclic_siblings":
-            yield "service.worker.core.layout", "service.worker.core.layer_view"
+            yield "service.worker.layout", "service.worker.methods.layer_view"
             yield "kvstore.errors", "kvstore.store"
 
 

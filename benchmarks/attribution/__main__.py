@@ -38,10 +38,11 @@ from benchmarks.attribution.asking import (
     served,
 )
 from benchmarks.attribution.methods import Method, methods
+from benchmarks.common.provenance import provenance
 from retriever import LocalEmbedder
 from service.gateway.api import attribute, sentences
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
+from tuning.statistics import Bootstrap
 
 SUITES: tuple[Suite, ...] = get_args(Suite)
 
@@ -207,7 +208,7 @@ def main() -> int:
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        args.out.with_suffix(".md").write_text(report(record))
+        args.out.with_suffix(".md").write_text(report(record) + provenance(record))
     return 0
 
 

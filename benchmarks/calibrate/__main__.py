@@ -3,7 +3,7 @@
 
     python -m benchmarks.calibrate MODEL_FOLDER [--probes needle|demo] [--samples 32] [--seed 0]
 
-The scores (`service.tuning.calibrating.head_scores`) are written to `calibration.json` in the model
+The scores (`tuning.head_scores`) are written to `calibration.json` in the model
 folder, where other entries stay. `kvstitch tune` measures the same with fewer probes.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 
 from benchmarks.calibrate.probes import KINDS, DemoProber
 from service.errors import KvstitchError
-from service.tuning.calibrating.head_scores import calibrate
-from service.tuning.measuring.environment import describe
-from service.tuning.report.calibration_file import merge
 from service.worker.api import CALIBRATION_FILE, load_model
+from tuning.environment import describe
+from tuning.head_scores import calibrate
+from tuning.model_calibration import merge
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import random
 import re
 
 from demo.language import tasks
-from service.tuning.calibrating.needle_probes import Probe, Prober
+from tuning.head_scores import Probe, Prober
 
 KINDS = ("needle", "demo")
 TRIES = 50  # attempts to draw a task whose answer is in the context exactly once

@@ -28,24 +28,24 @@ from typing import Any, get_args
 
 import torch
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.prompts import of_file
 from kvstore import MemoryTier, TieredStore
-from service.records import ChunkTokens, ColdMode, Method, Report, Sampling, TokenLogprobs
-from service.tuning.measuring.bootstrap import Bootstrap, Estimate
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.record_file import RecordFile
+from service.messages.replies import Done, TokenItem, TokenLogprobs
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, ColdMode, Generate, Method, Sampling
 from service.worker.api import (
     DecoderModel,
-    DoneEvent,
     Engine,
-    Request,
-    TokenEvent,
     full_prefill_flops,
     load_model,
     open_engine,
     precompute_now,
 )
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.records import RecordFile
+from tuning.statistics import Bootstrap, Estimate
 
 FULL = Method("vanilla")
 METHODS = {
@@ -118,7 +118,7 @@ def ask(engine: Engine, prompt: Prompt, method: Method, cold: ColdMode) -> Answe
     """One answer, up to its end; nothing is computed in the background before that."""
     sampling = Sampling(max_tokens=ANSWER_TOKENS, logprobs=LIKELIEST)
     started, first_s = time.process_time(), 0.0
-    request = Request(
+    request = Generate(
         f"{time.monotonic_ns()}",
         prompt.system,
         chunks_of(prompt),
@@ -133,11 +133,11 @@ def ask(engine: Engine, prompt: Prompt, method: Method, cold: ColdMode) -> Answe
     first_token: TokenLogprobs | None = None
     while True:
         for event in engine.step():
-            if isinstance(event, TokenEvent):
+            if isinstance(event, TokenItem):
                 if not tokens:
                     first_s, first_token = time.process_time() - started, event.logprobs
                 tokens.append(event.token)
-            if isinstance(event, DoneEvent):
+            if isinstance(event, Done):
                 likeliest = dict(first_token.top) if first_token is not None else {}
                 return Answer(tokens, likeliest, first_s, event.report)
         if engine.idle:
@@ -335,7 +335,7 @@ def write(
     }
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if rows:
-        out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
+        out.with_suffix(".md").write_text(table(rows) + provenance(result), encoding="utf-8")
 
 
 def main() -> None:

@@ -25,18 +25,12 @@ from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.workloads import sources
 from benchmarks.quality.tasks import natural_questions
 from kvstore import MemoryTier, TieredStore
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.reports import Report
+from service.messages.requests import Generate, Method, Sampling
 from service.prompt import Turn
-from service.records import Method, Report, Sampling
-from service.tuning.measuring.environment import describe
-from service.worker.api import (
-    DoneEvent,
-    Engine,
-    FailedEvent,
-    Request,
-    TokenEvent,
-    load_model,
-    open_engine,
-)
+from service.worker.api import Engine, load_model, open_engine
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/speed/drafts.json")
 DOCUMENTS = 8
@@ -98,7 +92,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             ids = encoder.ids([Turn("user", question)], [each.document for each in chosen])
             record: dict[str, Any] = {}
             for way in WAYS if number % 4 < 2 else reversed(WAYS):
-                request = Request(
+                request = Generate(
                     str(number), [], [], list(ids), Method("vanilla"),
                     sampling=Sampling(max_tokens=args.max_tokens),
                 )  # fmt: skip
@@ -113,7 +107,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     return records
 
 
-def answered(engine: Engine, request: Request) -> tuple[list[int], Report]:
+def answered(engine: Engine, request: Generate) -> tuple[list[int], Report]:
     """Tokens and report of one request alone.
 
     Raises:
@@ -124,11 +118,11 @@ def answered(engine: Engine, request: Request) -> tuple[list[int], Report]:
     while True:
         for event in engine.step():
             match event:
-                case TokenEvent(_, token, _):
+                case TokenItem(_, token, _):
                     tokens.append(token)
-                case DoneEvent(_, _, report):
+                case Done(_, _, report):
                     return tokens, report
-                case FailedEvent():
+                case Failed():
                     raise RuntimeError(event.message)
 
 

@@ -37,11 +37,10 @@ from demo.model import MODEL
 from demo.process import free_port, service
 from kvstore import SsdTier, TieredStore
 from service.gateway.api import PromptBuilder
+from service.messages.requests import ChunkTokens
 from service.models.model_finder import resolve
 from service.prompt import document_ids
-from service.records import ChunkTokens
 from service.settings import Settings
-from service.tuning.measuring.environment import describe
 from service.worker.api import (
     DecoderModel,
     Engine,
@@ -50,6 +49,7 @@ from service.worker.api import (
     open_engine,
     prefill_ids,
 )
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/speed")
 PLAIN_TOKENS = 2048

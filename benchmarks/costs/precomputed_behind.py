@@ -30,7 +30,6 @@ from kvstore import EncodedChunk
 from retriever import Chunk, Document, Kind, LocalEmbedder, Retriever, Scope
 from service.gateway.api import PromptBuilder
 from service.settings import Settings
-from service.tuning.measuring.environment import describe
 from service.worker.api import (
     Address,
     Addressing,
@@ -40,6 +39,7 @@ from service.worker.api import (
     load_model,
     model_fingerprint,
 )
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/real")
 KINDS: tuple[Kind, Kind] = ("primer", "neighbours")

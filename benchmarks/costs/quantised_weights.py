@@ -29,7 +29,6 @@ from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.workloads import sources
 from benchmarks.quality.tasks import natural_questions
 from service.prompt import Turn
-from service.tuning.measuring.environment import describe
 from service.worker.api import (
     DecoderModel,
     KVPool,
@@ -39,6 +38,7 @@ from service.worker.api import (
     load_model,
     prefill_ids,
 )
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/quantised_weights.json")
 DOCUMENTS = 4
@@ -54,7 +54,7 @@ class Running:
 
     def __init__(self, kv: SequenceKV, tokens: int, first: int) -> None:
         self.kv: SequenceKV | None = kv
-        self.position, self.tokens = tokens, [first]
+        self.position, self.tokens, self.lora = tokens, [first], ""
 
     def take(self, logits: Tensor) -> None:
         self.tokens.append(int(logits.argmax()))

@@ -25,19 +25,11 @@ from typing import Any
 import torch
 
 from kvstore import SsdTier, TieredStore
-from service.records import ChunkTokens, Method, Report, Sampling
-from service.tuning.measuring.environment import describe
-from service.worker.api import (
-    DecoderModel,
-    DoneEvent,
-    Engine,
-    FailedEvent,
-    Request,
-    TokenEvent,
-    load_model,
-    open_engine,
-    precompute_now,
-)
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, Generate, Method, Sampling
+from service.worker.api import DecoderModel, Engine, load_model, open_engine, precompute_now
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/stored_prompts.json")
 METHODS = {
@@ -60,8 +52,8 @@ class Conversation:
         self.documents = [ChunkTokens(n, self._ids(tokens // DOCUMENTS)) for n in range(DOCUMENTS)]
         self.said = self._ids(TURN_TOKENS)
 
-    def request(self, name: str, max_tokens: int) -> Request:
-        return Request(
+    def request(self, name: str, max_tokens: int) -> Generate:
+        return Generate(
             name,
             self.system,
             self.documents,
@@ -81,7 +73,7 @@ class Conversation:
         return ids
 
 
-def ask(engine: Engine, request: Request) -> tuple[float, list[int], Report]:
+def ask(engine: Engine, request: Generate) -> tuple[float, list[int], Report]:
     """Seconds to the first token, the answer, and the report."""
     tokens: list[int] = []
     first = 0.0
@@ -90,12 +82,12 @@ def ask(engine: Engine, request: Request) -> tuple[float, list[int], Report]:
     while True:
         for event in engine.step():
             match event:
-                case TokenEvent():
+                case TokenItem():
                     first = first or time.monotonic() - started
                     tokens.append(event.token)
-                case DoneEvent():
+                case Done():
                     return first, tokens, event.report
-                case FailedEvent():
+                case Failed():
                     raise RuntimeError(event.message)
         if engine.idle:
             time.sleep(2e-4)

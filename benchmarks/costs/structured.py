@@ -26,7 +26,7 @@ import jsonschema_rs
 
 from loadtest.local_service import service
 from service.models.model_finder import resolve
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/structured.json")
 BLOCK = 50

@@ -23,7 +23,7 @@ import httpx
 
 from loadtest.local_service import service
 from service.models.model_finder import resolve
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/worker_memory.json")
 MIB = 1024 * 1024

@@ -35,11 +35,11 @@ from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
 from service.prompt import PromptFormat
 from service.settings import demo_model
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.greedy_answers import NEXT
-from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import QuestionScout, load_model, model_fingerprint
+from tuning.case import NEXT
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.statistics import Bootstrap
 
 OUT = Path("benchmarks/results/fidelity")
 REPEAT = "\n\nRepeat the previous context:"

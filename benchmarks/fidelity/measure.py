@@ -16,13 +16,11 @@ from torch import Tensor
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.report import metrics
 from benchmarks.fidelity.report.records import Record
-from service.tuning.measuring.case import Case, Filled
-from service.tuning.measuring.divergence import agreement, divergence
-from service.tuning.measuring.greedy_answers import NEXT, forced, free, greedy
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.segment_store import SegmentStore, part_store
 from service.worker.api import DecoderModel, SequenceKV, Vanilla, full_prefill_flops, kv_pool
 from service.worker.methods.api import PrefillResult
+from tuning.case import NEXT, Case, Filled, forced, free, greedy
+from tuning.prompts import Prompt, SegmentStore, part_store
+from tuning.trial import agreement, divergence
 
 TOGETHER = 32
 """Configurations that are held in memory and decoded at the same time."""

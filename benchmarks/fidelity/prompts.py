@@ -23,7 +23,7 @@ from demo.language import tasks
 from demo.language.vocabulary import QUESTION, SYSTEM
 from service.errors import InvalidRequest
 from service.gateway.api import ModelFolder, ServingTokenizer, load_format
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
 
 
 def tokenizer_of(folder: Path) -> ServingTokenizer:

@@ -11,11 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.report import plots, table
 from benchmarks.fidelity.report.summary import Duel, Summary, by_task, duels
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.statistics import Bootstrap
 
 _SAMPLED = (
     "kl_first", "kl_next", "agree_first", "agree_next", "right", "rows", "hit", "flops", "bytes",
@@ -66,7 +67,7 @@ def write(
     }
     (folder / f"{name}.json").write_text(compact(record), encoding="utf-8")
     text = table.report(str(facts["what"]), summaries, tasks, against)
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    (folder / f"{name}.md").write_text(text + provenance(record), encoding="utf-8")
     if base is None:
         pictures = plots.draw(summaries, folder, prefix=f"{name}_", depths=depths)
     else:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.record_file import R, RecordFile
+from tuning.prompts import Prompt
+from tuning.records import R, RecordFile
 
 
 class Keyed(Protocol):

@@ -30,10 +30,10 @@ from benchmarks.fidelity.report.records import Records
 from benchmarks.fidelity.runner import complete, found, measure_all
 from demo.language.tasks import TASKS
 from service.errors import InvalidRequest, KvstitchError
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.report.calibration_file import merge
 from service.worker.api import A3, CALIBRATION_FILE, DecoderModel, load_model
+from tuning.environment import describe
+from tuning.model_calibration import merge
+from tuning.prompts import Prompt
 
 SMALLEST = 1e-7
 """A smaller KL is rounding error, and its logarithm would be noise."""

@@ -3,7 +3,7 @@ P7, N*).
 
     python -m benchmarks.fidelity.stable_layers MODEL_FOLDER [--documents FILE.jsonl] [--samples 32]
 
-`service.tuning.calibrating.stable_layers` says how. They are written to `calibration.json` in the
+`tuning.model_calibration` says how. They are written to `calibration.json` in the
 model folder; `kvstitch tune` does the same on its documents.
 """
 
@@ -17,16 +17,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from service.errors import InvalidRequest, KvstitchError
-from service.tuning.calibrating.needle_probes import FILLER, Prober
-from service.tuning.calibrating.stable_layers import (
+from service.worker.api import CALIBRATION_FILE, load_model
+from tuning.environment import describe
+from tuning.head_scores import FILLER, Prober
+from tuning.model_calibration import (
     LEAST_BLOCKS,
     decay_of,
     deviations,
+    merge,
     stable_layers,
 )
-from service.tuning.measuring.environment import describe
-from service.tuning.report.calibration_file import merge
-from service.worker.api import CALIBRATION_FILE, load_model
 
 
 def texts(path: Path | None, tokens: int, samples: int, seed: int) -> Iterable[str]:

@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.fleet.hashing_endpoint import hashing_endpoint
 from service.settings import load
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/bulk.json")
 CHUNK_TOKENS = 48

@@ -26,9 +26,8 @@ from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.prefixes import PrefixMap
 from service.gateway.fleet.routing.router import RoutedPrompt, Router
 from service.gateway.fleet.routing.worker_table import WorkerTable
-from service.messages import Holdings
-from service.records import WorkerLoad
-from service.tuning.measuring.environment import describe
+from service.messages.replies import Holdings, WorkerLoad
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/choice_time.json")
 DOCUMENTS, TOKENS = 8, 256

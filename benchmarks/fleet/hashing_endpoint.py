@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from retriever.testing import HashingEmbedder
+from tests.fakes.models import HashingEmbedder
 
 DIM = 32
 

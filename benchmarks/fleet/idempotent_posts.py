@@ -29,8 +29,8 @@ import httpx
 
 from loadtest import local_service
 from service.settings import demo_model
-from service.tuning.measuring.environment import describe
 from tests.postgresql_server import postgresql_server
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/idempotent_posts.json")
 POSTS_PER_KEY = 4

@@ -14,12 +14,12 @@ import time
 from typing import Any
 
 from service.worker import __main__ as worker
-from service.worker.core.flops import full_prefill
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
 from service.worker.engine.engine import Engine
+from service.worker.methods.layer_view import PrefillResult
+from service.worker.model.flops import full_prefill
 from service.worker.sequences.sequence import EngineSequence
-from service.worker.server.load_meter import SAMPLE_TOKENS
+from service.worker.server.counters import SAMPLE_TOKENS
+from service.worker.steps import Steps
 
 SERVICE = ("benchmarks.fleet.paced_service",)
 """The gateway that starts such workers."""

@@ -44,7 +44,7 @@ from loadtest.traffic.corpus_reader import CorpusQuestion
 from loadtest.traffic.routes import CorpusDocument
 from loadtest.traffic.workloads import Zipf
 from service.settings import demo_model
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/routing.json")
 POLICIES = ("cost", "round_robin", "least_load", "longest_prefix")

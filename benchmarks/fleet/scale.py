@@ -3,10 +3,10 @@
     python -m benchmarks.fleet.scale [--workers 8 64 1024] [--costs costs.json]
 
 Costs of a worker are assumptions about one GPU with an 8B model (`GPU`), not measurements; a file
-that holds a measured `service.records.WorkerLoad` replaces them. What is compared is how the
-policies of `service.gateway.fleet.routing.router` divide the same requests, with a slower tier
-that all read, and without one. `--sensitivity` repeats one size with each assumed cost halved and
-doubled.
+that holds a measured `WorkerLoad` (`service.messages.replies`) replaces them. What is
+compared is how the policies of `service.gateway.fleet.routing.router` divide the same requests,
+with a slower tier that all read, and without one. `--sensitivity` repeats one size with each
+assumed cost halved and doubled.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, get_args
 
 from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
 from service.gateway.fleet.routing.router import Policy
-from service.records import WorkerLoad
-from service.tuning.measuring.environment import describe
+from service.messages.replies import WorkerLoad
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/scale.json")
 GIB = 1 << 30

@@ -2,7 +2,7 @@
 
 It does one prefill at a time, reads chunks of waiting requests meanwhile, and decodes all running
 sequences together. While it decodes, prefill gets half of its time
-(`service.worker.engine.step_budget`). Rates hold between events; `speed` is the share of a core
+(`service.worker.engine.scheduler`). Rates hold between events; `speed` is the share of a core
 that it gets.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from service.gateway.fleet.routing.cost import Place, document_s
 from service.gateway.fleet.routing.router import Policy
-from service.records import WorkerLoad
+from service.messages.replies import WorkerLoad
 
 PREFILL_SHARE = 0.5
 

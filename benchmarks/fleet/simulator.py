@@ -21,7 +21,7 @@ from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.prefixes import PrefixMap
 from service.gateway.fleet.routing.router import RoutedPrompt, Router
 from service.gateway.fleet.routing.worker_table import WorkerTable
-from service.messages import Holdings
+from service.messages.replies import Holdings
 
 __all__ = ["Fleet", "Outcome", "Request", "Simulation", "name"]
 

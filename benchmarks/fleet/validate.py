@@ -37,9 +37,9 @@ from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
 from demo.corpus_files import read_documents
 from loadtest import local_service
 from loadtest.traffic.routes import CorpusDocument
-from service.records import WorkerLoad
+from service.messages.replies import WorkerLoad
 from service.settings import demo_model
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/validate.json")
 NAMINGS = 20

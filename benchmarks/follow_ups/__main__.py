@@ -30,6 +30,7 @@ from typing import Any, get_args
 
 import httpx
 
+from benchmarks.common.provenance import provenance
 from benchmarks.follow_ups.conversations import FORMS, SEED, Conversation, Form, conversations
 from benchmarks.quality.tasks import natural_questions
 from demo.corpus_files import read_documents
@@ -48,8 +49,8 @@ from service.gateway.api import (
     joined_query,
 )
 from service.settings import Settings
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
+from tuning.statistics import Bootstrap
 
 PLACES = (1, 3, 5)
 DEPTH = 5
@@ -239,7 +240,7 @@ def main() -> int:
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        args.out.with_suffix(".md").write_text(report(record))
+        args.out.with_suffix(".md").write_text(report(record) + provenance(record))
     return 0
 
 

@@ -31,8 +31,8 @@ from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
 from benchmarks.speed.report import text
 from kvstore import MemoryTier
-from service.tuning.measuring.environment import describe
 from service.worker.api import BatchDecoder, DecoderModel, decoder_for, full_prefill_flops
+from tuning.environment import describe
 
 RESULTS = Path(__file__).parent.parent / "results" / "speed"
 LLAMA_3_8B = {

@@ -11,5 +11,5 @@ rm -rf build/gpu-wheels
   --python-version 3.12 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
   -c constraints.txt \
   redis pydantic pydantic-core annotated-types typing-inspection pydantic-settings python-dotenv \
-  pytest-asyncio
+  pytest-asyncio msgspec
 du -sh build/gpu-wheels

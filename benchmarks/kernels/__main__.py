@@ -17,14 +17,15 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.provenance import provenance
 from benchmarks.common.shapes import random_qwen2
 from benchmarks.kernels.end_to_end import without_each
 from benchmarks.kernels.libraries import OURS, beside_libraries
 from benchmarks.kernels.without import EVERY
 from benchmarks.quality.real.table import into
 from benchmarks.speed.paired import Paired
-from service.tuning.measuring.environment import describe
 from service.worker.api import DecoderModel, decoder_for, load_model
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/kernels")
 
@@ -62,7 +63,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "seconds": {job: paired.raw() for job, paired in (alone | whole).items()},
     }
     (args.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (args.out / f"{name}.md").write_text(page + "\n", encoding="utf-8")
+    (args.out / f"{name}.md").write_text(page + "\n" + provenance(result), encoding="utf-8")
     if args.into is not None:
         into(args.into, "kernels", page)
     print(page)

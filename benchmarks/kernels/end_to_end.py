@@ -29,6 +29,7 @@ class Decoding:
     kv: SequenceKV
     prompt: int
     position: int = 0
+    lora: str = ""
 
     @property
     def tokens(self) -> list[int]:

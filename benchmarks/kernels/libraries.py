@@ -17,7 +17,6 @@ from torch import Tensor
 
 from benchmarks.speed.paired import Paired, Work, run_paired
 from service.worker.api import DecoderModel, attend_rows
-from service.worker.core.steps import run
 from service.worker.kernels.cpu import (
     cpu_linear,
     linear_few_rows,
@@ -25,6 +24,7 @@ from service.worker.kernels.cpu import (
     linear_many_rows_fp32,
 )
 from service.worker.model.rope import RotaryTable
+from service.worker.steps import run
 
 OURS = "ours"
 CALLS = 10

@@ -29,7 +29,7 @@ from benchmarks.peers.table import page, ratios
 from benchmarks.peers.workloads import USUAL, WORKLOADS, Rounds, sources
 from benchmarks.quality.real.table import into
 from benchmarks.quality.tasks import natural_questions
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/peers")
 REUSE_ALL = "reuse"

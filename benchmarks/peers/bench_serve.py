@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.provenance import provenance
 from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.servers.peer import Conditions, Peer
 from benchmarks.peers.servers.vllm import NAME as VLLM
@@ -31,7 +32,7 @@ from benchmarks.peers.starting import started
 from benchmarks.peers.table import quartiles, table
 from benchmarks.quality.real.table import into
 from loadtest.local_service import first_model
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 NAME = "bench_serve"
 LLAMA = "llama.cpp"
@@ -202,7 +203,6 @@ def rows(result: Mapping[str, Any]) -> str:
 
 def page(result: Mapping[str, Any]) -> str:
     """The whole Markdown page."""
-    machine = result["environment"]
     about = [[n, a["version"], a["settings"]] for n, a in result["servers"].items()]
     lengths = sorted({n for run in result["runs"] for n in run["report"]["input_lens"]})
     counted = f" Prompts of {lengths[0]} to {lengths[-1]} tokens." if lengths else ""
@@ -211,12 +211,11 @@ def page(result: Mapping[str, Any]) -> str:
         f"{result['model']}, {result['threads']} threads and {result['cache_mib']} MiB for KV for "
         f"each server, {result['prompts']} prompts a run, answers of {result['max_tokens']} tokens,"
         f" seed {result['seed']}.{counted}\n\n"
-        f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}"
-        f"{' with uncommitted changes' if machine['uncommitted'] else ''}.\n\n"
         + table(["server", "version", "settings"], about)
         + "\n"
         + rows(result)
         + "".join(f"\n{name} was left out: {why}\n" for name, why in result["left_out"].items())
+        + provenance(result)
     )
 
 

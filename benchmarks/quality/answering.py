@@ -14,13 +14,11 @@ import torch
 
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
-from service.tuning.calibrating.head_scores import word_overlap
-from service.tuning.measuring.case import Case
-from service.tuning.measuring.greedy_answers import NEXT, greedy
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.segment_store import SegmentStore, part_store
 from service.worker.api import DecoderModel, SamKV, compute_sketch, kv_pool, prefill_sparse
 from service.worker.methods.api import ModelFacts, Sketch
+from tuning.case import NEXT, Case, greedy
+from tuning.head_scores import word_overlap
+from tuning.prompts import Prompt, SegmentStore, part_store
 
 
 @dataclass(frozen=True)

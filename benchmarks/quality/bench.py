@@ -17,19 +17,10 @@ from benchmarks.quality.sample import Sample
 from benchmarks.quality.scores import score
 from kvstore import MemoryTier, TieredStore
 from service.errors import WorkerFault
-from service.records import ChunkTokens, Report, Sampling
-from service.worker.api import (
-    DecoderModel,
-    DoneEvent,
-    Engine,
-    Event,
-    FailedEvent,
-    Request,
-    TokenEvent,
-    add_folder,
-    fusion_methods,
-    open_engine,
-)
+from service.messages.replies import Done, Failed, Reply, TokenItem
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, Generate, Sampling
+from service.worker.api import DecoderModel, Engine, add_folder, fusion_methods, open_engine
 from service.worker.methods.api import ModelFacts, Reads
 
 MAX_RUNNING = 64
@@ -226,7 +217,7 @@ class Bench:
         self._asked += 1
         name = str(self._asked)
         engine.submit(
-            Request(
+            Generate(
                 name,
                 sample.system,
                 _chunks(sample, configuration.documents),
@@ -269,19 +260,19 @@ class Bench:
 
     def _step(self, engine: Engine, running: dict[str, _Asked]) -> None:
         for event in self._turn(engine):
-            if isinstance(event, TokenEvent):
+            if isinstance(event, TokenItem):
                 asked = running[event.id]
                 asked.tokens.append(event.token)
                 asked.text = self._decode(asked.tokens)
                 if any(stop in asked.text for stop in asked.sample.text.stop):
                     engine.abort(event.id, "stop")
-            elif isinstance(event, DoneEvent):
+            elif isinstance(event, Done):
                 running[event.id].report = event.report
-            elif isinstance(event, FailedEvent):
+            elif isinstance(event, Failed):
                 name = running[event.id].configuration.name
                 raise WorkerFault(f"{name}: {event.message} (field {event.field})")
 
-    def _turn(self, engine: Engine) -> list[Event]:
+    def _turn(self, engine: Engine) -> list[Reply]:
         """One step of the engine, then a wait for a load if there is nothing else to do."""
         self._woken.clear()
         events = engine.step()

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from service.tuning.measuring.bootstrap import Bootstrap, Estimate
+from tuning.statistics import Bootstrap, Estimate
 
 EXACT = 14
 """With at most this many samples that differ, all 2^n sign choices are tried."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvstore.format.codecs import codec_names
 from service.errors import InvalidRequest
-from service.records import Method
+from service.messages.requests import Method
 from service.worker.api import add_folder, make_eviction, make_fusion
 from service.worker.methods.api import ModelFacts, Reads
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.quality.configuration import Configuration
-from service.records import Method
+from service.messages.requests import Method
 
 RATIOS = (0.05, 0.10, 0.15, 0.30)
 RATIO = 0.15

@@ -17,7 +17,7 @@ from typing import Generic
 from benchmarks.quality.bench import Bench, Result, Timing
 from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.sample import Sample
-from service.tuning.measuring.record_file import R, RecordFile
+from tuning.records import R, RecordFile
 
 TOGETHER = 24
 """About how many requests are in the engine at once; they are decoded in one batch."""

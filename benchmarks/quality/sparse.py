@@ -35,10 +35,10 @@ from service.errors import InvalidRequest, KvstitchError
 from service.gateway.api import ModelFolder, load_format
 from service.prompt import PREFIX_MODES
 from service.settings import demo_model
-from service.tuning.measuring.greedy_answers import NEXT
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.record_file import RecordFile
 from service.worker.api import load_model, model_fingerprint, read_calibration
+from tuning.case import NEXT
+from tuning.prompts import Prompt
+from tuning.records import RecordFile
 
 OUT = Path("benchmarks/results/quality")
 NAME = "sparse"

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from benchmarks.fidelity.results import compact
 from benchmarks.quality.answering import Answer
 from benchmarks.quality.compared import Ablated, Compared
-from service.tuning.measuring.bootstrap import Bootstrap, Estimate
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.statistics import Bootstrap, Estimate
 
 LEGEND = """\
 F1: words in common with the expected answer; exact: the answer is the expected one. Mean over
@@ -150,7 +151,7 @@ def write(
     }  # fmt: skip
     (folder / f"{name}.json").write_text(compact(record), encoding="utf-8")
     text = report(str(facts["what"]), about, methods, ablated)
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    (folder / f"{name}.md").write_text(text + provenance(record), encoding="utf-8")
     return [folder / f"{name}.json", folder / f"{name}.md"]
 
 

@@ -29,7 +29,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo.process import free_port, service
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 ANSWER_S = 300.0  # a request that takes longer has hung
 BATCH = 200

@@ -26,11 +26,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from benchmarks.common.provenance import provenance
 from benchmarks.retrieval.musique import passage_id, read
 from benchmarks.retrieval.recall_targets import CHUNK_TOKENS, Target, opened
 from retriever import SearchMode
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
+from tuning.statistics import Bootstrap
 
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 PLACES = (5, 10)
@@ -207,7 +208,9 @@ def main() -> int:
     print(report(record))
     if args.out is not None:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        args.out.with_suffix(".md").write_text(report(record), encoding="utf-8")
+        args.out.with_suffix(".md").write_text(
+            report(record) + provenance(record), encoding="utf-8"
+        )
     return 0 if hybrid_holds(record["figures"]) else 1
 
 

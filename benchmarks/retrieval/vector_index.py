@@ -21,9 +21,9 @@ import numpy as np
 
 from retriever import LocalEmbedder
 from retriever.embedders.base import Vectors
+from retriever.index.vector_index import VectorIndex
 from retriever.scope import DEFAULT_SCOPE
-from retriever.search.vector_index import VectorIndex
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/vector_index.json")
 SEED = 0

@@ -12,11 +12,12 @@ from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV, k
 
 @dataclass
 class Context:
-    """A sequence in the form that `Decoder.step` takes."""
+    """A sequence in the form that `BatchDecoder.step` takes."""
 
     kv: SequenceKV
     position: int
     tokens: list[int] = field(default_factory=lambda: [1])
+    lora: str = ""
 
 
 def spread(tokens: int, batch: int) -> list[int]:

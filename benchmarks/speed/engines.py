@@ -13,18 +13,10 @@ import torch
 
 from kvstore import EncodedChunk, MemoryTier, TieredStore, encode_chunk
 from kvstore.tiers.base import Tier
-from service.records import ChunkTokens, Method, Report, Sampling
-from service.worker.api import (
-    Address,
-    DecoderModel,
-    DoneEvent,
-    Engine,
-    FailedEvent,
-    Request,
-    TokenEvent,
-    open_engine,
-    precompute_now,
-)
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, Generate, Method, Sampling
+from service.worker.api import Address, DecoderModel, Engine, open_engine, precompute_now
 
 QUESTION_TOKENS, SYSTEM_TOKENS = 32, 16
 FULL, A3, PIE = "full prefill", "a3 r=0.15", "pie"
@@ -64,9 +56,9 @@ class Prompt:
         """The whole prompt."""
         return self.system + [t for d in self.documents for t in d.ids] + self.question
 
-    def request(self, name: str, method: Method, max_tokens: int = 1, **fields: Any) -> Request:
+    def request(self, name: str, method: Method, max_tokens: int = 1, **fields: Any) -> Generate:
         sampling = Sampling(max_tokens=max_tokens)
-        return Request(
+        return Generate(
             name, self.system, self.documents, self.question, method, sampling=sampling, **fields
         )
 
@@ -166,7 +158,7 @@ class Answered:
     report: Report
 
 
-def answer(engine: Engine, request: Request) -> Answered:
+def answer(engine: Engine, request: Generate) -> Answered:
     """Answers one request alone.
 
     Raises:
@@ -179,16 +171,16 @@ def answer(engine: Engine, request: Request) -> Answered:
         if engine.idle:
             _wait()
         for event in engine.step():
-            if isinstance(event, TokenEvent) and not first:
+            if isinstance(event, TokenItem) and not first:
                 first = time.perf_counter() - started
-            if isinstance(event, FailedEvent):
+            if isinstance(event, Failed):
                 raise RuntimeError(event.message)
-            if isinstance(event, DoneEvent):
+            if isinstance(event, Done):
                 report = event.report
     return Answered(first, report)
 
 
-def answer_all(engine: Engine, requests: list[Request]) -> None:
+def answer_all(engine: Engine, requests: list[Generate]) -> None:
     """Answers requests that are submitted together.
 
     Raises:
@@ -200,5 +192,5 @@ def answer_all(engine: Engine, requests: list[Request]) -> None:
         if engine.idle:
             _wait()
         for event in engine.step():
-            if isinstance(event, FailedEvent):
+            if isinstance(event, Failed):
                 raise RuntimeError(event.message)

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.speed.outcome import Outcome
 from benchmarks.speed.setup import Setup
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 Record = dict[str, Any]
 

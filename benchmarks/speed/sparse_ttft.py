@@ -30,17 +30,11 @@ from benchmarks.common.redis import redis_url
 from benchmarks.common.shapes import qwen2_5_0_5b
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
-from service.records import ChunkTokens, Method, Report, Sampling
-from service.tuning.measuring.environment import describe
-from service.worker.api import (
-    DecoderModel,
-    DoneEvent,
-    Engine,
-    Request,
-    TokenEvent,
-    open_engine,
-    precompute_now,
-)
+from service.messages.replies import Done, TokenItem
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, Generate, Method, Sampling
+from service.worker.api import DecoderModel, Engine, open_engine, precompute_now
+from tuning.environment import describe
 
 FULL = "full prefill"
 METHODS = {
@@ -99,7 +93,7 @@ def ask(where: Place, name: str, prompt: Prompt, method: Method) -> dict[str, An
     """Seconds to the first token, bytes read from the tier, pool tokens held at the peak."""
     where.cool()
     before, free = _bytes(where), 1.0
-    request = Request(
+    request = Generate(
         name,
         prompt.system,
         prompt.documents,
@@ -112,9 +106,9 @@ def ask(where: Place, name: str, prompt: Prompt, method: Method) -> dict[str, An
     first, report = 0.0, None
     while report is None:
         for event in where.engine.step():
-            if isinstance(event, TokenEvent) and not first:
+            if isinstance(event, TokenItem) and not first:
                 first = time.perf_counter() - started
-            if isinstance(event, DoneEvent):
+            if isinstance(event, Done):
                 report = event.report
         free = min(free, where.engine.pool.free_share)
     return {

@@ -33,8 +33,7 @@ import torch
 import kvstore as kv
 from benchmarks.common.redis import redis_url
 from benchmarks.speed.paired import Work
-from kvstore.format.buffers import view_bytes
-from kvstore.format.byte_ranges import total_bytes
+from kvstore.format.buffers import total_bytes, view_bytes
 from kvstore.format.chunk_blocks import selection_ranges
 from kvstore.tiers.base import Tier
 from kvstore.tiers.redis.resp import command

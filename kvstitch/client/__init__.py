@@ -4,17 +4,18 @@
         client.ingest([{"doc_id": "kettle", "text": "The warranty of the kettle is two years."}])
         print(client.generate("How long is the warranty?").text)
 
-Both clients make the same calls (`calls`), repeat them by the same rules (`attempts`), and read
-the same results (`results`); only waiting and sending differ.
+Both clients make the same calls (`calls`), repeat them by the same rules (`connection`), and read
+the same results (`results`). The blocking one is generated: `python scripts/sync_client.py`.
 """
 
 from kvstitch.client.async_client import AsyncClient
 from kvstitch.client.errors import KvstitchError
-from kvstitch.client.events import Done, Event, Sources, Token
+from kvstitch.client.events import Done, Event, Sources, Token, server_sent_events
 from kvstitch.client.results import (
     Answer,
     CacheReport,
     Citation,
+    Collection,
     Document,
     Embeddings,
     Explanation,
@@ -33,6 +34,7 @@ __all__ = [
     "CacheReport",
     "Citation",
     "Client",
+    "Collection",
     "Document",
     "Done",
     "Embeddings",
@@ -47,4 +49,5 @@ __all__ = [
     "SearchResults",
     "Sources",
     "Token",
+    "server_sent_events",
 ]

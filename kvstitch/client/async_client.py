@@ -1,4 +1,4 @@
-"""The client for coroutines."""
+"""The client for coroutines; scripts/sync_client.py makes the other one of it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from kvstitch.client import calls
-from kvstitch.client.attempts import FAULTS, Attempts
 from kvstitch.client.calls import Call
-from kvstitch.client.connection import Connection
+from kvstitch.client.connection import FAULTS, Attempts, Connection, OnProgress, Pages, Waiting
 from kvstitch.client.errors import from_transport
-from kvstitch.client.files import File, form_fields, read_files
-from kvstitch.client.options import GenerateOptions, NewDocument, SearchOptions
-from kvstitch.client.progress import OnProgress, Pages, Waiting
+from kvstitch.client.events import Event, EventReader
+from kvstitch.client.options import (
+    File,
+    GenerateOptions,
+    NewDocument,
+    SearchOptions,
+    async_read_files,
+    form_fields,
+)
 from kvstitch.client.results import (
     Answer,
+    Collection,
     Document,
     Embeddings,
     Explanation,
@@ -30,9 +36,54 @@ from kvstitch.client.results import (
     Reranking,
     SearchResults,
 )
-from kvstitch.client.streams import AsyncAnswerStream
 
 T = TypeVar("T")
+
+
+class AsyncAnswerStream:
+    """A streamed answer: iterate it once, then `result` is the whole answer.
+
+    Leaving it early, by `close` or the end of an `async with`, ends the answer in the service.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._reader = EventReader(response)
+
+    @property
+    def result(self) -> Answer:
+        """The whole answer, once the last event has come.
+
+        Raises:
+            UnexpectedResponse: It has not.
+        """
+        return self._reader.result
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        response = self._reader.response
+        try:
+            async for line in response.aiter_lines():
+                if (event := self._reader.event(line)) is not None:
+                    yield event
+        except FAULTS as fault:
+            raise from_transport(fault, str(response.url)) from fault
+        finally:
+            await self.close()
+        self._reader.check_whole()
+
+    async def close(self) -> None:
+        """Leave the stream; the service then ends the answer."""
+        await self._reader.response.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
 
 
 class AsyncClient:
@@ -172,9 +223,26 @@ class AsyncClient:
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        contents = await asyncio.to_thread(read_files, files)
+        contents = await async_read_files(files)
         fields = form_fields(collection, metadata)
         return await self._send(calls.precompute_files(contents, fields, key))
+
+    async def precompute_lines(
+        self,
+        lines: Iterable[bytes],
+        *,
+        collection: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Hand documents in as lines of JSON (NDJSON), each as `precompute` takes one.
+
+        Args:
+            lines: Without line breaks.
+            collection: Of documents that name none.
+            idempotency_key: As for `precompute`.
+        """
+        key = idempotency_key or uuid.uuid4().hex
+        return await self._send(calls.precompute_lines(lines, collection, key))
 
     async def ingest(
         self,
@@ -203,8 +271,9 @@ class AsyncClient:
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    async def get_job(self, job_id: str) -> Job:
-        return await self._send(calls.get_job(job_id))
+    async def get_job(self, job_id: str, *, errors: int | None = None) -> Job:
+        """Return a job with at most so many of its errors; None: the service's default."""
+        return await self._send(calls.get_job(job_id, errors))
 
     def list_jobs(
         self, *, state: str | None = None, limit: int | None = None
@@ -269,6 +338,22 @@ class AsyncClient:
     async def get_receipt(self, receipt_id: str) -> Receipt:
         """A deletion's receipt, and whether anything is still owed."""
         return await self._send(calls.get_receipt(receipt_id))
+
+    async def pin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
+        """Keep a document's KV stored, until it is unpinned."""
+        return await self._send(calls.pin(doc_id, collection, pinned=True))
+
+    async def unpin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
+        """Let a document's KV be evicted like any other."""
+        return await self._send(calls.pin(doc_id, collection, pinned=False))
+
+    async def collections(self) -> list[Collection]:
+        """Return the collections that have documents."""
+        return await self._send(calls.collections())
+
+    async def delete_collection(self, collection: str) -> Receipt:
+        """Remove a collection's documents: texts, vectors, and KV in every tier."""
+        return await self._send(calls.delete_collection(collection))
 
     # -- sending ---------------------------------------------------------------------------------
 

@@ -5,16 +5,18 @@ Nothing here sends anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from kvstitch.client.errors import InvalidRequest
-from kvstitch.client.json_reader import read
+from kvstitch.client.json_reader import decode_vectors, read
 from kvstitch.client.results import (
     Answer,
+    Collection,
     Document,
     Embeddings,
     Explanation,
@@ -24,7 +26,6 @@ from kvstitch.client.results import (
     Reranking,
     SearchResults,
 )
-from kvstitch.client.vectors import decode_vectors
 
 T = TypeVar("T")
 Page = tuple[list[T], str | None]
@@ -119,8 +120,14 @@ def precompute_files(
     return _submission({"data": dict(fields), "files": parts}, key)
 
 
-def get_job(job_id: str) -> Call[Job]:
-    return Call("GET", f"/admin/jobs/{_in_path(job_id, 'job_id')}", partial(read, Job))
+def precompute_lines(lines: Iterable[bytes], collection: str | None, key: str) -> Call[Job]:
+    content = {"content": b"\n".join(lines), "params": _given({"collection": collection})}
+    return _submission(content, key, {"Content-Type": "application/x-ndjson"})
+
+
+def get_job(job_id: str, errors: int | None) -> Call[Job]:
+    path = f"/admin/jobs/{_in_path(job_id, 'job_id')}"
+    return Call("GET", path, partial(read, Job), content={"params": _given({"errors": errors})})
 
 
 def cancel_job(job_id: str) -> Call[Job]:
@@ -137,11 +144,15 @@ def job_page(state: str | None, cursor: str | None, limit: int) -> Call[Page[Job
 
 
 def get_document(doc_id: str, collection: str | None) -> Call[Document]:
-    return _document("GET", doc_id, collection, Document)
+    return _document("GET", "documents", doc_id, collection, Document)
 
 
 def delete_document(doc_id: str, collection: str | None) -> Call[Receipt]:
-    return _document("DELETE", doc_id, collection, Receipt)
+    return _document("DELETE", "documents", doc_id, collection, Receipt)
+
+
+def pin(doc_id: str, collection: str | None, *, pinned: bool) -> Call[Document]:
+    return _document("PUT" if pinned else "DELETE", "pins", doc_id, collection, Document)
 
 
 def delete_documents(
@@ -165,6 +176,18 @@ def document_page(collection: str | None, cursor: str | None, limit: int) -> Cal
     return _page("/admin/documents", "documents", Document, query)
 
 
+def collections() -> Call[list[Collection]]:
+    def all_of(data: Any) -> list[Collection]:
+        return [read(Collection, one) for one in data["collections"]]
+
+    return Call("GET", "/admin/collections", all_of)
+
+
+def delete_collection(collection: str) -> Call[Receipt]:
+    path = f"/admin/collections/{_in_path(collection, 'collection')}"
+    return Call("DELETE", path, partial(read, Receipt), repeatable=False)
+
+
 # -- parts ----------------------------------------------------------------------------------------
 
 
@@ -178,14 +201,18 @@ def _post(
     return Call("POST", path, read_, repeatable, {"json": body}, headers)
 
 
-def _submission(content: Mapping[str, Any], key: str) -> Call[Job]:
+def _submission(
+    content: Mapping[str, Any], key: str, headers: Mapping[str, str] = MappingProxyType({})
+) -> Call[Job]:
     """The key makes it repeatable: the service answers the second one with the same job."""
-    headers = {"Idempotency-Key": key}
+    headers = {**headers, "Idempotency-Key": key}
     return Call("POST", "/admin/precompute", partial(read, Job), True, content, headers)
 
 
-def _document(method: str, doc_id: str, collection: str | None, kind: type[T]) -> Call[T]:
-    path = f"/admin/documents/{_in_path(doc_id, 'doc_id')}"
+def _document(
+    method: str, route: str, doc_id: str, collection: str | None, kind: type[T]
+) -> Call[T]:
+    path = f"/admin/{route}/{_in_path(doc_id, 'doc_id')}"
     content = {"params": _given({"collection": collection})}
     return Call(method, path, partial(read, kind), method == "GET", content)
 

@@ -1,8 +1,9 @@
-"""Reads the events of a streamed answer."""
+"""Reads server-sent events, and of them the events of a streamed answer."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ class Sources:
     """The passages that the prompt holds; they come first."""
 
     citations: list[Citation]
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Token:
 
     text: str
     logprobs: list[dict[str, Any]] | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,35 @@ Event = Sources | Token | Done
 
 
 @dataclass
+class LineReader:
+    """Reads server-sent events as the service writes them: one line of JSON each."""
+
+    _name: str = ""
+
+    def feed(self, line: str) -> tuple[str, Any] | None:
+        """Return name and data of the event that this line completes; None where it completes none.
+
+        Comments and OpenAI's `[DONE]` are no events; an event of OpenAI's has no name.
+
+        Raises:
+            ValueError: The data is no JSON.
+        """
+        if line.startswith("event: "):
+            self._name = line.removeprefix("event: ")
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            return None
+        return self._name, json.loads(line.removeprefix("data: "))
+
+
+def server_sent_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield name and data of every event in the lines of a response."""
+    reader = LineReader()
+    return (event for line in lines if (event := reader.feed(line)) is not None)
+
+
+@dataclass
 class EventReader:
-    """Makes events of a response's lines.
+    """Makes events of the lines of a streamed answer.
 
     Attributes:
         response: Of which the lines are.
@@ -49,31 +79,28 @@ class EventReader:
 
     response: httpx.Response
     answer: Answer | None = None
-    _name: str = field(default="", repr=False)
+    _lines: LineReader = field(default_factory=LineReader, repr=False)
 
     def event(self, line: str) -> Event | None:
-        """The event that ends with this line; None: there is none, or none that is known here.
+        """Return the event that this line completes; None if there is none that is known here.
 
         Raises:
             KvstitchError: The service says that the answer failed.
         """
-        if line.startswith("event: "):
-            self._name = line.removeprefix("event: ")
-        if not line.startswith("data: "):
-            return None
         try:
-            return self._read(json.loads(line.removeprefix("data: ")))
+            found = self._lines.feed(line)
+            return None if found is None else self._read(*found)
         except (ValueError, LookupError, TypeError) as error:
             raise UnexpectedResponse(
                 f"{self.response.url} streams, but not as kvstitch does: {line[:SHOWN_CHARS]}"
             ) from error
 
-    def _read(self, data: Any) -> Event | None:
-        match self._name:
+    def _read(self, name: str, data: Any) -> Event | None:
+        match name:
             case "sources":
-                return Sources([read(Citation, one) for one in data["citations"]])
+                return Sources([read(Citation, one) for one in data["citations"]], data)
             case "token":
-                return Token(data["text"], data.get("logprobs"))
+                return Token(data["text"], data.get("logprobs"), data)
             case "done":
                 self.answer = read(Answer, data)
                 return Done(self.answer)

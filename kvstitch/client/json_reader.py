@@ -1,9 +1,13 @@
-"""Makes dataclasses of JSON, by the types of their fields."""
+"""Makes results of JSON: dataclasses by the types of their fields, and vectors of base64."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import sys
 import types
+from array import array
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -47,3 +51,15 @@ def _value(hint: Any, data: Any) -> Any:
         (item,) = get_args(hint)
         return [_value(item, one) for one in data]
     return data
+
+
+def decode_vectors(rows: Sequence[Any]) -> list[list[float]]:
+    """The vectors of OpenAI's embedding objects, in the order of their `index`."""
+    return [_vector(row["embedding"]) for row in sorted(rows, key=lambda row: int(row["index"]))]
+
+
+def _vector(encoded: str) -> list[float]:
+    numbers = array("f", base64.b64decode(encoded))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

@@ -1,8 +1,15 @@
-"""What calls take besides the question, as keyword arguments. docs/api.md says what each means."""
+"""What calls take: options as keyword arguments, and files. docs/api.md says what each means."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import mimetypes
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypedDict
+
+from kvstitch.client.errors import InvalidRequest
 
 Retrieval = Literal["dense", "sparse", "hybrid"]
 
@@ -52,3 +59,52 @@ class NewDocument(TypedDict, total=False):
     title: str
     metadata: dict[str, Any]
     collection: str | None
+
+
+# A path, or a name and its content, or these and its media type.
+File = str | Path | tuple[str, bytes] | tuple[str, bytes, str]
+# What the service takes; the system's table of media types need not know them.
+TYPES = {
+    ".htm": "text/html",
+    ".html": "text/html",
+    ".markdown": "text/markdown",
+    ".md": "text/markdown",
+    ".pdf": "application/pdf",
+    ".txt": "text/plain",
+}
+
+
+def read_files(files: Iterable[File]) -> list[tuple[str, bytes, str]]:
+    """(name, content, media type) of every file. Blocks while it reads.
+
+    Raises:
+        InvalidRequest: Two files have the same name.
+        OSError: A file cannot be read.
+    """
+    out: dict[str, tuple[str, bytes, str]] = {}
+    for file in files:
+        if not isinstance(file, tuple):
+            file = (Path(file).name, Path(file).read_bytes())
+        name, content, *kind = file
+        if name in out:
+            raise InvalidRequest(
+                f"two files are named {name!r}: give (name, content) to name them", field="files"
+            )
+        out[name] = (name, content, kind[0] if kind else _media_type(name))
+    return list(out.values())
+
+
+async def async_read_files(files: Iterable[File]) -> list[tuple[str, bytes, str]]:
+    """Return the same without blocking."""
+    return await asyncio.to_thread(read_files, files)
+
+
+def form_fields(collection: str | None, metadata: Mapping[str, Any] | None) -> dict[str, str]:
+    """Fields of the form that hold for every file."""
+    fields = {} if collection is None else {"collection": collection}
+    return fields if metadata is None else {**fields, "metadata": json.dumps(dict(metadata))}
+
+
+def _media_type(name: str) -> str:
+    suffix = Path(name).suffix.lower()
+    return TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"

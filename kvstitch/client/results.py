@@ -282,6 +282,16 @@ class Document(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Collection(Result):
+    """A collection that has documents; `tokens`: of their chunks."""
+
+    collection: str
+    documents: int
+    chunks: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Receipt(Result):
     """What a deletion removed; `state` is owed until every tier's KV is gone, then completed."""
 

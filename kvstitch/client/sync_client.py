@@ -1,4 +1,4 @@
-"""The client for blocking code."""
+"""The client for blocking code: see async_client.py."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from kvstitch.client import calls
-from kvstitch.client.attempts import FAULTS, Attempts
 from kvstitch.client.calls import Call
-from kvstitch.client.connection import Connection
+from kvstitch.client.connection import FAULTS, Attempts, Connection, OnProgress, Pages, Waiting
 from kvstitch.client.errors import from_transport
-from kvstitch.client.files import File, form_fields, read_files
-from kvstitch.client.options import GenerateOptions, NewDocument, SearchOptions
-from kvstitch.client.progress import OnProgress, Pages, Waiting
+from kvstitch.client.events import Event, EventReader
+from kvstitch.client.options import (
+    File,
+    GenerateOptions,
+    NewDocument,
+    SearchOptions,
+    form_fields,
+    read_files,
+)
 from kvstitch.client.results import (
     Answer,
+    Collection,
     Document,
     Embeddings,
     Explanation,
@@ -30,9 +36,54 @@ from kvstitch.client.results import (
     Reranking,
     SearchResults,
 )
-from kvstitch.client.streams import AnswerStream
 
 T = TypeVar("T")
+
+
+class AnswerStream:
+    """A streamed answer: iterate it once, then `result` is the whole answer.
+
+    Leaving it early, by `close` or the end of a `with`, ends the answer in the service.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._reader = EventReader(response)
+
+    @property
+    def result(self) -> Answer:
+        """The whole answer, once the last event has come.
+
+        Raises:
+            UnexpectedResponse: It has not.
+        """
+        return self._reader.result
+
+    def __iter__(self) -> Iterator[Event]:
+        response = self._reader.response
+        try:
+            for line in response.iter_lines():
+                if (event := self._reader.event(line)) is not None:
+                    yield event
+        except FAULTS as fault:
+            raise from_transport(fault, str(response.url)) from fault
+        finally:
+            self.close()
+        self._reader.check_whole()
+
+    def close(self) -> None:
+        """Leave the stream; the service then ends the answer."""
+        self._reader.response.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class Client:
@@ -175,6 +226,23 @@ class Client:
         fields = form_fields(collection, metadata)
         return self._send(calls.precompute_files(contents, fields, key))
 
+    def precompute_lines(
+        self,
+        lines: Iterable[bytes],
+        *,
+        collection: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Hand documents in as lines of JSON (NDJSON), each as `precompute` takes one.
+
+        Args:
+            lines: Without line breaks.
+            collection: Of documents that name none.
+            idempotency_key: As for `precompute`.
+        """
+        key = idempotency_key or uuid.uuid4().hex
+        return self._send(calls.precompute_lines(lines, collection, key))
+
     def ingest(
         self,
         documents: Sequence[NewDocument],
@@ -202,8 +270,9 @@ class Client:
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def get_job(self, job_id: str) -> Job:
-        return self._send(calls.get_job(job_id))
+    def get_job(self, job_id: str, *, errors: int | None = None) -> Job:
+        """Return a job with at most so many of its errors; None: the service's default."""
+        return self._send(calls.get_job(job_id, errors))
 
     def list_jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[Job]:
         """Jobs, newest first, page by page; at most `limit`."""
@@ -266,6 +335,22 @@ class Client:
     def get_receipt(self, receipt_id: str) -> Receipt:
         """A deletion's receipt, and whether anything is still owed."""
         return self._send(calls.get_receipt(receipt_id))
+
+    def pin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
+        """Keep a document's KV stored, until it is unpinned."""
+        return self._send(calls.pin(doc_id, collection, pinned=True))
+
+    def unpin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
+        """Let a document's KV be evicted like any other."""
+        return self._send(calls.pin(doc_id, collection, pinned=False))
+
+    def collections(self) -> list[Collection]:
+        """Return the collections that have documents."""
+        return self._send(calls.collections())
+
+    def delete_collection(self, collection: str) -> Receipt:
+        """Remove a collection's documents: texts, vectors, and KV in every tier."""
+        return self._send(calls.delete_collection(collection))
 
     # -- sending ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Byte buffers that torch and the operating system can both use.
+"""Byte buffers that torch and the operating system can both use, and ranges of bytes in them.
 
 Fresh memory costs a page fault per page, and the kernel has to clear it, which takes as long as the
 copy that fills it. So readers use a `BufferPool`, which reuses its buffers.
@@ -8,8 +8,9 @@ import logging
 import mmap
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class BufferPool:
         return sum(map(len, tuple(self._idle)))
 
     def allocate(self, nbytes: int, *, pin: bool = False) -> Tensor:
-        """Like the function `allocate`, with an idle buffer where one fits."""
+        """Allocate like the function `allocate`, but reuse an idle buffer where one fits."""
         if nbytes < POOLED_FROM:
             return allocate(nbytes, pin=pin)
         size, kind = _size_class(nbytes), _kind(pin)
@@ -73,7 +74,7 @@ class BufferPool:
 
 
 def allocate(nbytes: int, *, pin: bool = False) -> Tensor:
-    """An uninitialised uint8 tensor `[nbytes]` in host memory.
+    """Allocate an uninitialised uint8 tensor `[nbytes]` in host memory.
 
     Pinned memory makes copies to a GPU asynchronous; without a GPU `pin` is ignored. A caller that
     copies out of it without waiting must hold the tensor until the copy is done.
@@ -85,19 +86,19 @@ def allocate(nbytes: int, *, pin: bool = False) -> Tensor:
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous host uint8 tensor `[n]`, without a copy."""
+    """Return the memory of a contiguous host uint8 tensor `[n]`, without a copy."""
     return memoryview(tensor.numpy().data)
 
 
 def typed_view(raw: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """`raw` (uint8 `[n]`, any device) as `dtype` and `shape`: a view where it is aligned."""
+    """Return `raw` (uint8 `[n]`, any device) as `dtype` and `shape`: a view where it is aligned."""
     if raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype).view(shape)
 
 
 def _size_class(nbytes: int) -> int:
-    """`nbytes` rounded up by less than an eighth, so that a buffer fits data of similar size."""
+    """Round `nbytes` up by less than an eighth, so that a buffer fits data of similar size."""
     step = (1 << (nbytes - 1).bit_length() - 1) // _CLASSES_PER_DOUBLING
     return -(-nbytes // step) * step
 
@@ -135,7 +136,7 @@ def _kind(pin: bool) -> type[mmap.mmap]:
 
 
 def _map(nbytes: int, kind: type[mmap.mmap] = mmap.mmap) -> mmap.mmap:
-    """Fresh pages; huge ones if the kernel has them."""
+    """Map fresh pages; huge ones if the kernel has them."""
     pages = kind(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
@@ -143,3 +144,51 @@ def _map(nbytes: int, kind: type[mmap.mmap] = mmap.mmap) -> mmap.mmap:
     if isinstance(pages, PinnedPages):
         pages.pin()
     return pages
+
+
+ByteProgress = Callable[[int], None]
+"""Called with the number of requested bytes that are in place; the number never falls."""
+
+
+class ByteRange(NamedTuple):
+    """Bytes `[start, end)` of the data section, all of one layer."""
+
+    layer: int
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
+def total_bytes(ranges: Iterable[ByteRange]) -> int:
+    return sum(end - start for _, start, end in ranges)
+
+
+def coalesced(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int]]:
+    """Join neighbouring ranges, also across layers; each `(start, end)` is one read of a file."""
+    begun: tuple[int, int] | None = None
+    for _, start, end in ranges:
+        if begun is None:
+            begun = start, end
+        elif begun[1] == start:
+            begun = begun[0], end
+        else:
+            yield begun
+            begun = start, end
+    if begun is not None:
+        yield begun
+
+
+def gather(
+    data: Tensor, ranges: Sequence[ByteRange], target: Tensor, progress: ByteProgress | None = None
+) -> None:
+    """Copy the ranges of `data` one after the other into `target`; both are host uint8."""
+    source, view = view_bytes(data), view_bytes(target)
+    offset = 0
+    for number, (layer, start, end) in enumerate(ranges):
+        view[offset : offset + end - start] = source[start:end]
+        offset += end - start
+        if progress and (number + 1 == len(ranges) or ranges[number + 1].layer != layer):
+            progress(offset)

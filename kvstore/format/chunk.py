@@ -10,11 +10,9 @@ from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
 from kvstore.format.checksum import BlockDigests
 from kvstore.format.chunk_header import UNNAMED, ChunkHeader, build_header, parse_header
-from kvstore.format.chunk_spec import ChunkSpec
-from kvstore.format.codecs import codec
-from kvstore.format.codecs.base import Role
-from kvstore.format.layer_decoding import decode_layer, encoded_layer
-from kvstore.format.tensor_layout import tensor_layout
+from kvstore.format.chunk_identity import ChunkSpec
+from kvstore.format.codecs import Role, codec
+from kvstore.format.tensor_layout import decode_layer, encoded_layer, tensor_layout
 
 __all__ = ["ChunkHeader", "ChunkSpec", "EncodedChunk", "encode_chunk", "parse_header"]
 

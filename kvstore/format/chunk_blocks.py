@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt, ChunkSpecError
-from kvstore.format.buffers import view_bytes
-from kvstore.format.byte_ranges import ByteRange
+from kvstore.format.buffers import ByteRange, view_bytes
 from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_spec import ChunkSpec
-from kvstore.format.layer_decoding import decode_layer, encoded_layer
-from kvstore.format.tensor_layout import blocks_layout, layer_entries
+from kvstore.format.chunk_identity import ChunkSpec
+from kvstore.format.tensor_layout import blocks_layout, decode_layer, encoded_layer, layer_entries
 
 BlockSelection = Mapping[int, tuple[int, ...]]
 """Block numbers by layer; layers and blocks ascending, no block twice."""

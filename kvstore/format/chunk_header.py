@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.checksum import BlockDigests, Buffer
-from kvstore.format.chunk_keys import KEY_LENGTH, is_chunk_key
-from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.chunk_identity import KEY_LENGTH, ChunkSpec, is_chunk_key
 from kvstore.format.safetensors_header import build_sealed, parse_sealed
 from kvstore.format.tensor_layout import (
     blocks_layout,

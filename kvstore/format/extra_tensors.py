@@ -16,7 +16,7 @@ from torch import Tensor
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
 from kvstore.format.checksum import Buffer, checksum, matches
-from kvstore.format.chunk_keys import require_extra_name
+from kvstore.format.chunk_identity import require_extra_name
 from kvstore.format.safetensors_header import (
     SAFETENSORS_DTYPES,
     StoredTensor,

@@ -1,4 +1,6 @@
-"""Where the tensors of a chunk are in its data section. This follows from the spec alone.
+"""Where the tensors of a chunk are in its data section, and how to get them back from its bytes.
+
+Their places follow from the spec alone.
 
     | layer 0                             | layer 1 ...
     | k.0 | v.0 | k.0.scale | v.0.scale   |
@@ -16,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from torch import Tensor
+
 from kvstore.errors import ChunkSpecError
-from kvstore.format.chunk_spec import BLOCK_TOKENS, ChunkSpec
-from kvstore.format.codecs import codec
-from kvstore.format.codecs.base import EncodedPart, Role
+from kvstore.format.buffers import typed_view
+from kvstore.format.chunk_identity import BLOCK_TOKENS, ChunkSpec
+from kvstore.format.codecs import EncodedPart, Role, codec
 from kvstore.format.safetensors_header import StoredTensor
 
 ROLES: tuple[Role, Role] = ("k", "v")
@@ -36,7 +40,7 @@ class TensorEntry(StoredTensor):
     tokens_per_row: int = 1
 
     def blocks_range(self, first: int, last: int) -> tuple[int, int]:
-        """Byte range `[start, end)` of the blocks `first` to `last`, both included."""
+        """Return the byte range `[start, end)` of the blocks `first` to `last`, both included."""
         row_bytes = (self.end - self.start) // self.shape[0]
         block_bytes = row_bytes * (BLOCK_TOKENS // self.tokens_per_row)
         end = self.start + (last + 1) * block_bytes
@@ -63,7 +67,7 @@ class BlocksLayout:
 
 @lru_cache(maxsize=256)
 def tensor_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
-    """Place and shape of every tensor of a chunk with this spec, in file order.
+    """Return place and shape of every tensor of a chunk with this spec, in file order.
 
     Raises:
         ChunkSpecError: unknown codec.
@@ -86,18 +90,18 @@ def tensor_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
 
 @lru_cache(maxsize=256)
 def descriptions(spec: ChunkSpec) -> dict[str, dict[str, object]]:
-    """What a header must say about every tensor. The result is cached: never change it."""
+    """Return what a header must say about every tensor. It is cached: never change it."""
     return {entry.name: entry.description() for entry in tensor_layout(spec)}
 
 
 @lru_cache(maxsize=256)
 def layer_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
-    """The layout of a single layer that starts at byte 0; its tensors are named like layer 0's."""
+    """Return the layout of one layer that starts at byte 0, its tensors named like layer 0's."""
     return tensor_layout(replace(spec, layers=1))
 
 
 def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
-    """Place and shape of one layer's tensors, in file order.
+    """Return place and shape of one layer's tensors, in file order.
 
     Raises:
         ChunkSpecError: the chunk has no such layer.
@@ -111,7 +115,7 @@ def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
 
 @lru_cache(maxsize=4096)
 def blocks_layout(spec: ChunkSpec, blocks: tuple[int, ...]) -> BlocksLayout:
-    """The layout of these blocks (ascending); it is the same in every layer."""
+    """Return the layout of these blocks (ascending), which is the same in every layer."""
     spans = map(spec.block_span, blocks)
     tokens = sum(stop - start for start, stop in spans)
     if not tokens:
@@ -133,7 +137,7 @@ def blocks_layout(spec: ChunkSpec, blocks: tuple[int, ...]) -> BlocksLayout:
 
 
 def consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs `(first, last)` of consecutive numbers in an ascending sequence."""
+    """Yield the runs `(first, last)` of consecutive numbers in an ascending sequence."""
     first = 0
     for place in range(1, len(numbers) + 1):
         if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
@@ -141,8 +145,40 @@ def consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
             first = place
 
 
+def encoded_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Split one layer's bytes (uint8) into the stored tensors of k and of v, without decoding.
+
+    Returns:
+        The tensors of `Codec.parts` for k and for v: views of `raw` where it is aligned.
+    """
+    k, v = (
+        [
+            typed_view(raw[place.start : place.end], place.dtype, place.shape)
+            for place in layer_layout(spec)
+            if place.name.startswith(role)
+        ]
+        for role in ROLES
+    )
+    return k, v
+
+
+def decode_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Decode one layer's bytes (uint8) on the device where they are.
+
+    Returns:
+        k (before RoPE) and v, each `[tokens, kv_heads, head_dim]`. The raw codec returns views of
+        `raw`.
+    """
+    k, v = encoded_layer(spec, raw)
+    chunk_codec = codec(spec.codec)
+    return chunk_codec.decode("k", k, spec), chunk_codec.decode("v", v, spec)
+
+
 def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, EncodedPart]]:
-    """Main tensors first, then scales; k and v have equal sizes, so what follows is aligned."""
+    """Return the parts of a layer: main tensors first, then scales.
+
+    k and v have equal sizes, so what follows them is aligned.
+    """
     parts = [(role, codec(spec.codec).parts(role, spec)) for role in ROLES]
     most = max(len(of_role) for _, of_role in parts)
     return [(role, of[i]) for i in range(most) for role, of in parts if i < len(of)]

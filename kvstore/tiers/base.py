@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from kvstore.format.byte_ranges import ByteRange
+from kvstore.format.buffers import ByteRange
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 

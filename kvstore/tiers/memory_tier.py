@@ -32,11 +32,10 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt, TierFull
-from kvstore.format.buffers import BufferPool
-from kvstore.format.byte_ranges import ByteRange, gather, total_bytes
+from kvstore.format.buffers import BufferPool, ByteRange, gather, total_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_spec import BLOCK_TOKENS
+from kvstore.format.chunk_identity import BLOCK_TOKENS
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 
 T = TypeVar("T")

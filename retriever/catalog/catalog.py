@@ -26,7 +26,7 @@ from retriever.catalog.catalog_records import (
 from retriever.catalog.filter_conditions import conditions
 from retriever.catalog.queries import CarriedOver
 from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
-from retriever.chunking.chunker import ChunkSpan
+from retriever.chunking import ChunkSpan
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -36,10 +36,10 @@ from retriever.documents import (
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import InvalidVectors
+from retriever.index import bm25, postings
+from retriever.index.full_text import FullText
 from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.search import bm25, postings
-from retriever.search.full_text import FullText
 from retriever.sql.database import Database
 from retriever.sql.expressions import Prepared, among
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, or_, select
 from retriever.catalog import tables
 from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
-from retriever.search import postings
+from retriever.index import postings
 from retriever.sql.copying import copy_table, go_on_after
 
 _FURTHER = (tables.chunks, tables.vectors, tables.accompanied, tables.companions, tables.primers,

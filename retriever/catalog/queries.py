@@ -25,12 +25,12 @@ from retriever.catalog.tables import (
     state,
     vectors,
 )
-from retriever.chunking.chunker import ChunkSpan
+from retriever.chunking import ChunkSpan
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.index.full_text import ChunkWords, FullText
 from retriever.marks import Mark
 from retriever.scope import Scope
-from retriever.search.full_text import ChunkWords, FullText
 from retriever.sql.expressions import Prepared, among
 
 CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt

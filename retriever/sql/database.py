@@ -26,7 +26,7 @@ CONNECT_S = 5  # to connect, or to wait for a connection
 WRITE_WAIT_S = 10.0  # how long a write waits for another process's in an SQLite file
 # Both ends notice within half a minute that the other is cut off. The server then gives up the
 # session, and with it its locks.
-CLIENT_KEEPALIVE: dict[str, Any] = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
+CLIENT_KEEPALIVE: Any = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
                     "keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip
 SERVER_KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5,
                     "tcp_keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retriever import Retriever
-from retriever.catalog import postgresql_database as catalog_database
-from retriever.search.pgvector_index import PgvectorIndex
+from retriever.catalog.tables import catalog_database
+from retriever.index.pgvector_index import PgvectorIndex
 from retriever.sql.postgresql import Postgresql
-from service import calibration
 from service.bulk.worker_process import WorkerProcess
 from service.errors import InvalidSetting
 from service.gateway import shared_schema
@@ -30,8 +29,8 @@ from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.model_factory import make_embedder
 from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.gateway.worker_client.supervisor import COMMAND
-from service.settings import Settings
-from service.worker_settings import MIB
+from service.settings import Settings, calibration
+from service.shared.worker_settings import MIB
 
 CONNECTIONS = 4  # of each of two pools
 
@@ -106,9 +105,7 @@ class CorpusAccess:
         self._model_folder = model_folder
         self._worker_command = worker_command
         self._calibration = found
-        self._catalog_pool = Postgresql(
-            settings.database, catalog_database.SCHEMA, connections=CONNECTIONS
-        )
+        self._catalog = catalog_database(settings.database, connections=CONNECTIONS)
         self._pool = Postgresql(settings.database, shared_schema.SCHEMA, connections=CONNECTIONS)
         self.jobs = PostgresqlJobDatabase(self._pool, f"bulk-{uuid.uuid4().hex}")
         self._embedder = TimedEmbedder(make_embedder(settings))
@@ -130,9 +127,9 @@ class CorpusAccess:
         )
         self.worker = self.process.client
         await self.process.start()  # it loads the model meanwhile
-        index = PgvectorIndex(self._catalog_pool) if self.settings.vectors == "pgvector" else None
+        index = PgvectorIndex(self._catalog) if self.settings.vectors == "pgvector" else None
         retriever = Retriever.for_storing(
-            catalog_database.PostgresqlDatabase(self._catalog_pool),
+            self._catalog,
             self._embedder,
             self.prompts.chunking(),
             index=index,
@@ -152,4 +149,4 @@ class CorpusAccess:
         await self.process.stop()
         await self.retriever.close()
         await asyncio.to_thread(self._pool.close)
-        await asyncio.to_thread(self._catalog_pool.close)
+        await asyncio.to_thread(self._catalog.close)

@@ -12,8 +12,8 @@ from service.bulk.corpus_access import calibrated
 from service.bulk.records import Run
 from service.bulk.sources import normal
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.model_fingerprint import fingerprint
 from service.settings import Settings
+from service.shared.model_fingerprint import fingerprint
 
 
 def run_of(

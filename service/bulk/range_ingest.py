@@ -36,7 +36,7 @@ from service.gateway.documents.jobs.stored_sizes import record_sizes
 from service.gateway.documents.precompute_calls import CALLS_UNDER_WAY
 from service.gateway.documents.purge_queue import CHUNKS_PER_CALL
 from service.gateway.documents.side_by_side import side_by_side
-from service.messages import ChunkTokens
+from service.messages.requests import ChunkTokens
 
 logger = logging.getLogger(__name__)
 

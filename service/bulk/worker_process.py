@@ -10,9 +10,9 @@ from pathlib import Path
 from service.errors import ModelRefused
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.messages import Ready
+from service.messages.replies import Ready
 from service.settings import Settings
-from service.worker_settings import WorkerSettings
+from service.shared.worker_settings import WorkerSettings
 
 READY_S = 600.0  # large models load for minutes
 

@@ -7,12 +7,12 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from service import openmp
 from service.cli.name_value import parse_pairs
 from service.cli.output import console, emit, emit_line, plain, size, table, time_left
 from service.cli.service_client import WrongArgument
 from service.models.model_finder import ModelFinder
 from service.settings import Settings, load
+from service.shared import openmp
 
 if TYPE_CHECKING:
     from service.bulk.records import Standing

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from service.cli.output import console, emit, plain, table
-from service.cli.service_client import CommandError, WrongArgument
+from service.cli.service_client import WrongArgument
 
 if TYPE_CHECKING:
     from service.cluster.actor_state import ActorState
     from service.cluster.ray_cluster import RayCluster
-    from service.cluster.rollout import Rollout
+    from service.cluster.scaling import Scaling
 
 
 def up(args: argparse.Namespace) -> int:
     """Bring the number of workers to --workers and wait until all are ready."""
-    with _rollout(args) as (_, rollout):
-        states = rollout.up(args.workers)
-    _show(states, args)
-    return 0
-
-
-def upgrade(args: argparse.Namespace) -> int:
-    """Replace one worker after the other."""
-    with _rollout(args) as (_, rollout):
-        states = rollout.upgrade(drain_first=args.drain_first)
+    with _scaling(args) as (_, scaling):
+        states = scaling.up(args.workers)
     _show(states, args)
     return 0
 
@@ -50,42 +38,21 @@ def status(args: argparse.Namespace) -> int:
 
 def drain(args: argparse.Namespace) -> int:
     """Let workers finish what runs, and remove them."""
-    with _rollout(args) as (cluster, rollout):
+    with _scaling(args) as (cluster, scaling):
         names = cluster.names()
         if unknown := [name for name in args.names if name not in names]:
             raise WrongArgument(
                 f"there is no worker {', '.join(unknown)}; there are: {', '.join(names) or 'none'}"
             )
-        rollout.down(args.names, now=args.now)
+        scaling.down(args.names, now=args.now)
     return 0
 
 
 def down(args: argparse.Namespace) -> int:
     """Drain all workers."""
-    with _rollout(args) as (_, rollout):
-        rollout.down(now=args.now)
+    with _scaling(args) as (_, scaling):
+        scaling.down(now=args.now)
     return 0
-
-
-def autoscale(args: argparse.Namespace) -> int:
-    """Keep the number of workers where the backlog wants it, until a signal."""
-    from service.cluster.actor_state import COUNTED
-    from service.cluster.autoscaling import Autoscaler, busiest
-
-    scaler = Autoscaler(args.min, args.max, args.target_backlog_seconds, args.settle_s)
-    with _rollout(args) as (cluster, rollout), _metrics_client() as http:
-        if not args.once:
-            scaler.begin(time.monotonic(), len(cluster.names()))
-        while True:
-            count = sum(state.phase in COUNTED for state in cluster.states())
-            backlogs = busiest([b for url in args.metrics_url if (b := _backlogs(http, url))])
-            wanted = scaler.decide(time.monotonic(), backlogs, count)
-            if wanted != count:
-                _say(f"{count} workers, backlog {sum(backlogs):.1f} s in all: to {wanted}")
-                rollout.scale(wanted)
-            if args.once:
-                return 0
-            time.sleep(args.every_s)
 
 
 # -- inside --------------------------------------------------------------------------------------
@@ -100,9 +67,9 @@ def _connected(args: argparse.Namespace) -> Iterator[RayCluster]:
 
 
 @contextmanager
-def _rollout(args: argparse.Namespace) -> Iterator[tuple[RayCluster, Rollout]]:
+def _scaling(args: argparse.Namespace) -> Iterator[tuple[RayCluster, Scaling]]:
     from service.cluster.plan import WorkerPlan
-    from service.cluster.rollout import Rollout
+    from service.cluster.scaling import Scaling
     from service.settings import Settings, load
 
     names = set(Settings.model_fields) - {"workers"}
@@ -119,7 +86,7 @@ def _rollout(args: argparse.Namespace) -> Iterator[tuple[RayCluster, Rollout]]:
         )
         yield (
             cluster,
-            Rollout(
+            Scaling(
                 cluster,
                 plan,
                 say=_say,
@@ -140,38 +107,6 @@ def _runtime_env(given: str | None) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise WrongArgument("--runtime-env must be a JSON object, as Ray takes it")
     return found
-
-
-@contextmanager
-def _metrics_client() -> Iterator[httpx.Client]:
-    key = os.environ.get("KVSTITCH_API_KEY", "").strip()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(headers=headers, timeout=10.0) as http:
-        yield http
-
-
-def _backlogs(http: httpx.Client, url: str) -> list[float]:
-    """What one gateway tells; nothing, and a sentence on stderr, if it does not answer.
-
-    Raises:
-        CommandError: It refuses, which waiting does not change.
-    """
-    from service.cluster.autoscaling import backlogs_in
-
-    try:
-        reply = http.get(url)
-        if reply.status_code in (401, 403):
-            raise CommandError(
-                f"{url} refuses ({reply.status_code}): set KVSTITCH_API_KEY to a key with the "
-                "scope metrics"
-            )
-        reply.raise_for_status()
-        return backlogs_in(reply.text)
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise WrongArgument(f"--metrics-url {url} is no URL: {error}") from None
-    except (httpx.HTTPError, ValueError) as error:
-        _say(f"{url} tells no backlog, the number of workers stays: {error}")
-        return []
 
 
 def _say(text: str) -> None:

@@ -8,8 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from service import openmp
 from service.errors import KvstitchError, ModelRefused
+from service.shared import openmp
 
 if TYPE_CHECKING:
     from service.cli.checks.finding import Finding

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from service import openmp
 from service.cli.corpus import files
 from service.cli.corpus.folder_scan import UnsendableDocument, scan
 from service.cli.output import console, emit
 from service.cli.service_client import WrongArgument
+from service.shared import openmp
 
 if TYPE_CHECKING:
     from retriever import Document
     from service.settings import Settings
-    from service.tuning.run import Outcome, Plan
+    from tuning.run import Outcome, Plan
 
 TUNING_FOLDER = "tuning"
 MAX_DOCUMENTS = 1000
@@ -54,15 +54,15 @@ def run(args: argparse.Namespace) -> int:
 def _tune(args: argparse.Namespace, settings: Settings) -> int:
     # torch takes seconds to import, so wrong arguments are found before.
     from service.gateway.api import PromptBuilder
-    from service.model_fingerprint import CALIBRATION_FILE, fingerprint
     from service.models.model_finder import ModelFinder
-    from service.tuning import questions
-    from service.tuning.measuring.environment import describe
-    from service.tuning.report import contents
-    from service.tuning.report.calibration_file import merge
-    from service.tuning.run import Plan
-    from service.tuning.run import run as tune
+    from service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
     from service.worker.api import load_model, read_calibration, set_threads
+    from tuning import questions
+    from tuning.environment import describe
+    from tuning.model_calibration import merge
+    from tuning.report import calibration, evidence
+    from tuning.run import Plan
+    from tuning.run import run as tune
 
     asked = questions.of_file(Path(args.questions)) if args.questions else []
     documents = _documents(args.documents, settings, args.seed) if args.documents else []
@@ -107,9 +107,9 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
         "threads": torch.get_num_threads(),
         "environment": describe(),
     }
-    found = contents.evidence(outcome, plan, about)
+    found = evidence(outcome, plan, about)
     path = (Path(args.out) if args.out else settings.data_dir) / CALIBRATION_FILE
-    merge(path, **contents.calibration(outcome, model, found))
+    merge(path, **calibration(outcome, model, found))
     _finish(args, plan, outcome, found, path)
     return 0
 
@@ -117,10 +117,10 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
 def _finish(
     args: argparse.Namespace, plan: Plan, outcome: Outcome, found: dict[str, Any], path: Path
 ) -> None:
-    from service.tuning.report import contents
-    from service.tuning.report.page import page, verdict
+    from tuning.page import page, verdict
+    from tuning.report import report as report_of
 
-    report = contents.report(outcome, found)
+    report = report_of(outcome, found)
     settings = json.dumps(json.loads(path.read_text())["defaults"], indent=1)
     (plan.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (plan.out / "report.html").write_text(page(report, settings), encoding="utf-8")
@@ -141,7 +141,7 @@ def _corpus(
     prompts: Any,
     max_context: int,
 ) -> Iterator[Any]:
-    from service.tuning import corpus
+    from tuning import corpus
 
     if args.collection is not None:
         opened = corpus.of_collection(args.collection, prompts, settings, max_context=max_context)
@@ -160,7 +160,7 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
     from service.errors import InvalidRequest
     from service.gateway.api import DocumentParser, FileLimits, SpooledDocument
     from service.gateway.documents.parsing.file_kinds import file_kind
-    from service.worker_settings import MIB
+    from service.shared.worker_settings import MIB
 
     found = scan([folder])
     contents = [*found.failed, *files.read(found.sources, {})]

@@ -11,12 +11,12 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from service import openmp
 from service.errors import InvalidSetting, KvstitchError, ModelRefused
+from service.shared import openmp
 
 if TYPE_CHECKING:
     from service.settings import Settings
-    from service.worker_settings import WorkerSettings
+    from service.shared.worker_settings import WorkerSettings
 
 CANNOT_BE_SERVED = 3
 
@@ -46,11 +46,12 @@ def _prepare(settings: Settings, address: str) -> WorkerSettings:
     Raises:
         KvstitchError: It cannot be started.
     """
-    from service import calibration, fleet_secret
     from service.cli.checks import architecture, loras, model
     from service.gateway.auth.secret_file import own_secret
     from service.gateway.data_folder import FOLDER_MODE, UMASK
     from service.models.model_finder import ModelFinder
+    from service.settings import calibration
+    from service.shared import fleet_secret
 
     fleet_secret.require_secret(address, settings.fleet_secret)
     if settings.workers > 1:

@@ -1,11 +1,17 @@
-"""What an actor tells of itself and of its worker process."""
+"""The state of an actor and of its worker process, and how actors are named.
+
+Names are `kvstitch-worker-<n>`, n from 1, in the namespace `kvstitch`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+NAMESPACE = "kvstitch"
+PREFIX = "kvstitch-worker-"
 
 Phase = Literal[
     "waiting",  # Ray has not started the actor: there is no room, or its machine was lost
@@ -19,10 +25,10 @@ Phase = Literal[
     "failed",  # the actor itself could not be started
 ]
 
-# A worker that may take requests: what is less than this many is made good.
+# Workers that take requests, or will: `cluster up` brings their number to --workers.
 COUNTED: tuple[Phase, ...] = ("waiting", "preparing", "loading", "ready", "restarting", "refused")
-# The process is there, or another will be at its address; a gateway that loses the address cuts off
-# the streams.
+# The process is there, or another will be at its address. Gateways cut off the streams of a worker
+# whose address is taken off their list.
 REACHABLE: tuple[Phase, ...] = ("loading", "ready", "restarting", "draining")
 
 
@@ -31,15 +37,15 @@ class ActorState:
     """One actor and its worker process.
 
     Attributes:
-        name: of the actor.
-        phase: see Phase.
-        node: name of its machine; empty while there is none.
-        address: of the worker process, tcp://IP:PORT; empty while there is none.
-        pid: of the worker process; None while there is none.
-        version: of kvstitch on that machine.
-        restarts: of the process, by this actor.
-        reason: why it is not ready; empty if it is.
-        plan: digest of the settings that it was started with.
+        name: Of the actor.
+        phase: See Phase.
+        node: Name of its machine; empty while there is none.
+        address: Of the worker process, tcp://IP:PORT; empty while there is none.
+        pid: Of the worker process; None while there is none.
+        version: Of kvstitch on that machine.
+        restarts: How often this actor has restarted the process.
+        reason: Why it is not ready; empty if it is.
+        plan: Digest of the settings that it was started with.
     """
 
     name: str
@@ -57,9 +63,34 @@ class ActorState:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> ActorState:
-        """What an actor sent, perhaps one of another version: fields unknown here are left out."""
+        """Read what an actor sent, perhaps one of another version: unknown fields are left out."""
         known = {field.name for field in dataclasses.fields(cls)}
         taken = {name: value for name, value in fields.items() if name in known}
         if taken.get("phase") not in get_args(Phase):
             taken["phase"] = "loading"
         return cls(**taken)
+
+
+def name_of(number: int) -> str:
+    return f"{PREFIX}{number}"
+
+
+def number_of(name: str) -> int | None:
+    """Return the number in an actor's name; None if it is not a worker's name."""
+    digits = name.removeprefix(PREFIX)
+    return int(digits) if name.startswith(PREFIX) and digits.isdecimal() else None
+
+
+def workers_among(names: Iterable[str]) -> list[str]:
+    """Return the names of workers, ordered by their numbers."""
+    found = [(number, name) for name in names if (number := number_of(name)) is not None]
+    return [name for _, name in sorted(found)]
+
+
+def lowest_free(names: Iterable[str]) -> int:
+    """Return the lowest number that no worker has."""
+    taken = {number_of(name) for name in names}
+    number = 1
+    while number in taken:
+        number += 1
+    return number

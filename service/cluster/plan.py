@@ -1,4 +1,4 @@
-"""What a worker is to be: settings, resources and ports. Made by the command line, read by actors.
+"""The plan of a worker: settings, resources and ports, made by the command line, read by actors.
 
 It goes to actors as an argument, which Ray writes into no log and no process list. It may hold
 secrets; its repr shows none.
@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service import calibration
 from service.errors import InvalidSetting
-from service.fleet_secret import require_secret
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import FOLDER_MODE
 from service.models.model_finder import ModelFinder
-from service.settings import Settings, load
-from service.worker_settings import WorkerSettings
+from service.settings import Settings, calibration, load
+from service.shared.fleet_secret import require_secret
+from service.shared.worker_settings import WorkerSettings
 
 # The service's settings that are a worker's: nothing else goes to other machines.
 _OF_WORKERS = {
@@ -46,12 +45,12 @@ class WorkerPlan:
     """One worker of the cluster.
 
     Attributes:
-        settings: the service's settings by name, only those that were given; what is left out comes
+        settings: The service's settings by name, only those that were given; what is left out comes
             from the environment of the actor's machine, or is the default.
         cpus: CPUs that Ray sets aside.
         gpus: GPUs that Ray sets aside.
-        resources: other resources that Ray counts, by name.
-        ports: first and last port that a worker may listen on; None: any free one.
+        resources: Other resources that Ray counts, by name.
+        ports: First and last port that a worker may listen on; None: any free one.
     """
 
     settings: Mapping[str, Any] = field(repr=False)
@@ -62,7 +61,7 @@ class WorkerPlan:
 
     @classmethod
     def of(cls, settings: Settings, **resources: Any) -> WorkerPlan:
-        """A plan with what a worker takes of `settings`, and no default."""
+        """Return a plan with the worker's part of `settings`, without defaults."""
         dumped = settings.model_dump(mode="json", include=settings.model_fields_set & _OF_WORKERS)
         for name in ("data_dir", "model_cache", "methods_dir"):
             if dumped.get(name):  # actors have another working directory
@@ -73,13 +72,13 @@ class WorkerPlan:
 
     @property
     def demand(self) -> dict[str, float]:
-        """What Ray must have free on one machine, by Ray's names of resources."""
+        """The resources that must be free on one machine, by Ray's names."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
         return {name: amount for name, amount in wanted.items() if amount}
 
     @property
     def digest(self) -> str:
-        """The same for plans that differ in secrets at most."""
+        """A hash of the plan without its secrets."""
         shown = dataclasses.asdict(self)
         shown["settings"] = {k: v for k, v in self.settings.items() if k not in _SECRETS}
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:12]
@@ -89,17 +88,17 @@ class WorkerPlan:
 
     @classmethod
     def from_json(cls, text: str) -> WorkerPlan:
-        """Reads what `to_json` wrote, perhaps that of a later version."""
+        """Read what `to_json` wrote, perhaps that of a later version."""
         known = {each.name for each in dataclasses.fields(cls)}
         values = {name: value for name, value in json.loads(text).items() if name in known}
         values["ports"] = tuple(values["ports"]) if values.get("ports") else None
         return cls(**values)
 
     def prepared(self) -> PreparedWorker:
-        """Finds the model on this machine, and fetches or converts it if need be. Takes long.
+        """Find the model on this machine, and fetch or convert it if need be. Takes long.
 
         Raises:
-            KvstitchError: a setting is wrong, or the model cannot be served.
+            KvstitchError: A setting is wrong, or the model cannot be served.
         """
         settings = load(**self.settings)
         if not settings.threads:  # Ray sets OMP_NUM_THREADS, which would be another number
@@ -119,7 +118,7 @@ class WorkerPlan:
 
 @dataclass(frozen=True)
 class PreparedWorker:
-    """A worker whose model is there."""
+    """A worker whose model is on this machine."""
 
     settings: Settings = field(repr=False)
     folder: Path
@@ -127,11 +126,11 @@ class PreparedWorker:
 
     @property
     def secret(self) -> str:
-        """Of the fleet; empty: there is none, which only loopback addresses allow."""
+        """The fleet's secret; "" where there is none, which only loopback addresses allow."""
         return self.settings.fleet_secret
 
     def at(self, address: str) -> WorkerSettings:
-        """The process's settings for an address.
+        """Return the process's settings for an address.
 
         Raises:
             InvalidSetting: Others could reach it, and there is no fleet secret.

@@ -13,19 +13,16 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from service.cluster.actor import WorkerActor
-from service.cluster.actor_state import ActorState
-from service.cluster.names import NAMESPACE, name_of, workers_among
+from service.cluster.actor_state import NAMESPACE, ActorState, name_of, workers_among
 from service.cluster.plan import WorkerPlan
-from service.cluster.room import Machine, why_no_place
 from service.errors import InvalidSetting, KvstitchError
 
 MISSING = "Ray is not installed: pip install 'kvstitch[ray]'"
-# Calls that one actor answers at the same time: every gateway has one open.
-_CONCURRENT_CALLS = 1000
 _REPLY_S = 5.0
 
 
@@ -37,7 +34,9 @@ class ClusterError(KvstitchError):
 
 @contextmanager
 def connect(address: str) -> Iterator[RayCluster]:
-    """A cluster that runs, for as long as the block lasts; standard output is then standard error.
+    """Connect to a running cluster for as long as the block lasts.
+
+    Standard output goes to standard error meanwhile.
 
     Args:
         address: `auto`, HOST:PORT of the head where this machine belongs to the cluster, or
@@ -79,18 +78,19 @@ class RayCluster:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._started: dict[str, Any] = {}  # handles, for those that end before they are listed
+        self._started: dict[str, Any] = {}  # handles of actors that may end before they are listed
+        self._calls: dict[str, Any] = {}  # of `state`, by name, that are not answered yet
 
     # -- actors ----------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Of all worker actors, those included that have no place yet."""
+        """Return the names of all worker actors, also of those that have no machine yet."""
         return workers_among(self._ray.util.list_named_actors())
 
     def start(
         self, number: int, plan: WorkerPlan, runtime_env: Mapping[str, Any] | None = None
     ) -> str:
-        """Makes an actor; returns its name at once.
+        """Create an actor and return its name at once.
 
         Raises:
             ClusterError: There is one of that number.
@@ -101,7 +101,6 @@ class RayCluster:
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "max_restarts": -1,
-            "max_concurrency": _CONCURRENT_CALLS,
             "num_cpus": plan.cpus,
             "num_gpus": plan.gpus,
             "resources": dict(plan.resources),
@@ -119,56 +118,31 @@ class RayCluster:
     def states(
         self, names: Sequence[str] | None = None, patience_s: float = _REPLY_S
     ) -> list[ActorState]:
-        """What each actor tells; `waiting` or `failed` for those that cannot tell anything.
+        """Return each actor's state; `waiting` or `failed` for those that cannot answer.
 
         Args:
             names: Of the actors; None: all.
-            patience_s: For the replies.
+            patience_s: Seconds to wait for their answers.
         """
-        asked: dict[str, Any] = {}
-        found: dict[str, ActorState] = {}
-        for name in self.names() if names is None else names:
-            if (handle := self._handle(name)) is None:
-                found[name] = ActorState(name, "ended", reason="there is no such actor")
-            else:
-                asked[name] = handle.state.remote()
-        if asked:
-            self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=patience_s)
-        for name, reply in asked.items():
-            found[name] = self._state(name, reply)
-        return [found[name] for name in workers_among(found)]
+        wanted = self.names() if names is None else names
+        for name in wanted:
+            # An actor that has not answered the call before is not called again.
+            if name not in self._calls and (handle := self._handle(name)) is not None:
+                self._calls[name] = handle.state.remote()
+        calls = [self._calls[name] for name in wanted if name in self._calls]
+        if calls:
+            self._ray.wait(calls, num_returns=len(calls), timeout=patience_s)
+        return [self._state(name) for name in workers_among(wanted)]
 
     def drain(self, name: str) -> None:
-        """Asks a worker to finish what runs and go; does not wait."""
+        """Ask a worker to finish what runs and go; does not wait."""
         if (handle := self._handle(name)) is not None:
             handle.drain.remote()
 
     def kill(self, name: str) -> None:
-        """Removes an actor at once; its process loses its input, and ends by itself."""
+        """Remove an actor at once; its process loses its standard input, and ends by itself."""
         if (handle := self._handle(name)) is not None:
             self._ray.kill(handle, no_restart=True)
-
-    # -- for discovery ---------------------------------------------------------------------------
-
-    def ask_change(self, name: str, seen: int, patience_s: float) -> Any | None:
-        """A reference to the actor's next state; None if there is no such actor."""
-        handle = self._handle(name)
-        return None if handle is None else handle.changed.remote(seen, patience_s)
-
-    def first_replies(self, open_calls: Sequence[Any], patience_s: float) -> list[Any]:
-        """Those of the references that are there, after `patience_s` at the latest."""
-        first, _ = self._ray.wait(list(open_calls), timeout=patience_s)
-        if first:  # and what else is there by now
-            first, _ = self._ray.wait(list(open_calls), num_returns=len(open_calls), timeout=0)
-        return list(first)
-
-    def change(self, reply: Any) -> tuple[int, ActorState] | None:
-        """What a reply says; None if the actor cannot be reached now, perhaps only for a while."""
-        try:
-            revision, fields = self._ray.get(reply)
-        except self._ray.exceptions.RayError:
-            return None
-        return revision, ActorState.of(fields)
 
     # -- the cluster -----------------------------------------------------------------------------
 
@@ -176,7 +150,7 @@ class RayCluster:
         return bool(self._ray.cluster_resources().get("GPU", 0))
 
     def why_no_place(self, demand: Mapping[str, float]) -> str:
-        """Why a worker has no place, in words."""
+        """Say why a worker has no machine."""
         machines = [
             Machine(node["NodeManagerHostname"], node["Resources"])
             for node in self._ray.nodes()
@@ -193,11 +167,15 @@ class RayCluster:
             return self._ray.get_actor(name, namespace=NAMESPACE)
         return None
 
-    def _state(self, name: str, reply: Any) -> ActorState:
+    def _state(self, name: str) -> ActorState:
         exceptions = self._ray.exceptions
+        call = self._calls.pop(name, None)
+        if call is None:
+            return ActorState(name, "ended", reason="there is no such actor")
         try:
-            return ActorState.of(self._ray.get(reply, timeout=0))
+            return ActorState.of(self._ray.get(call, timeout=0))
         except exceptions.GetTimeoutError:
+            self._calls[name] = call
             return ActorState(name, "waiting", reason="Ray has not started it")
         except exceptions.ActorUnavailableError:
             return ActorState(name, "waiting", reason="its machine does not answer")
@@ -210,8 +188,49 @@ class RayCluster:
             return ActorState(name, "failed", reason=_last_line(error))
 
 
+@dataclass(frozen=True)
+class Machine:
+    """A living node of the cluster, with all its resources by Ray's names."""
+
+    name: str
+    resources: Mapping[str, float]
+
+    def has(self, demand: Mapping[str, float]) -> bool:
+        return all(self.resources.get(name, 0) >= amount for name, amount in demand.items())
+
+
+def why_no_place(
+    demand: Mapping[str, float], machines: Sequence[Machine], free: Mapping[str, float]
+) -> str:
+    """Say in one sentence why a worker has no machine.
+
+    Args:
+        demand: What one worker needs.
+        machines: Of the cluster.
+        free: What is not taken, over all machines.
+    """
+    needs = f"it needs {_amounts(demand, demand)}"
+    if not machines:
+        return f"{needs}, and the cluster has no machine"
+    large_enough = [machine for machine in machines if machine.has(demand)]
+    if not large_enough:
+        have = "; ".join(f"{each.name} has {_amounts(each.resources, demand)}" for each in machines)
+        return f"{needs}, and no machine is so large: {have}"
+    short = [name for name, amount in demand.items() if free.get(name, 0) < amount]
+    if short:
+        return (
+            f"{needs}, and of {', '.join(short)} too little is free ({_amounts(free, demand)}), "
+            "unless Ray is starting it right now"
+        )
+    return f"{needs}, which is free ({_amounts(free, demand)}), perhaps not on one machine"
+
+
+def _amounts(found: Mapping[str, float], names: Mapping[str, float]) -> str:
+    return ", ".join(f"{found.get(name, 0):g} {name}" for name in names) or "nothing"
+
+
 def _require_listener(address: str) -> None:
-    """Ray itself waits for two minutes where nobody listens.
+    """Check that somebody listens; Ray itself would wait for two minutes.
 
     Raises:
         ClusterError: Nobody does.

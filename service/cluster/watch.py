@@ -1,8 +1,7 @@
 """`python -m service.cluster.watch ADDRESS`: prints the workers' addresses whenever they change.
 
 One line of JSON each time, {"addresses": [...]}, the whole list. A gateway runs this as a process
-of its own, so that it never imports ray. It ends when its standard input closes. Actors answer when
-something changes; only their list is asked for every second.
+of its own, so that it never imports ray. It ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ import os
 import sys
 import threading
 import time
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import TextIO
 
-from service.cluster.address_book import AddressBook
+from service.cluster.actor_state import REACHABLE, ActorState
 from service.cluster.ray_cluster import RayCluster, connect
 from service.errors import KvstitchError
 
 LIST_EVERY_S = 1.0
-# An open call of a gateway that is gone ends after this time.
-CHANGE_WITHIN_S = 30.0
-# The first list is not printed before all actors have answered, or this time has passed: one that
-# is not complete would make a gateway drop workers that are there.
+# The first list is printed when all actors have answered, or after this time: a list that lacks
+# some would make a gateway drop workers that are there.
 FIRST_LIST_S = 5.0
 
 
@@ -38,46 +36,52 @@ def main() -> int:
             watch(cluster, out)
     except KvstitchError as error:
         print(error.message, file=sys.stderr)
-    except Exception as error:  # Ray's head is away; who started this starts it again
+    except Exception as error:  # Ray's head is away; the gateway starts this process again
         print(f"Ray does not answer: {type(error).__name__}: {error}", file=sys.stderr)
     return 1
 
 
 def watch(cluster: RayCluster, out: TextIO) -> None:
-    """Prints lists until Ray does not answer, which raises."""
-    book = AddressBook()
-    calls: dict[Any, str] = {}  # open calls and their actors' names
-    seen: dict[str, int] = {}
+    """Print lists until Ray does not answer, which raises."""
+    workers = WorkerAddresses()
     printed: list[str] | None = None
-    began, listed_at = time.monotonic(), 0.0
-    names: list[str] = []
+    began = time.monotonic()
     while True:
-        if time.monotonic() - listed_at >= LIST_EVERY_S:
-            names, listed_at = cluster.names(), time.monotonic()
-            book.keep(names)
-            for name in set(names) - set(calls.values()):
-                if (call := cluster.ask_change(name, seen.get(name, -1), CHANGE_WITHIN_S)) is None:
-                    continue
-                calls[call] = name
-        if calls:
-            for reply in cluster.first_replies(list(calls), LIST_EVERY_S):
-                name = calls.pop(reply)
-                change = cluster.change(reply)
-                seen.pop(name, None)
-                if change is None or name not in names:
-                    continue  # asked again with the next list
-                seen[name], state = change
-                book.heard(state)
-                if (call := cluster.ask_change(name, seen[name], CHANGE_WITHIN_S)) is not None:
-                    calls[call] = name
-        else:
-            time.sleep(LIST_EVERY_S)
-        first = printed is None
-        if first and book.missing(names) and time.monotonic() - began < FIRST_LIST_S:
-            continue
-        if book.addresses != printed:
-            printed = book.addresses
+        workers.update(cluster.states(patience_s=LIST_EVERY_S))
+        waiting = workers.unknown and time.monotonic() - began < FIRST_LIST_S
+        if workers.addresses != printed and not (printed is None and waiting):
+            printed = workers.addresses
             print(json.dumps({"addresses": printed}), file=out, flush=True)
+        time.sleep(LIST_EVERY_S)
+
+
+class WorkerAddresses:
+    """The addresses that gateways get, by the names of the actors.
+
+    An actor that does not answer keeps its address: gateways see by the worker's heartbeat whether
+    it lives. It loses the address when it reports so, or when the actor is gone.
+
+    Attributes:
+        unknown: Whether some actor has not answered yet.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: dict[str, str] = {}
+        self.unknown = False
+
+    def update(self, states: Sequence[ActorState]) -> None:
+        """Take the states of all actors that there are."""
+        known, self._addresses, self.unknown = self._addresses, {}, False
+        for state in states:
+            answered = state.phase not in ("waiting", "failed")
+            address = state.address if answered else known.get(state.name, "")
+            if address and (not answered or state.phase in REACHABLE):
+                self._addresses[state.name] = address
+            self.unknown |= not answered and not address
+
+    @property
+    def addresses(self) -> list[str]:
+        return sorted(self._addresses.values())
 
 
 def _end_with_stdin() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO
 
 from retriever import Embedder, Retriever
-from service import calibration
 from service.errors import InvalidSetting, KvstitchError
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
@@ -43,8 +42,8 @@ from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.supervisor import COMMAND
 from service.gateway.workers import ProcessOptions, Workers
-from service.settings import Settings
-from service.tracing import tracing
+from service.settings import Settings, calibration
+from service.shared.tracing import tracing
 
 logger = logging.getLogger(__name__)
 

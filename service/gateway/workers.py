@@ -14,9 +14,9 @@ from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.protocol import Worker
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.messages import Holdings, Stats
+from service.messages.replies import Holdings, Stats
 from service.settings import Settings
-from service.worker_settings import WorkerSettings
+from service.shared.worker_settings import WorkerSettings
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service import openmp
 from service.errors import ModelRefused
 from service.models.gguf_header import GgufHeader
+from service.shared import openmp
 
 BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Configuration and tokenizer; the largest tokenizer.json of the served families has 17 MiB.

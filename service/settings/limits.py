@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from service.worker_settings import MIB
+from service.shared.worker_settings import MIB
 
 
 class LimitSettings(BaseModel):

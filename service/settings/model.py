@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service.records import ColdMode
+from service.messages.requests import ColdMode
 from service.settings.default_places import default_model_cache
 from service.settings.lists import named_folders, parts
 

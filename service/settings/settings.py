@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service import fleet_secret
 from service.errors import InvalidSetting
 from service.settings.access import AccessSettings
 from service.settings.limits import LimitSettings
@@ -23,7 +22,8 @@ from service.settings.places import PlaceSettings
 from service.settings.retrieval import RetrievalSettings
 from service.settings.tiers import TierSettings
 from service.settings.workers import ProcessSettings
-from service.worker_settings import MIB, WorkerSettings
+from service.shared import fleet_secret
+from service.shared.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service import fleet_secret
 from service.errors import InvalidSetting
 from service.settings.lists import parts
+from service.shared import fleet_secret
 
 WORKER_SCHEMES = ("tcp", "dns", "ray", "ipc")
 

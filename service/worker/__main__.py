@@ -32,15 +32,15 @@ from kvstore import (
     TierUnavailable,
 )
 from kvstore.tiers.base import Tier
-from service import messages as m
 from service.errors import KvstitchError
-from service.model_fingerprint import fingerprint
-from service.tracing import tracing
-from service.worker.checks.correctness_gate import GateSettings
-from service.worker.core.model_facts import read_calibration
-from service.worker.core.threads import set_threads
+from service.messages.replies import LoraInfo, ModelInfo, Ready
+from service.messages.wire import PROTOCOL
+from service.shared.model_fingerprint import fingerprint
+from service.shared.tracing import tracing
+from service.shared.worker_settings import WorkerSettings
 from service.worker.engine.engine import Engine
 from service.worker.forward import lora_check, selfcheck
+from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
 from service.worker.kv.pool import KVPool
@@ -52,17 +52,16 @@ from service.worker.methods.registry import (
     fusion_methods,
 )
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel
-from service.worker.model.load import default_pool_tokens, load
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.load import default_pool_tokens, load, set_threads
+from service.worker.model.model_facts import read_calibration
+from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
-from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.server import folder_seat
-from service.worker.server.held_chunks import HeldChunks
-from service.worker.server.inbox import Inbox
+from service.worker.server.cached_chunks import HeldChunks
 from service.worker.server.leases import Leases
-from service.worker.server.link import Link
+from service.worker.server.link import Inbox, Link
 from service.worker.server.worker_server import WorkerServer
-from service.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -212,16 +211,16 @@ def _serve(
             ),
             make_pool=make_pool,
         )
-        ready = m.Ready(
+        ready = Ready(
             model=model_info(settings, decoder, model_fingerprint, engine.pool.tokens),
             fusion=describe(fusion_methods(), facts),
             eviction=describe(eviction_methods(), facts),
             pool_tokens=engine.pool.tokens,
             adapters=[
-                m.LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
+                LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
                 for each in decoder.loras.values()
             ],
-            protocol=m.PROTOCOL,
+            protocol=PROTOCOL,
         )
         link = Link(settings.address, inbox.receive, settings.fleet_secret)
         traces = tracing(settings.otlp_endpoint, "worker")
@@ -254,9 +253,9 @@ def _serve(
 
 def model_info(
     settings: WorkerSettings, decoder: DecoderModel, model_fingerprint: str, pool_tokens: int
-) -> m.ModelInfo:
+) -> ModelInfo:
     """What gateways are told of the model."""
-    return m.ModelInfo(
+    return ModelInfo(
         name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
         fingerprint=model_fingerprint,
         family=decoder.family,

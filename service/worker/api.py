@@ -5,7 +5,7 @@ Anything that is in neither `__all__` may change at any time. Besides re-exporte
 few functions (`harness`) for what callers do most: open an engine, prefill one prompt.
 
     models    load_model, add_lora, adapter_for, read_calibration, start_up_check
-    engine    open_engine, Request and the events, Address
+    engine    open_engine, Generate and the events, Address
     prompts   kv_pool, prefill_ids, prefill_prompt, prefill_sparse, attention_scores
     decoding  decode_step, Decoder, Sampler
     methods   the built-in methods, the registry
@@ -13,20 +13,16 @@ few functions (`harness`) for what callers do most: open an engine, prefill one 
 
 from __future__ import annotations
 
-from service.model_fingerprint import CALIBRATION_FILE
-from service.model_fingerprint import fingerprint as model_fingerprint
-from service.worker.core.flops import full_prefill as full_prefill_flops
-from service.worker.core.model_facts import read_calibration
-from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
-from service.worker.core.threads import set_threads
+from service.shared.model_fingerprint import CALIBRATION_FILE
+from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.engine.engine import Engine
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import decode_step
-from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.forward.evict import evict
 from service.worker.forward.kv_placement import write_rows
-from service.worker.forward.lora_check import add as add_lora
 from service.worker.forward.prefill import Capture
+from service.worker.forward.selfcheck import add_lora
 from service.worker.forward.selfcheck import check as start_up_check
 from service.worker.harness import (
     attention_scores,
@@ -67,9 +63,12 @@ from service.worker.model.attention import (
     attend_rows,
     weighted_values,
 )
-from service.worker.model.decoder.base import DecoderModel, decoder_for
-from service.worker.model.load import default_pool_tokens
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
+from service.worker.model.flops import full_prefill as full_prefill_flops
+from service.worker.model.load import default_pool_tokens, set_threads
 from service.worker.model.load import load as load_model
+from service.worker.model.model_facts import read_calibration
 
 __all__ = [
     "A3",
@@ -82,22 +81,17 @@ __all__ = [
     "Capture",
     "ChunkPrefill",
     "DecoderModel",
-    "DoneEvent",
     "Engine",
-    "Event",
-    "FailedEvent",
     "FullReuse",
     "KVPool",
     "LegoLink",
     "Pie",
     "Placement",
     "QuestionScout",
-    "Request",
     "SamKV",
     "ScratchKV",
     "SequenceKV",
     "StagedSegment",
-    "TokenEvent",
     "Vanilla",
     "add_folder",
     "add_lora",

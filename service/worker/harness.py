@@ -12,30 +12,29 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor
 
 from kvstore import EncodedChunk, SsdTier, TieredStore
-from service.worker.core.layer_view import CachedSegment
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps, run
 from service.worker.engine.engine import Engine
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.prefill import Capture, Progress, PromptLoop, prefill
-from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
-from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_kv import TokenSource, WholeChunk
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.layout import PromptLayout
 from service.worker.loading.loader import Loader
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.layer_view import CachedSegment, PrefillResult
 from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import ModelFacts
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
+from service.worker.steps import Steps, run
 
 
 @contextmanager

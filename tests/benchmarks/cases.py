@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.report.records import Record
-from service.tuning.measuring.prompt_ids import Prompt
 from tests.service.worker.tiny import Q, S, Tiny
+from tuning.prompts import Prompt
 
 
 def a_prompt(seed: int = 0, sizes: Sequence[int] = (11, 6, 0, 9)) -> Prompt:

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.sizing import CODECS, SMALL, share_of_reads
 from kvstore import encode_chunk
-from kvstore.format.chunk_spec import ChunkSpec
+from kvstore.format.chunk_identity import ChunkSpec
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from service.metrics import TPOT, TTFT, Declared
+from service.shared.metrics import TPOT, TTFT, Declared
 from tests.e2e.metrics import Metrics
 from tests.e2e.service import HANG_S, Service, events
 
@@ -72,10 +72,10 @@ def test_client_and_server_agree_within_a_bucket_under_load(service: Service) ->
 
     for question in QUESTIONS:
         service.ask(question, max_tokens=2)  # warms up
-    before = service.metrics()
+    before = service.shared.metrics()
     with ThreadPoolExecutor(CLIENTS) as pool:
         times = [t for answers in pool.map(client, range(CLIENTS)) for t in answers]
-    after = service.metrics()
+    after = service.shared.metrics()
     measured = ((TTFT, [t.ttft_s for t in times]), (TPOT, [t.tpot_s for t in times]))
     apart = {
         (metric.name, q): (

@@ -137,7 +137,7 @@ def test_an_answer_is_one_trace_across_both_processes(
 
 def test_without_an_endpoint_nothing_of_it_is_loaded() -> None:
     code = (
-        "import sys; from service.tracing import tracing; "
+        "import sys; from service.shared.tracing import tracing; "
         "import service.gateway.composition, service.worker.server.worker_server; "
         "t = tracing('', 'gateway'); t.start(); s = t.begin('x'); s.end(); t.close(); "
         "print(repr(s.traceparent), [m for m in sys.modules if m.startswith('opentelemetry')])"

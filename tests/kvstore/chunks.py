@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvstore import ChunkHeader, ChunkSpec, EncodedChunk, chunk_key, encode_chunk
-from kvstore.format.byte_ranges import gather, total_bytes
+from kvstore.format.buffers import gather, total_bytes
 from kvstore.format.chunk_blocks import BlockSelection, selection_ranges
 from kvstore.format.chunk_header import UNNAMED
 from kvstore.format.tensor_layout import TensorEntry, tensor_layout

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.tiers.testing.fake_tier import FakeTier
+from tests.kvstore.fake_tier import FakeTier
 from tests.kvstore.places import Place
 from tests.redis_cluster import RedisCluster, redis_cluster
 from tests.redis_server import RedisServer, redis_server

@@ -14,8 +14,8 @@ from kvstore import (
     TieredStore,
     TierUnavailable,
 )
-from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
+from tests.kvstore.fake_tier import FakeTier
 
 KEY = make_key()
 

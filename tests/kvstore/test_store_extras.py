@@ -7,9 +7,9 @@ import redis
 import torch
 
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
-from kvstore.tiers.testing.fake_tier import FakeTier
 from kvstore.write_behind import QueueLimits
 from tests.kvstore.chunks import make_chunk, make_key
+from tests.kvstore.fake_tier import FakeTier
 
 KEY = make_key()
 SKETCH = {"mean.0": torch.randn(5, 2, 8), "rank.0": torch.arange(5, dtype=torch.int32)}

@@ -18,8 +18,8 @@ from kvstore import (
 )
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.tiers.ssd.directory_scan import chunk_path
-from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
+from tests.kvstore.fake_tier import FakeTier
 from tests.redis_server import redis_server
 
 KEY = make_key()

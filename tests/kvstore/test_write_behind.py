@@ -7,9 +7,9 @@ from kvstore import TierError
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.fault_tolerant_tier import FaultTolerantTier
 from kvstore.format.extra_tensors import encode_extra
-from kvstore.tiers.testing.fake_tier import FakeTier
 from kvstore.write_behind import QueueLimits, WriteBehindQueue
 from tests.kvstore.chunks import make_chunk, make_key
+from tests.kvstore.fake_tier import FakeTier
 
 CHUNK = make_chunk()
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from retriever import ChunkSettings, Document, Kind, Retriever, Scope
-from retriever.companions import GROUP
+from retriever.companions import GROUP, central
 from retriever.scope import DEFAULT_SCOPE
-from retriever.search.central_vectors import central
-from retriever.testing import HashingEmbedder, WordCounter
+from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.conftest import OpenRetriever
 
 TOPICS = ("fox forest hunts", "whale sea sings", "bread oven flour")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from retriever import Document
 from retriever.embedders.base import Vectors
 from retriever.errors import EmbedderError, InvalidDocument
-from retriever.testing import HashingEmbedder
+from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
 

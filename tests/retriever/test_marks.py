@@ -10,7 +10,7 @@ import pytest
 
 from retriever import ChunkSettings, Document, Mark, Place, Retriever, Scope
 from retriever.errors import InvalidDocument
-from retriever.testing import HashingEmbedder, WordCounter
+from tests.fakes.models import HashingEmbedder, WordCounter
 
 INTRO, ONE, TWO = "before all\n\n", "the red fox hunts\n\n", "an owl sleeps\n\n"
 MARKS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from retriever import Document, Scope
-from retriever.testing import HashingEmbedder
+from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 
 # FTS5 stores only the part of a word that differs from its neighbour, so search for that part.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, Retriever
-from retriever.testing import HashingEmbedder, WordCounter
+from tests.fakes.models import HashingEmbedder, WordCounter
 
 DOCUMENTS = [Document(f"d{n}", f"text number {n} of several. " * 10) for n in range(10)]
 
@@ -132,7 +132,7 @@ ENDLESS_INGEST = """
 import sys
 from pathlib import Path
 from retriever import *
-from retriever.testing import HashingEmbedder, WordCounter
+from tests.fakes.models import HashingEmbedder, WordCounter
 
 folder, turn = Path(sys.argv[1]), sys.argv[2]
 retriever = Retriever.in_folder(folder, HashingEmbedder(), ChunkSettings(WordCounter(), 16))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, LocalEmbedder, Retriever
-from retriever.chunking.token_counters import TokenCounter
+from retriever.chunking import TokenCounter
 from retriever.errors import CatalogNotStarted, EmbedderMismatch, InvalidQuery
 from retriever.filters import parse_filter
-from retriever.testing import HashingEmbedder
+from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever, Question
 
 ANIMALS = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from retriever import ChunkSettings, Document, Retriever, VectorIndex
 from retriever.catalog.tables import catalog_database
-from retriever.testing import HashingEmbedder, WordCounter
+from tests.fakes.models import HashingEmbedder, WordCounter
 
 CHUNKING = ChunkSettings(WordCounter(), 16)
 DOCUMENTS = [Document(f"d{n}", f"Words of number {n}. " * 8) for n in range(3)]

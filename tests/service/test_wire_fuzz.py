@@ -8,9 +8,17 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service import messages as m
-from service import wire
-from service.records import ChunkTokens
+from service.messages import wire
+from service.messages.replies import FromWorker
+from service.messages.requests import (
+    Abort,
+    ChunkTokens,
+    Generate,
+    Message,
+    Method,
+    Precompute,
+    ToWorker,
+)
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 TEXT = st.text(max_size=20)
@@ -18,17 +26,17 @@ CHUNKS = st.lists(st.builds(ChunkTokens, st.integers(-5, 2**40), IDS), max_size=
 PARAMETERS = st.dictionaries(
     TEXT, st.integers(-9, 9) | st.floats(allow_nan=False) | TEXT, max_size=3
 )
-METHODS = st.builds(m.Method, TEXT, PARAMETERS)
-TO_WORKER: st.SearchStrategy[m.Message] = st.one_of(
-    st.builds(m.Generate, TEXT, IDS, CHUNKS, IDS, fusion=METHODS, eviction=st.none() | METHODS),
-    st.builds(m.Precompute, TEXT, IDS, CHUNKS, tenant=TEXT),
-    st.builds(m.Abort, TEXT, TEXT),
+METHODS = st.builds(Method, TEXT, PARAMETERS)
+TO_WORKER: st.SearchStrategy[Message] = st.one_of(
+    st.builds(Generate, TEXT, IDS, CHUNKS, IDS, fusion=METHODS, eviction=st.none() | METHODS),
+    st.builds(Precompute, TEXT, IDS, CHUNKS, tenant=TEXT),
+    st.builds(Abort, TEXT, TEXT),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(message=TO_WORKER)
-def test_what_is_sent_is_received(message: m.Message) -> None:
+def test_what_is_sent_is_received(message: Message) -> None:
     assert wire.decode_to_worker(wire.encode(message)) == message
 
 
@@ -53,8 +61,8 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
-NAMES = [kind.__name__ for kind in (*get_args(m.ToWorker), *get_args(m.FromWorker))]
-FIELDS = sorted({field for kind in get_args(m.ToWorker) for field in kind.__struct_fields__})
+NAMES = [kind.__name__ for kind in (*get_args(ToWorker), *get_args(FromWorker))]
+FIELDS = sorted({field for kind in get_args(ToWorker) for field in kind.__struct_fields__})
 
 
 @settings(max_examples=300, deadline=None)
@@ -77,4 +85,4 @@ def check(raw: bytes) -> None:
             message = decode(raw)
         except msgspec.DecodeError:
             continue
-        assert isinstance(message, m.Message)
+        assert isinstance(message, Message)

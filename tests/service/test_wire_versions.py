@@ -11,9 +11,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from service import messages as m
-from service import wire
-from service.records import ChunkTokens, Method, Sampling
+from service.messages import wire
+from service.messages.replies import Failed, Holdings, ModelInfo, Purged, Ready, Stats
+from service.messages.requests import (
+    Abort,
+    ChunkTokens,
+    Generate,
+    Hello,
+    Message,
+    Method,
+    Ping,
+    Precompute,
+    Purge,
+    Sampling,
+)
+from service.messages.wire import KNOWN_PROTOCOLS, PROTOCOL
 
 MODEL = {
     "name": "demo", "fingerprint": "0123456789abcdef", "family": "llama", "layers": 12,
@@ -21,40 +33,38 @@ MODEL = {
     "kv_bytes_per_token": 3072, "codec": "raw", "device": "cpu",
 }  # fmt: skip
 # As 0.1.0 sent them when workers could not yet run by themselves: without the fields added since.
-FROM_EARLIER_WORKER: list[tuple[dict[str, Any], m.Message]] = [
+FROM_EARLIER_WORKER: list[tuple[dict[str, Any], Message]] = [
     (
         {"type": "Stats", "values": [["kvstitch_decode_steps_total", {}, 7.0]], "running": 1,
          "waiting": 2, "pool_free": 0.5},
-        m.Stats([("kvstitch_decode_steps_total", {}, 7.0)], 1, 2, 0.5, False, False, 0.0),
+        Stats([("kvstitch_decode_steps_total", {}, 7.0)], 1, 2, 0.5, False, False, 0.0),
     ),
     (
         {"type": "Ready", "model": MODEL, "fusion": [], "eviction": [], "pool_tokens": 4096},
-        m.Ready(m.ModelInfo(**MODEL), [], [], 4096, [], 1),
+        Ready(ModelInfo(**MODEL), [], [], 4096, [], 1),
     ),
-    ({"type": "Purged", "id": "p", "copies": {"memory": 1}}, m.Purged("p", {"memory": 1}, [])),
+    ({"type": "Purged", "id": "p", "copies": {"memory": 1}}, Purged("p", {"memory": 1}, [])),
     (
         {"type": "Failed", "id": "r", "code": "overloaded", "message": "full"},
-        m.Failed("r", "overloaded", "full", None),
+        Failed("r", "overloaded", "full", None),
     ),
 ]  # fmt: skip
-FROM_EARLIER_GATEWAY: list[tuple[dict[str, Any], m.Message]] = [
-    ({"type": "Hello"}, m.Hello("", 0.0)),
+FROM_EARLIER_GATEWAY: list[tuple[dict[str, Any], Message]] = [
+    ({"type": "Hello"}, Hello("", 0.0)),
     (
         {"type": "Generate", "id": "r", "system": [1], "documents": [{"chunk_id": 7, "ids": [2]}],
          "question": [3], "fusion": {"name": "pie"}},
-        m.Generate("r", [1], [ChunkTokens(7, [2])], [3], Method("pie"), sampling=Sampling()),
+        Generate("r", [1], [ChunkTokens(7, [2])], [3], Method("pie"), sampling=Sampling()),
     ),
     (
         {"type": "Precompute", "id": "c", "system": [1], "documents": []},
-        m.Precompute("c", [1], [], "none", "", ""),
+        Precompute("c", [1], [], "none", "", ""),
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sent", "meant"), FROM_EARLIER_WORKER, ids=lambda x: str(x)[:24])
-def test_an_earlier_and_a_later_worker_are_understood(
-    sent: dict[str, Any], meant: m.Message
-) -> None:
+def test_an_earlier_and_a_later_worker_are_understood(sent: dict[str, Any], meant: Message) -> None:
     assert wire.decode_from_worker(msgspec.msgpack.encode(sent)) == meant
     later = {**sent, "added_later": {"deep": [1, None]}, "zzz": b"\x00"}
     assert wire.decode_from_worker(msgspec.msgpack.encode(later)) == meant
@@ -62,7 +72,7 @@ def test_an_earlier_and_a_later_worker_are_understood(
 
 @pytest.mark.parametrize(("sent", "meant"), FROM_EARLIER_GATEWAY, ids=lambda x: str(x)[:24])
 def test_an_earlier_and_a_later_gateway_are_understood(
-    sent: dict[str, Any], meant: m.Message
+    sent: dict[str, Any], meant: Message
 ) -> None:
     assert wire.decode_to_worker(msgspec.msgpack.encode(sent)) == meant
     later = {**sent, "added_later": {"deep": [1, None]}, "zzz": b"\x00"}
@@ -70,10 +80,10 @@ def test_an_earlier_and_a_later_gateway_are_understood(
 
 
 # Exact bytes, so that the encoding itself stays: maps with field names, the tag in "type".
-GOLDEN: list[tuple[m.Message, str]] = [
-    (m.Abort("r", "stop"), "83a474797065a541626f7274a26964a172a6726561736f6ea473746f70"),
+GOLDEN: list[tuple[Message, str]] = [
+    (Abort("r", "stop"), "83a474797065a541626f7274a26964a172a6726561736f6ea473746f70"),
     (
-        m.Ping("d", 600.0, 1.5),
+        Ping("d", 600.0, 1.5),
         "84a474797065a450696e67a6646f6d61696ea164a76c656173655f73cb4082c00000000000"
         "a5636c6f636bcb3ff8000000000000",
     ),
@@ -81,18 +91,18 @@ GOLDEN: list[tuple[m.Message, str]] = [
 
 
 @pytest.mark.parametrize(("message", "raw"), GOLDEN, ids=lambda x: str(x)[:12])
-def test_bytes_are_what_they_were(message: m.Message, raw: str) -> None:
+def test_bytes_are_what_they_were(message: Message, raw: str) -> None:
     assert wire.encode(message).hex() == raw
     assert wire.decode_to_worker(bytes.fromhex(raw)) == message
 
 
 def test_every_new_field_has_a_default_and_this_version_knows_itself() -> None:
-    assert m.PROTOCOL in m.KNOWN_PROTOCOLS
+    assert PROTOCOL in KNOWN_PROTOCOLS
     required = {
         kind.__name__: kind.__struct_fields__[
             : len(kind.__struct_fields__) - len(kind.__struct_defaults__)
         ]
-        for kind in (m.Hello, m.Ready, m.Stats, m.Holdings, m.Generate, m.Purge)
+        for kind in (Hello, Ready, Stats, Holdings, Generate, Purge)
     }
     assert required == {
         "Hello": (),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from service.tuning.measuring.case import Case, Recipe
 from service.worker.methods.api import DenseMethod, PrefillResult, Reads
+from tuning.case import Case, Recipe
 
 
 @dataclass(frozen=True)

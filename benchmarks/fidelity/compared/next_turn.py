@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from service.tuning.measuring.case import Case, QuestionQueries
 from service.worker.api import Pie, prefill_prompt
 from service.worker.methods.api import DenseMethod, PrefillResult, PromptLayout
+from tuning.case import Case, QuestionQueries
 
 
 @dataclass(frozen=True)

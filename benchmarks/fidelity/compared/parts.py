@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.compared.variants import FewKeys, Oracle, RandomRows, WithFirstTokens
-from service.tuning.measuring.case import Recipe
 from service.worker.api import Pie, QuestionScout, Vanilla
 from service.worker.methods.api import DenseMethod
+from tuning.case import Recipe
 
 
 def parts(modes: Iterable[str], ratio: float) -> list[Configuration]:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.tuning.measuring.case import Case
 from service.worker.api import ScratchKV, attention_scores
 from service.worker.methods.api import (
     PrefillResult,
@@ -35,6 +34,7 @@ from service.worker.methods.api import (
     stable_topk,
     union,
 )
+from tuning.case import Case
 
 CRITICAL_DEPTHS = (0.45, 0.525, 0.6)
 

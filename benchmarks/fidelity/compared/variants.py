@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.tuning.measuring.case import Case
 from service.worker.api import QuestionScout
 from service.worker.methods.api import (
     DenseMethod,
@@ -18,6 +17,7 @@ from service.worker.methods.api import (
     stable_topk,
     union,
 )
+from tuning.case import Case
 
 
 @dataclass(frozen=True)

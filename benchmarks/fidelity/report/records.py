@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.tuning.measuring.record_file import RecordFile
+from tuning.records import RecordFile
 
 
 @dataclass(frozen=True)

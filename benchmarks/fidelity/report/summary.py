@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.report.records import Record
-from service.tuning.measuring.bootstrap import Bootstrap, Comparison, Estimate, compare
+from tuning.statistics import Bootstrap, Comparison, Estimate, compare
 
 TOLERANCE = 0.02
 """Costs that differ by less than this share count as equal."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from benchmarks.fidelity.report.summary import RIVALS, Duel, Summary, by_task
-from service.tuning.measuring.bootstrap import Comparison
+from tuning.statistics import Comparison
 
 LEGEND = """\
 KL: full prefill ‖ method, nats; mean over prompts [95 % bootstrap interval]. First: the first

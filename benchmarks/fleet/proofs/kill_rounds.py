@@ -33,7 +33,7 @@ from benchmarks.fleet.proofs.ledger import Ledger
 from benchmarks.fleet.proofs.processes import START_S, Gateway, end_on_sigterm, until
 from demo.corpus_files import read_documents, read_questions
 from service.settings import demo_model
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet")
 ASKS, ASKED_DOCUMENTS = 9, 20

@@ -48,7 +48,7 @@ from benchmarks.fleet.proofs.processes import (
 )
 from demo.corpus_files import read_documents, read_questions
 from service.settings import demo_model
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet")
 METHODS = ("question_scout", "a3", "pie", "vanilla", "cacheblend", "prophetkv", "samkv")

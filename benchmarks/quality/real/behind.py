@@ -36,9 +36,9 @@ from benchmarks.quality.real.chunks import Ids, chunked
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
-from retriever.search.central_vectors import central
+from retriever.companions import central
 from service.errors import KvstitchError
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
 
 Vectors = NDArray[np.float32]
 Places = NDArray[np.int64]

@@ -20,18 +20,18 @@ from statistics import median
 
 import torch
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.prompts import of_file
 from benchmarks.fidelity.report.markdown import percent, table, with_interval
-from service.calibration import BUILT_IN_FUSION
-from service.tuning.choosing import Summary
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.candidate import FULL_PREFILL, Candidate
-from service.tuning.measuring.environment import describe
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.record_file import RecordFile
-from service.tuning.measuring.trial import Trial, TrialRunner
+from service.settings.calibration import BUILT_IN_FUSION
 from service.worker.api import load_model, model_fingerprint, read_calibration
 from service.worker.methods.api import ModelFacts
+from tuning.candidates import FULL_PREFILL, Candidate
+from tuning.environment import describe
+from tuning.prompts import Prompt
+from tuning.records import RecordFile
+from tuning.statistics import Bootstrap, Summary
+from tuning.trial import Trial, TrialRunner
 
 OUT = Path("benchmarks/results/real")
 CODECS = ("int8", "int4", "int2")
@@ -110,14 +110,15 @@ def write(
     bootstrap = Bootstrap(len(done))
     rows = [Summary.of(c, [file[p.key, c.key] for p in done], bootstrap) for c in compared]
     title = f"Less KV: {facts['model']}, {len(done)} prompts, {facts['dtype']}"
-    (path.with_suffix(".md")).write_text(report(title, rows), encoding="utf-8")
     columns = ("kl", "kl_first", "agreement", "same", "operations", "bytes", "kept")
     results = [
         row.candidate.fields | {name: [getattr(t, name) for t in row.trials] for name in columns}
         for row in rows
     ]
     record = {**facts, "prompts": [p.key for p in done], "results": results}
-    (path.with_suffix(".json")).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    text = report(title, rows) + provenance(record)
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 def main(given: Sequence[str] | None = None) -> int:

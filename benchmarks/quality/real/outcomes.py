@@ -17,7 +17,7 @@ from benchmarks.fidelity.report.summary import answer_kl
 from benchmarks.quality.ruler.suite import TASKS
 from benchmarks.quality.scores.edit import indel_ratio
 from benchmarks.quality.scores.words import normalised_words, qa_f1
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
 
 _ASKS_FOR_ALL = {name for name, task in TASKS.items() if task.metric == "string_match_all"}
 

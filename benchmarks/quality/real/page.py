@@ -10,8 +10,8 @@ from benchmarks.fidelity.report.markdown import percent, table, with_interval
 from benchmarks.quality.compare import Paired, holm, paired
 from benchmarks.quality.real.outcomes import Outcome
 from benchmarks.quality.report.order import TEXT, verdict
-from service.tuning.measuring.bootstrap import Bootstrap, Estimate
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
+from tuning.statistics import Bootstrap, Estimate
 
 FULL = "full prefill"
 PUBLISHED = ("a3 r=0.15", "cacheblend r=0.15", "legolink k=4", "pie", "full_reuse")

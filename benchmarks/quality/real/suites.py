@@ -29,7 +29,7 @@ from demo.language.tasks import TASKS
 from service.gateway.api import PromptBuilder
 from service.prompt import Turn, document_ids
 from service.settings import Settings
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
 
 SPLITS = ("dev", "test")
 SUITES = ("nq", "turns", "musique", "mixed", "demo", "ruler", "needle", "language")

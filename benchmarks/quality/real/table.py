@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.prompts import of_file
 from benchmarks.fidelity.report import recorded
 from benchmarks.fidelity.report.records import Record, Records
@@ -26,7 +27,7 @@ from benchmarks.fidelity.results import compact
 from benchmarks.quality.real.outcomes import Outcome, of_full_prefill, outcome
 from benchmarks.quality.real.page import FULL, Row, brief, page
 from service.errors import KvstitchError
-from service.tuning.measuring.prompt_ids import Prompt
+from tuning.prompts import Prompt
 
 OUT = Path("benchmarks/results/real")
 
@@ -71,12 +72,10 @@ def main(given: Sequence[str] | None = None) -> int:
         print(f"--base is one of {', '.join(row.name for row in rows)}", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    text = page(args.title, measured, rows, base=args.base)
+    record = _record(args.title, measured, rows, {k: about[k] for k in chosen})
+    text = page(args.title, measured, rows, base=args.base) + provenance(record)
     (args.out / f"{args.name}.md").write_text(text, encoding="utf-8")
-    (args.out / f"{args.name}.json").write_text(
-        compact(_record(args.title, measured, rows, {k: about[k] for k in chosen})),
-        encoding="utf-8",
-    )
+    (args.out / f"{args.name}.json").write_text(compact(record), encoding="utf-8")
     if args.into is not None:
         into(args.into, args.name, brief(rows))
     print(text)

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.fidelity.report.markdown import table, with_interval
 from benchmarks.quality.report.tables import points
 from service.errors import InvalidRequest
-from service.tuning.measuring.bootstrap import Estimate
+from tuning.statistics import Estimate
 
 
 @dataclass(frozen=True)

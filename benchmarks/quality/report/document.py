@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.results import compact
 from benchmarks.quality.bench import Result
 from benchmarks.quality.report.scored import Scored, Scores
 from benchmarks.quality.report.tables import Compared
-from service.tuning.measuring.environment import describe
+from tuning.environment import describe
 
 _COSTS: dict[str, Callable[[Result], float]] = {
     "flops": lambda r: r.flops,
@@ -50,7 +51,7 @@ def write(
     record["comparisons"] = [_comparison(c) for c in rivals]
     (folder / f"{name}.json").write_text(compact(record), encoding="utf-8")
     shown = [f"![{p.stem.replace('_', ' ')}]({p.name})\n" for p in pictures]
-    text = "\n".join([f"# {facts['what']}\n", *sections, *shown])
+    text = "\n".join([f"# {facts['what']}\n", *sections, *shown, provenance(record)])
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     return [folder / f"{name}.json", folder / f"{name}.md", *pictures]
 

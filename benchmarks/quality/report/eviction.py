@@ -19,7 +19,7 @@ from benchmarks.quality.report.tables import (
     score_table,
     signed,
 )
-from service.tuning.measuring.bootstrap import Estimate
+from tuning.statistics import Estimate
 
 KVEC = "kvec"
 LEGEND = """\

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ def write(folder: Path, names: Iterable[str], headline: str | None) -> Path:
     file = folder / "README.md"
     if headline is None and file.exists():
         headline = file.read_text(encoding="utf-8").partition(_TABLE)[2].strip() + "\n"
-    links = [_link(folder, name) for name in names if (folder / f"{name}.json").exists()]
+    links = [_link(folder, name) for name in names if (folder / f"{name}.md").exists()]
     text = ["# Quality: tables and figures\n", "How they are made: docs/quality.md.\n", *links, ""]
     if headline is not None:
         text += [_TABLE, headline]
@@ -23,6 +22,6 @@ def write(folder: Path, names: Iterable[str], headline: str | None) -> Path:
 
 
 def _link(folder: Path, name: str) -> str:
-    record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    commit = record["environment"]["commit"][:12]
-    return f"- [{record['what']}]({name}.md), commit {commit}"
+    lines = (folder / f"{name}.md").read_text(encoding="utf-8").splitlines()
+    commit = next(line for line in reversed(lines) if line.startswith("- Commit: "))
+    return f"- [{lines[0].removeprefix('# ')}]({name}.md), c{commit.removeprefix('- C')[:-1]}"

@@ -14,7 +14,7 @@ from benchmarks.quality.report.scored import Scored, Scores
 from benchmarks.quality.report.tables import Compared, about, score_table
 from benchmarks.quality.suites import SHORT_CONTEXT
 from service.errors import InvalidRequest
-from service.records import Method
+from service.messages.requests import Method
 from service.worker.methods.api import ModelFacts
 
 SHORT_BUDGETS = (0.15, 0.25, 0.4, 0.6)

@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.quality.report.scored import Scored
-from service.tuning.measuring.bootstrap import Estimate
+from tuning.statistics import Estimate
 
 _COLOURS = {
     "full prefill": "black",

@@ -20,7 +20,7 @@ from benchmarks.quality.report.subject import Place, Subject, longest
 from benchmarks.quality.run import Batch, Progress, Shards, missing, parts
 from benchmarks.quality.sample import Sample
 from service.errors import WorkerFault
-from service.tuning.measuring.record_file import RecordFile
+from tuning.records import RecordFile
 
 _POLL_S = 0.5
 

@@ -13,7 +13,7 @@ from benchmarks.quality.bench import Result
 from benchmarks.quality.compare import Paired, macro, paired
 from benchmarks.quality.configuration import Configuration
 from benchmarks.quality.run import Run
-from service.tuning.measuring.bootstrap import Bootstrap, Estimate
+from tuning.statistics import Bootstrap, Estimate
 
 
 @dataclass(frozen=True)

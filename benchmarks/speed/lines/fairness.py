@@ -16,8 +16,9 @@ from benchmarks.speed.engines import A3, FULL, METHODS, Prompt, place
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier
-from service.records import Method, Sampling
-from service.worker.api import DoneEvent, Engine, Request, TokenEvent
+from service.messages.replies import Done, TokenItem
+from service.messages.requests import Generate, Method, Sampling
+from service.worker.api import Engine
 
 STREAMS, STREAM_PROMPT, STREAM_ANSWER, ALONE = 4, 64, 8192, 10
 LONGEST_S = {A3: 120.0, FULL: 12.0}
@@ -58,7 +59,7 @@ def _start_streams(engine: Engine, prompt: Prompt) -> None:
     question = prompt.question * (STREAM_PROMPT // len(prompt.question))
     for i in range(STREAMS):
         sampling = Sampling(max_tokens=STREAM_ANSWER)
-        engine.submit(Request(f"s{i}", [], [], question, Method("vanilla"), sampling=sampling))
+        engine.submit(Generate(f"s{i}", [], [], question, Method("vanilla"), sampling=sampling))
     while len(engine.scheduler.running) < STREAMS:
         engine.step()
     for _ in range(3):
@@ -75,7 +76,7 @@ def _beside(engine: Engine, prompt: Prompt, label: str, name: str) -> tuple[list
     give_up_at = time.perf_counter() + LONGEST_S[name]
 
     def over(events: Any) -> bool:
-        done = any(isinstance(e, DoneEvent) and e.id == label for e in events)
+        done = any(isinstance(e, Done) and e.id == label for e in events)
         return done or time.perf_counter() > give_up_at
 
     intervals = _seconds_per_token(engine, over)
@@ -91,7 +92,7 @@ def _seconds_per_token(engine: Engine, until: Callable[[Any], bool]) -> list[flo
     last = time.perf_counter()
     while True:
         events = engine.step()
-        if any(isinstance(e, TokenEvent) and e.id == "s0" for e in events):
+        if any(isinstance(e, TokenItem) and e.id == "s0" for e in events):
             now = time.perf_counter()
             out.append(now - last)
             last = now

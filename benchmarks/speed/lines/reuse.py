@@ -17,8 +17,8 @@ from benchmarks.speed.engines import answer
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, SsdTier, TieredStore
-from service.records import ChunkTokens, Method, Sampling
-from service.worker.api import Request, decoder_for, open_engine, precompute_now
+from service.messages.requests import ChunkTokens, Generate, Method, Sampling
+from service.worker.api import decoder_for, open_engine, precompute_now
 
 TOKENS, DRAWN, ENDS = 48, 4, 100
 METHOD = Method("a3", {"ratio": 0.15})
@@ -52,7 +52,7 @@ def run(setup: Setup) -> Outcome:
                 seen.add(tuple(d.chunk_id for d in drawn))
                 question = chooser.choices(vocabulary, k=8)
                 sampling = Sampling(max_tokens=1)
-                request = Request(str(number), system, drawn, question, METHOD, sampling=sampling)
+                request = Generate(str(number), system, drawn, question, METHOD, sampling=sampling)
                 report = answer(engine, request).report
                 hits.append(all(d.tier != "cold" for d in report.documents))
         store.flush(60)

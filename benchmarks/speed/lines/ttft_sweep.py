@@ -17,7 +17,7 @@ from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, RedisTier, SsdTier
 from kvstore.tiers.base import Tier
-from service.records import Method
+from service.messages.requests import Method
 from service.worker.api import Engine
 
 BY_RATIO = ("a3", "question_scout", "cacheblend")

@@ -10,8 +10,7 @@ The braces are a hash tag: all values of a chunk are in one slot, so on one serv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvstore.format.chunk_keys import is_chunk_key, require_chunk_key
-from kvstore.format.chunk_spec import MAX_LAYERS
+from kvstore.format.chunk_identity import MAX_LAYERS, is_chunk_key, require_chunk_key
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from kvstore.errors import TierTimeout
-from kvstore.format.byte_ranges import total_bytes
+from kvstore.format.buffers import total_bytes
 from kvstore.format.chunk_header import ChunkHeader, parse_header
 from kvstore.tiers.base import ChunkProgress
 from kvstore.tiers.redis.range_fetch import RangeFetch

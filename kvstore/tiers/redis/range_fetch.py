@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt
-from kvstore.format.buffers import view_bytes
-from kvstore.format.byte_ranges import ByteProgress, ByteRange
+from kvstore.format.buffers import ByteProgress, ByteRange, view_bytes
 from kvstore.tiers.redis.resp import Replies, ServerError, command
 
 BATCH_BYTES = 2 << 20  # bytes of values requested at a time

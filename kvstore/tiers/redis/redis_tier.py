@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import TierError
-from kvstore.format.buffers import BufferPool, view_bytes
-from kvstore.format.byte_ranges import ByteRange
+from kvstore.format.buffers import BufferPool, ByteRange, view_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_keys import require_extra_name
+from kvstore.format.chunk_identity import require_extra_name
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 from kvstore.tiers.redis.chunk_deletion import delete_keys
 from kvstore.tiers.redis.chunk_names import ChunkNames

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.format.byte_ranges import ByteProgress
+from kvstore.format.buffers import ByteProgress
 
 _SCATTER = 64  # buffers per call
 _LONGEST_LINE = 1 << 10

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt, TierTimeout, TierUnavailable
-from kvstore.format.buffers import BufferPool, view_bytes
-from kvstore.format.byte_ranges import ByteRange, total_bytes
+from kvstore.format.buffers import BufferPool, ByteRange, total_bytes, view_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader, parse_header
-from kvstore.format.chunk_keys import is_chunk_key, require_chunk_key, require_extra_name
+from kvstore.format.chunk_identity import is_chunk_key, require_chunk_key, require_extra_name
 from kvstore.format.safetensors_header import header_bytes
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 from kvstore.tiers.s3.bucket import Bucket, Part, Place, Waits

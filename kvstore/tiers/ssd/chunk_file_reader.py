@@ -16,8 +16,14 @@ from functools import partial
 from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt, TierUnavailable
-from kvstore.format.buffers import BufferPool, view_bytes
-from kvstore.format.byte_ranges import ByteProgress, ByteRange, coalesced, total_bytes
+from kvstore.format.buffers import (
+    BufferPool,
+    ByteProgress,
+    ByteRange,
+    coalesced,
+    total_bytes,
+    view_bytes,
+)
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader, parse_header
 from kvstore.tiers.base import ChunkProgress

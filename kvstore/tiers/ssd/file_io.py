@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.errors import ChunkCorrupt
-from kvstore.format.byte_ranges import ByteProgress
+from kvstore.format.buffers import ByteProgress
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700

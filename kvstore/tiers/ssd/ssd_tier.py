@@ -30,11 +30,10 @@ from pathlib import Path
 from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt, TierFull, TierUnavailable
-from kvstore.format.buffers import allocate, view_bytes
-from kvstore.format.byte_ranges import ByteRange
+from kvstore.format.buffers import ByteRange, allocate, view_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
-from kvstore.format.chunk_keys import require_chunk_key, require_extra_name
+from kvstore.format.chunk_identity import require_chunk_key, require_extra_name
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 from kvstore.tiers.ssd.chunk_file_reader import ChunkFileReader
 from kvstore.tiers.ssd.directory_scan import ScanReport, StoredFile, chunk_path, extra_path

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 
 from service.cli import cluster
-from service.cli.arguments.common import positive
 
 # Settings of workers, as `serve` has them; those of gateways are not taken.
 _SETTINGS: tuple[tuple[str, str, Callable[[str], object], str], ...] = (
@@ -45,12 +44,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         made.set_defaults(command=cluster.up)
         _workers(made)
         _common(made)
-    made = actions.add_parser("upgrade", help="replace one worker after the other")
-    made.set_defaults(command=cluster.upgrade)
-    made.add_argument("--drain-first", action="store_true", help="where there is no room for one "
-                      "more: the old worker goes before the new one starts")  # fmt: skip
-    _workers(made)
-    _common(made)
     made = actions.add_parser("status", help="all workers; exit code 1 unless all are ready")
     made.set_defaults(command=cluster.status)
     _address(made)
@@ -61,25 +54,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     made = actions.add_parser("down", help="drain all workers")
     made.set_defaults(command=cluster.down)
     _ending(made)
-    made = actions.add_parser("autoscale", help="follow the backlog of gateways, until a signal")
-    made.set_defaults(command=cluster.autoscale)
-    _autoscale(made)
-    _workers(made)
-    _address(made)
-
-
-def _autoscale(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--min", type=positive, default=1, help="fewest workers (default: 1)")
-    add("--max", type=positive, required=True, help="most workers")
-    add("--target-backlog-seconds", type=_amount, required=True, metavar="S", help="mean backlog "
-        "of a worker that is aimed at")  # fmt: skip
-    add("--metrics-url", action="append", required=True, metavar="URL", help="a gateway's "
-        "/metrics; may be repeated; KVSTITCH_API_KEY is sent")  # fmt: skip
-    add("--every-s", type=_amount, default=15.0, help="seconds between two looks (default: 15)")
-    add("--settle-s", type=_amount, default=300.0, help="so long less must have been wanted "
-        "before workers are drained (default: 300)")  # fmt: skip
-    add("--once", action="store_true", help="look once, for timers of your own")
 
 
 def _workers(parser: argparse.ArgumentParser) -> None:

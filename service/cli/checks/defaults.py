@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from service import calibration, model_fingerprint
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.errors import InvalidSetting, KvstitchError
 from service.models.model_finder import ModelFinder
-from service.settings import Settings
+from service.settings import Settings, calibration
+from service.shared import model_fingerprint
 
 
 def check(settings: Settings) -> Iterator[Finding]:

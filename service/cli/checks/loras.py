@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from service.cli.checks.finding import Finding, fail, ok
 from service.settings import Settings
-from service.worker.model.lora.folder import LoraRefused, read_config, tensor_names
+from service.worker.model.lora_folder import LoraRefused, read_config, tensor_names
 
 
 def check(settings: Settings) -> Iterator[Finding]:

@@ -18,8 +18,8 @@ from service.models.gguf_support import quantisation
 from service.models.model_argument import gguf_file, is_gguf
 from service.models.model_finder import ModelFinder
 from service.settings import Settings
+from service.shared.worker_settings import MIB
 from service.worker.model.folder_checks import read_config, weights_fault
-from service.worker_settings import MIB
 
 
 def check(settings: Settings) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import redis
 from service.cli.checks.finding import Finding, fail, ok, warn
 from service.cli.output import size
 from service.settings import Settings
-from service.worker_settings import MIB
+from service.shared.worker_settings import MIB
 
 OLDEST = (6, 0)
 TIMEOUT_S = 2.0

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
 from service.gateway.answers.call_context import CallContext
-from service.gateway.schemas import GenerateRequest, GenerateResponse
+from service.gateway.schemas.answer import GenerateResponse
+from service.gateway.schemas.generate import GenerateRequest
 
 
 class NumberedEvent(NamedTuple):

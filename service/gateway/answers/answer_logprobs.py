@@ -13,8 +13,8 @@ from typing import Any
 
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.token_bytes import TokenPiece
-from service.gateway.schemas.logprobs import LikelyToken, TokenLogprob
-from service.messages import TokenItem
+from service.gateway.schemas.answer import LikelyToken, TokenLogprob
+from service.messages.replies import TokenItem
 
 
 @dataclass(frozen=True)

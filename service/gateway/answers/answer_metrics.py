@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.schemas import Timing
-from service.messages import Report, SegmentReport
-from service.metrics import PROMPT_SOURCES, STAGES, TIERS
+from service.gateway.schemas.answer import Timing
+from service.messages.reports import Report, SegmentReport
+from service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
 
 
 def observe_answer(
@@ -71,7 +71,7 @@ def tokens_by_source(report: Report) -> dict[str, int]:
 
 
 def _decision(segment: SegmentReport) -> str:
-    """One of `service.metrics.DECISIONS`."""
+    """One of `service.shared.metrics.DECISIONS`."""
     if segment.plan == "recompute":
         return "recompute"
     if segment.tokens and segment.reused == segment.tokens:

@@ -18,10 +18,10 @@ from service.gateway.answers.preparing.preparation import RequestPreparer
 from service.gateway.answers.validating.validation import RequestValidator
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas import GenerateRequest
-from service.gateway.schemas.explain import Explanation
+from service.gateway.schemas.answer import Explanation
+from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
-from service.tracing import Tracing
+from service.shared.tracing import Tracing
 
 
 class AnswerService:

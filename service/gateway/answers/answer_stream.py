@@ -21,11 +21,11 @@ from service.gateway.answers.token_report import token_report
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.gateway.schemas import Citation, GenerateResponse, RetrievalNote
-from service.gateway.schemas.logprobs import TokenLogprob
+from service.gateway.schemas.answer import Citation, GenerateResponse, RetrievalNote, TokenLogprob
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Done, Failed, Report, TokenItem
-from service.tracing import Span
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.reports import Report
+from service.shared.tracing import Span
 
 
 @dataclass(frozen=True)

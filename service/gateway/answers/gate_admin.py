@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from service.errors import UnknownMethod
-from service.gateway.answers.response import method_fields
-from service.gateway.schemas.gate import Gate, GateMethod
+from service.gateway.schemas.admin import Gate, GateMethod
 from service.gateway.worker_client.protocol import Worker
-from service.messages import GateState, GateStates
+from service.messages.replies import GateStates
 
 
 async def gate_states(worker: Worker, sample: float) -> Gate:
@@ -41,11 +38,5 @@ async def reset_gate(worker: Worker, sample: float, method: str | None) -> Gate:
 
 
 def _gate(sample: float, reply: GateStates) -> Gate:
-    return Gate(
-        sample=sample if reply.on else 0.0, methods=[_method(state) for state in reply.states]
-    )
-
-
-def _method(state: GateState) -> GateMethod:
-    methods = {"fusion": method_fields(state.fusion), "used": method_fields(state.used)}
-    return GateMethod(**{**asdict(state), **methods})
+    methods = [GateMethod.model_validate(state, from_attributes=True) for state in reply.states]
+    return Gate(sample=sample if reply.on else 0.0, methods=methods)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retriever import Passage
-from service.gateway.schemas import Citation, GenerateRequest, RetrievalNote
-from service.messages import Generate
+from service.gateway.schemas.answer import Citation, RetrievalNote
+from service.gateway.schemas.generate import GenerateRequest
+from service.messages.requests import Generate
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from retriever import Passage
-from service.gateway.schemas import (
-    CacheDocument,
+from service.gateway.schemas.answer import (
     CacheReport,
-    CacheSegment,
     Citation,
     PromptTokensDetails,
     Timing,
     Usage,
 )
-from service.gateway.schemas.generate import GateNote as GateNoteOut
-from service.messages import Method, Report, SegmentReport
-from service.records import GateNote
+from service.messages.reports import Report
+from service.messages.requests import Method
 
 NO_URLS: Mapping[str, str] = {}
 
@@ -69,24 +65,9 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
         report: From the worker.
         doc_ids: Chunk id to the id of its document.
     """
-    return CacheReport(
-        system=CacheSegment(**_segment_fields(report.system)),
-        documents=[
-            CacheDocument(doc_id=doc_ids[d.chunk_id], chunk_id=d.chunk_id, **_segment_fields(d))
-            for d in report.documents
-        ],
-        rows_per_layer=report.rows_per_layer,
-        kept_per_layer=report.kept_per_layer,
-        coverage=report.coverage,
-        flops=report.flops,
-        full_prefill_flops=report.full_prefill_flops,
-        kept_ratio=report.kept_ratio,
-        recomputed_ratio=report.recomputed_ratio,
-        recomputed_tokens=report.recomputed_tokens,
-        reused_tokens=report.reused_tokens,
-        reused_from=report.reused_from,
-        ratio=report.ratio,
-        gate=_gate_note(report.gate),
+    documents = [{**vars(d), "doc_id": doc_ids[d.chunk_id]} for d in report.documents]
+    return CacheReport.model_validate(
+        {**vars(report), "documents": documents}, from_attributes=True
     )
 
 
@@ -94,26 +75,3 @@ def timing(ttft_s: float, total_s: float, tokens: int) -> Timing:
     """TTFT, TPOT and total; TPOT = (total - TTFT) / (tokens - 1), None below two tokens."""
     tpot_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else None
     return Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
-
-
-def _gate_note(note: GateNote | None) -> GateNoteOut | None:
-    if note is None:
-        return None
-    return GateNoteOut(state=note.state, used=method_fields(note.used), why=note.why)
-
-
-def _segment_fields(segment: SegmentReport) -> dict[str, Any]:
-    return {
-        "tier": segment.tier,
-        "bytes": segment.bytes,
-        "stored_bytes": segment.stored_bytes,
-        "tokens": segment.tokens,
-        "rows_recomputed": segment.rows_recomputed,
-        "load_s": segment.load_s,
-        "problems": segment.problems,
-        "plan": segment.plan,
-        "why": segment.why,
-        "computed": segment.computed,
-        "behind": segment.behind,
-        "reused": segment.reused,
-    }

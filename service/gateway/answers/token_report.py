@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from service.gateway.prompts.detokenizer import Decode, Detokenizer
-from service.gateway.schemas.tokens import SegmentTokens, Source, TokenReport, TokenRunOut
-from service.messages import Generate, Report, SegmentFates, SegmentReport, TokenFates, TokenRun
+from service.gateway.schemas.answer import SegmentTokens, Source, TokenReport, TokenRunOut
+from service.messages.reports import Report, SegmentReport, SegmentTrace, TokenRun, TokenTrace
+from service.messages.requests import Generate
 
 SOURCE_OF_TIER: dict[str, Source] = {
     "memory": "memory",
@@ -17,7 +18,7 @@ SOURCE_OF_TIER: dict[str, Source] = {
 
 
 def token_report(
-    trace: TokenFates, report: Report, generate: Generate, decode: Decode
+    trace: TokenTrace, report: Report, generate: Generate, decode: Decode
 ) -> TokenReport:
     """Join trace and text. Decodes once per token, so it must not run on the event loop.
 
@@ -29,18 +30,10 @@ def token_report(
     """
 
     def segment_tokens(
-        ids: Sequence[int], segment: SegmentFates, source: Callable[[TokenRun], Source]
+        ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
     ) -> SegmentTokens:
         text, starts = _pieces(ids, decode)
-        runs = [
-            TokenRunOut(
-                tokens=run.tokens,
-                source=source(run),
-                computed_layers=run.computed_layers,
-                entries=run.entries,
-            )
-            for run in segment.runs
-        ]
+        runs = [TokenRunOut(source=source(run), **run._asdict()) for run in segment.runs]
         return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
 
     return TokenReport(

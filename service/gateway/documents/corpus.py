@@ -35,7 +35,7 @@ from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
-from service.worker_settings import MIB
+from service.shared.worker_settings import MIB
 
 DAY_S = 86_400
 PRUNE_PAUSE_S = 3600.0

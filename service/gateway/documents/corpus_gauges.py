@@ -8,7 +8,7 @@ import time
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.retrieval.async_retriever import AsyncRetriever
-from service.metrics import JOB_STATES
+from service.shared.metrics import JOB_STATES
 
 
 class CorpusGauges:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from service.messages import ChunkTokens
+from service.messages.requests import ChunkTokens
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from retriever.sql.connection import Connection, Row
 from service.gateway.documents import membership
 from service.gateway.documents.deletion_records import ChunkKV, PendingPurge, Receipt
 from service.gateway.documents.jobs.job_database import JobDatabase
-from service.messages import ChunkTokens
+from service.messages.requests import ChunkTokens
 
 _MAX_DOC_IDS = 100
 

@@ -49,7 +49,7 @@ from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
-from service.messages import ChunkTokens
+from service.messages.requests import ChunkTokens
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_p
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
-from service.messages import ChunkTokens
+from service.messages.requests import ChunkTokens
 
 NO_CHUNK = -1  # of a purge that only deletes copies
 CHUNKS_PER_CALL = 64  # in one message to the worker

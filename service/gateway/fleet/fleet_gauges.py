@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from service.gateway.fleet.worker_pool import WorkerPool
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.protocol import Worker
-from service.metrics import WORKER_STATES
+from service.shared.metrics import WORKER_STATES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -8,8 +8,8 @@ from service.gateway.fleet.routing.backlog import Backlog
 from service.gateway.fleet.routing.worker_table import WorkerTable
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
-from service.messages import ChunkTokens, Holdings
-from service.records import WorkerLoad
+from service.messages.replies import Holdings, WorkerLoad
+from service.messages.requests import ChunkTokens
 
 
 class Member:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from service.messages import GateStates, Purged, Stats
-from service.records import GATE_STATES, GateState
+from service.messages.replies import GateState, GateStates, Purged, Stats
+from service.messages.reports import GATE_STATES
 
 GATE_STATE_METRIC = "kvstitch_gate_state"
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from service import fleet_secret
 from service.errors import InvalidSetting
 from service.gateway.fleet.discovery.sources import Source, source_of
 from service.gateway.fleet.known_workers import KnownWorkers
@@ -20,9 +19,10 @@ from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Hello, Holdings, Ready, Stats
-from service.records import ModelInfo
+from service.messages.replies import Holdings, ModelInfo, Ready, Stats
+from service.messages.requests import Hello
 from service.settings import Settings
+from service.shared import fleet_secret
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from service.chunk_ids import ChunkIds
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.router import Router
-from service.messages import ChunkTokens, Precompute, Precomputed
+from service.messages.replies import Precomputed
+from service.messages.requests import ChunkNames, ChunkTokens, Precompute
 
 
 async def spread_precompute(
@@ -22,7 +22,7 @@ async def spread_precompute(
     Yields:
         One reply per chunk, as it is done.
     """
-    names = ChunkIds(message.system, message.prefix_mode, message.tenant, message.lora)
+    names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
     replies: asyncio.Queue[Precomputed | Exception] = asyncio.Queue()
 
     async def compute(member: Member, part: Sequence[ChunkTokens]) -> None:

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
-from service.chunk_ids import ChunkIds
 from service.errors import Overloaded, WorkerUnavailable
 from service.gateway.fleet import merged
 from service.gateway.fleet.member import Member
@@ -25,21 +24,18 @@ from service.gateway.fleet.spread_precompute import spread_precompute
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.connection import RETRY_AFTER_S
 from service.gateway.worker_client.protocol import Event
-from service.messages import (
-    ChunkTokens,
+from service.messages.replies import (
     Done,
     Failed,
-    Forecast,
     GateStates,
-    Generate,
     Holdings,
-    Precompute,
     Precomputed,
-    Prefetch,
     Purged,
     Ready,
     Stats,
 )
+from service.messages.reports import Forecast
+from service.messages.requests import ChunkNames, ChunkTokens, Generate, Precompute, Prefetch
 
 # Tokens that an answer is expected to have before there was one, and the weight of the newest.
 USUAL_ANSWER = 64.0
@@ -194,7 +190,7 @@ class WorkerPool:
     def prefetch(self, message: Prefetch) -> None:
         if not self._takers():
             return
-        names = ChunkIds(message.system, message.prefix_mode, message.tenant, message.lora)
+        names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
         prompt = RoutedPrompt(
             Work([len(chunk.ids) for chunk in message.documents], 0, 0.0),
             [names.of(chunk) for chunk in message.documents],
@@ -230,7 +226,7 @@ class WorkerPool:
         """
         loras = ("", *(adapter.name for adapter in self.require().adapters))
         holding = [member for member in self.members if not member.holds_nothing]
-        named = [ChunkIds(system, prefix_mode, tenant, lora) for lora in loras]
+        named = [ChunkNames(system, prefix_mode, tenant, lora) for lora in loras]
         done = await asyncio.gather(
             *(member.client.purge(system, chunks, prefix_mode, tenant) for member in holding)
         )

@@ -15,7 +15,8 @@ from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
 from service.gateway.answers.call_context import CallContext
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
-from service.gateway.schemas import GenerateRequest, GenerateResponse
+from service.gateway.schemas.answer import GenerateResponse
+from service.gateway.schemas.generate import GenerateRequest
 
 T = TypeVar("T")
 CLIENT_DISCONNECTED = 499  # as nginx logs it; nobody is left to read the response

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.gateway.http.openapi_examples import examples
-from service.gateway.schemas.errors import ErrorOut, Problem
+from service.gateway.schemas.admin import ErrorOut, Problem
 
 # Routes that need no key and cannot fail.
 ROUTES_WITHOUT_ERRORS = ("/health/live",)

@@ -8,8 +8,8 @@ from typing import Any
 
 from service.gateway.http.services import GatewayServices
 from service.gateway.http.worker_report import worker_reports
-from service.messages import Stats
-from service.records import GATE_STATES
+from service.messages.replies import Stats
+from service.messages.reports import GATE_STATES
 
 
 async def status(gateway: GatewayServices) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from service.gateway.http.json_body import in_thread_if_long
 from service.gateway.http.multipart import read_form
 from service.gateway.http.upload_validation import UploadLimits, UploadValidator
 from service.gateway.json_content import parse_json, validated
-from service.gateway.schemas import PrecomputeRequest
+from service.gateway.schemas.admin import PrecomputeRequest
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 DEFAULT_COLLECTION = "default"

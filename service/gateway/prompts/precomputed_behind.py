@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from retriever import Chunk, Companions, Kind, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.messages import ChunkTokens
+from service.messages.requests import ChunkTokens
 
 KINDS: dict[str, Kind] = {"primer": "primer", "neighbours": "neighbours"}
 

@@ -17,8 +17,8 @@ from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
 from service.gateway.prompts.tool_conversation import tool_conversation
 from service.gateway.tool_calls.forms import ToolForm
 from service.gateway.tool_calls.tools import ToolSet
+from service.messages.requests import ChunkTokens
 from service.prompt import Turn, document_ids, system_ids
-from service.records import ChunkTokens
 from service.settings import Settings
 
 CHARS_PER_TOKEN_ESTIMATE = 3

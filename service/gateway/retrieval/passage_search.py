@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from retriever import Scope, SearchMode
-from retriever.search.rank_fusion import MAX_FUSED_SCORE
+from retriever.index.rank_fusion import MAX_FUSED_SCORE
 from service.errors import InvalidRequest, NotFound
 from service.gateway.retrieval.async_retriever import (
     AsyncRetriever,

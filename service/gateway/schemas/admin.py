@@ -1,4 +1,4 @@
-"""Requests and responses of /admin."""
+"""Requests and responses of /admin, and errors of every route."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
+from service.gateway.schemas.answer import MethodUsed
 from service.gateway.schemas.fields import DocId, NewDocId, StrictModel, Title, Unicode, encodable
+from service.messages.reports import GateStateName
 
 Collection = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(encodable)]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dead"]
@@ -137,3 +139,65 @@ class ReceiptOut(BaseModel):
     unreached: list[str]
     created: float
     completed: float | None
+
+
+class GateReset(StrictModel):
+    """POST /admin/gate/reset."""
+
+    method: str | None = Field(
+        None, max_length=128, description="a fusion method, with any parameters; null: all"
+    )
+
+
+class GateMethod(BaseModel):
+    """One fusion method with its parameters. `checks` are the last ones of what is used;
+    `recovery_…` those of the step below, returned to after `recovery_needed` good ones."""
+
+    fusion: MethodUsed
+    state: GateStateName
+    used: MethodUsed
+    why: str
+    for_s: float
+    checks: int
+    agreement: float | None
+    mean_kl: float | None
+    recovery_checks: int
+    recovery_agreement: float | None
+    recovery_kl: float | None
+    recovery_needed: int
+    trips: int
+
+
+class Gate(BaseModel):
+    """How methods stand at the correctness gate, latest asked for last. `sample`: the share of
+    answers that is checked; 0: there is no gate."""
+
+    sample: float
+    methods: list[GateMethod]
+
+
+class ErrorObject(BaseModel):
+    """`param` names the field that is wrong, `code` is stable and machine-readable."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class ErrorOut(BaseModel):
+    """Of every route under /v1, as OpenAI's clients expect it."""
+
+    error: ErrorObject
+
+
+class Problem(BaseModel):
+    """Of all other routes: application/problem+json (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    instance: str
+    field: str | None = None

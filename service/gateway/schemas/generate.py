@@ -1,29 +1,113 @@
-"""Requests and responses of /v1/rag/generate.
+"""Requests of /v1/rag/generate.
 
 Requests are strict: an unknown field, or a number sent as a string, is an error that names it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.schemas.citations import (
-    Attribution,
-    Citation,
+from service.gateway.schemas.answer import (
+    MAX_LOGPROBS,
     CiteStyle,
     Condense,
-    RetrievalNote,
 )
-from service.gateway.schemas.fields import STRICT, NewDocId, StrictModel, Title, Unicode
-from service.gateway.schemas.logprobs import TokenLogprob
-from service.gateway.schemas.sampling import SamplingFields
-from service.gateway.schemas.tokens import TokenReport
+from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
 from service.gateway.tool_calls.tools import ToolSet
+from service.messages.requests import ColdMode
 from service.prompt import Turn
-from service.records import ColdMode, GateStateName
+
+MAX_GRAMMAR_CHARS = 65_536
+MAX_CHOICES = 1024
+MAX_BIASED_TOKENS = 1024
+MAX_STOP_TOKENS = 128
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+GrammarText = Annotated[Unicode, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
+class Guided(StrictModel):
+    """What the whole answer must be: exactly one of these."""
+
+    json_object: Literal[True] | None = Field(None, description="any JSON object")
+    json_schema: dict[str, JsonValue] | None = Field(
+        None, description="JSON that matches this schema"
+    )
+    regex: GrammarText | None = Field(
+        None, description="a text that matches; no look-around, no back references"
+    )
+    choice: (
+        Annotated[
+            list[Annotated[Unicode, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]],
+            Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES),
+        ]
+        | None
+    ) = Field(None, description="one of these texts")
+    grammar: GrammarText | None = Field(None, description="a grammar in Lark's or GBNF's notation")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Guided:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            names = ", ".join(type(self).model_fields)
+            raise ValueError(f"holds {len(given)} forms of an answer: send exactly one of {names}")
+        return self
+
+
+class SamplingFields(StrictModel):
+    """Names and meanings are vLLM's, apart from `sampling_top_k`: `top_k` counts passages here."""
+
+    max_tokens: int | None = Field(
+        None, ge=0, description="of the answer; 0: the prompt is computed and kept, nothing else"
+    )
+    temperature: float = Field(0.0, ge=0, le=10, description="0: greedy")
+    top_p: float = Field(1.0, gt=0, le=1)
+    sampling_top_k: int = Field(
+        0, ge=0, le=2**31 - 1, description="only this many most likely tokens; 0: all"
+    )
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="only tokens at least so many times as likely as the likeliest"
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0, le=10, description="above 1: tokens of prompt and answer get less likely"
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-2, le=2, description="taken off the logits of tokens that the answer holds"
+    )
+    frequency_penalty: float = Field(
+        0.0, ge=-2, le=2, description="taken off for every time that the answer holds the token"
+    )
+    logit_bias: Annotated[dict[TokenIdText, Bias], Field(max_length=MAX_BIASED_TOKENS)] | None = (
+        Field(None, description="added to tokens' logits, by token id", examples=[{"42": -100}])
+    )
+    min_tokens: int = Field(
+        0, ge=0, description="before so many tokens neither an end token nor `stop` ends the answer"
+    )
+    ignore_eos: bool = Field(
+        False, description="the model's own end tokens and stop strings do not end the answer"
+    )
+    seed: int | None = Field(None, ge=0, le=2**63 - 1)
+    stop: Stops = Field(default_factory=list, description="a string or a list of strings")
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKENS)] | None
+    ) = Field(None, description="tokens that end the answer, besides the model's own")
+    guided: Guided | None = Field(
+        None, description="what form the answer must have: every token keeps to it"
+    )
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="log-probabilities of the answer's tokens, and of this many most likely ones "
+        "in the place of each; none: none",
+    )
+
 
 MAX_MESSAGES = 512
 MAX_INLINE_DOCUMENTS = 64
@@ -177,102 +261,24 @@ class GenerateRequest(Choices, SamplingFields):
         return None
 
 
-class PromptTokensDetails(BaseModel):
-    cached_tokens: int
+class ConversationRequest(GenerateRequest):
+    """A conversation with its tools; `question` is its last text of the user."""
 
+    _turns: list[Turn] = PrivateAttr()
+    _tools: ToolSet | None = PrivateAttr()
 
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    @classmethod
+    def of(cls, turns: Sequence[Turn], tools: ToolSet | None, **fields: Any) -> Self:
+        """Make one; `fields` are those of GenerateRequest but for question and messages."""
+        question = next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
+        out = cls(question=question, **fields)
+        out._turns, out._tools = list(turns), tools
+        return out
 
+    @property
+    def turns(self) -> list[Turn]:
+        return self._turns
 
-class CacheSegment(BaseModel):
-    """What happened to one segment's KV; tier is memory, ssd, redis, s3 or cold (computed); `bytes`
-    were read of the `stored_bytes` that its whole KV has. rows_recomputed: its tokens that were
-    computed with the prompt. plan: what the planner chose, "load" or "recompute", empty where there
-    was no choice; why it was recomputed. computed: how a cold one was, "in_context" or
-    "as_stored"; else empty. behind: other chunks of the collection that its stored KV was computed
-    behind, in the prefix modes that have them. reused: tokens whose KV an earlier prompt left; a
-    segment that is reused as a whole has the tier `pool` or `prompts`."""
-
-    tier: str
-    bytes: int
-    stored_bytes: int
-    tokens: int
-    rows_recomputed: int
-    load_s: float
-    problems: list[str]
-    plan: str
-    why: str
-    computed: ColdMode | Literal[""] = ""
-    behind: int = 0
-    reused: int = 0
-
-
-class CacheDocument(CacheSegment):
-    doc_id: str
-    chunk_id: int
-
-
-class GateNote(BaseModel):
-    """What ran instead of the fusion method that was asked for, and what had been seen of that."""
-
-    state: GateStateName
-    used: dict[str, Any]
-    why: str
-
-
-class CacheReport(BaseModel):
-    """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
-    gate changed; None: nothing. tokens: only where the request says `include_tokens`.
-    reused_tokens: of the prompt, those whose KV an earlier prompt left. reused_from: where: `pool`,
-    the KV pool, or `prompts`, on disk; empty: nothing was."""
-
-    system: CacheSegment
-    documents: list[CacheDocument]
-    rows_per_layer: list[int]
-    kept_per_layer: list[float]
-    coverage: float
-    flops: float
-    full_prefill_flops: float
-    kept_ratio: float
-    recomputed_ratio: float
-    recomputed_tokens: int
-    reused_tokens: int = 0
-    reused_from: str = ""
-    ratio: float | None
-    gate: GateNote | None
-    tokens: TokenReport | None = None
-
-
-class Timing(BaseModel):
-    """Seconds; tpot_s is None for answers of fewer than two tokens."""
-
-    ttft_s: float
-    tpot_s: float | None
-    total_s: float
-
-
-class GenerateResponse(BaseModel):
-    id: str
-    model: str
-    adapter: str | None = Field(None, description="the LoRA adapter that answered; none: none did")
-    text: str
-    finish_reason: str
-    citations: list[Citation]
-    found: bool = Field(description="whether the prompt held any passage")
-    retrieval: RetrievalNote | None = Field(None, description="none: nothing was searched for")
-    attributions: list[Attribution] | None = Field(
-        default=None, description="where they are asked for"
-    )
-    usage: Usage
-    cache: CacheReport
-    stages: dict[str, float]
-    timing: Timing
-    fusion: dict[str, Any]
-    eviction: dict[str, Any] | None
-    seed: int | None
-    logprobs: list[TokenLogprob] | None = Field(None, description="where the request asks for them")
-    warnings: list[str]
+    @property
+    def tools(self) -> ToolSet | None:
+        return self._tools

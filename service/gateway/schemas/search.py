@@ -1,14 +1,18 @@
-"""Requests and responses of /v1/search."""
+"""Requests and responses of /v1/search, /v1/rerank (as Cohere and Jina have it), /v1/embeddings.
+
+Rerank and embeddings ignore unknown fields, as OpenAI's routes do: their clients send several.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.gateway.schemas.citations import FoundPassage
+from service.gateway.schemas.answer import FoundPassage
 from service.gateway.schemas.fields import Unicode
 from service.gateway.schemas.generate import SearchChoices
+from service.gateway.schemas.openai.common import LENIENT
 
 RankedBy = Literal["cosine", "bm25", "reciprocal_ranks", "reranker"]
 
@@ -38,3 +42,95 @@ class SearchResponse(BaseModel):
     results: list[SearchResult]
     stages: dict[str, float] = Field(description="seconds")
     warnings: list[str]
+
+
+class RerankText(BaseModel):
+    model_config = LENIENT
+
+    text: Unicode
+
+
+class RerankRequest(BaseModel):
+    """POST /v1/rerank: texts in the order in which they answer `query`."""
+
+    model_config = LENIENT
+
+    query: Unicode = Field(json_schema_extra={"pattern": r"\S"})
+    documents: Annotated[list[Unicode | RerankText], Field(fail_fast=True)] = Field(
+        min_length=1, description="texts, or objects with a text"
+    )
+    model: Unicode | None = Field(None, description="of the reranker, if the service names one")
+    top_n: int | None = Field(None, ge=1, description="results wanted; none: all")
+    return_documents: bool = Field(False, description="results hold the document's text")
+
+    @property
+    def texts(self) -> list[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+class RerankedText(BaseModel):
+    text: str
+
+
+class RerankResult(BaseModel):
+    """`index` is the document's place in the request, from 0."""
+
+    index: int
+    relevance_score: float
+    document: RerankedText | None = None
+
+
+class RerankUsage(BaseModel):
+    """Tokens of query and documents, by the serving model's tokenizer: the reranker's own count is
+    not known."""
+
+    total_tokens: int
+
+
+class RerankResponse(BaseModel):
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: RerankUsage
+
+
+class EmbeddingsRequest(BaseModel):
+    """POST /v1/embeddings: vectors of the service's embedder, each of length 1."""
+
+    model_config = LENIENT
+
+    input: (
+        Unicode
+        | Annotated[
+            list[Unicode | int | Annotated[list[int], Field(fail_fast=True)]],
+            Field(fail_fast=True, min_length=1),
+        ]
+    ) = Field(description="a text, or a list of texts; token ids are refused")
+    model: Unicode | None = Field(None, description="the embedder's name; none: the same")
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: of float32, little-endian"
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="of a vector; refused unless it is the embedder's"
+    )
+    user: Unicode | None = Field(None, description="accepted, not used")
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(BaseModel):
+    """By the embedder's tokenizer; 0 where an endpoint does not say."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage

@@ -15,7 +15,7 @@ from service.gateway.answers.call_context import CallContext, before_deadline
 from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.text_models import TextModels
-from service.gateway.schemas.embeddings import EmbeddingsRequest
+from service.gateway.schemas.search import EmbeddingsRequest
 from service.gateway.search.call_limit import CallLimit
 from service.gateway.search.text_limits import check_texts
 from service.settings import Settings

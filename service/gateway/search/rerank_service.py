@@ -13,7 +13,7 @@ from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
 from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.gateway.retrieval.async_retriever import AsyncRetriever
 from service.gateway.retrieval.text_models import TextModels
-from service.gateway.schemas.rerank import (
+from service.gateway.schemas.search import (
     RerankedText,
     RerankRequest,
     RerankResponse,

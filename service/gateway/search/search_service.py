@@ -12,7 +12,7 @@ from service.gateway.retrieval.async_retriever import (
     SearchQuery,
 )
 from service.gateway.retrieval.passage_search import PassageSearch, ranked_by
-from service.gateway.schemas.citations import FoundPassage
+from service.gateway.schemas.answer import FoundPassage
 from service.gateway.schemas.search import SearchRequest, SearchResponse, SearchResult
 from service.settings import Settings
 

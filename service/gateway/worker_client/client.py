@@ -9,24 +9,26 @@ from collections.abc import AsyncGenerator, Sequence
 from service.errors import Overloaded, WorkerUnavailable, from_code
 from service.gateway.worker_client.connection import WorkerConnection
 from service.gateway.worker_client.protocol import Event
-from service.messages import (
+from service.messages.replies import (
+    Done,
+    Explained,
+    Failed,
+    GateStates,
+    Precomputed,
+    Purged,
+    TokenItem,
+)
+from service.messages.reports import Forecast
+from service.messages.requests import (
     Abort,
     AskGate,
     AskHoldings,
     ChunkTokens,
-    Done,
     Explain,
-    Explained,
-    Failed,
-    Forecast,
-    GateStates,
     Generate,
     Precompute,
-    Precomputed,
     Prefetch,
     Purge,
-    Purged,
-    TokenItem,
 )
 
 

@@ -21,24 +21,21 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from service import wire
 from service.errors import Overloaded, WorkerUnavailable
 from service.gateway.worker_client.sockets import dealer, when_broken
-from service.messages import (
-    KNOWN_PROTOCOLS,
+from service.messages import wire
+from service.messages.replies import (
     Done,
     Failed,
     FromWorker,
-    Hello,
     Holdings,
-    Message,
-    Ping,
     Ready,
-    Shutdown,
     Stats,
     TokenItem,
     Tokens,
 )
+from service.messages.requests import Hello, Message, Ping, Shutdown
+from service.messages.wire import KNOWN_PROTOCOLS
 
 logger = logging.getLogger(__name__)
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from service.messages import (
-    ChunkTokens,
+from service.messages.replies import (
     Done,
     Failed,
-    Forecast,
     GateStates,
-    Generate,
     Precomputed,
-    Prefetch,
     Purged,
     Ready,
     Stats,
     TokenItem,
 )
+from service.messages.reports import Forecast
+from service.messages.requests import ChunkTokens, Generate, Prefetch
 
 Event = TokenItem | Done | Failed
 

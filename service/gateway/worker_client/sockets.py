@@ -9,7 +9,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from service import fleet_secret, wire
+from service.messages import wire
+from service.shared import fleet_secret
 
 # A worker's machine that is gone says so to nobody.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2_000, 8_000

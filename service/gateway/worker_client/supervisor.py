@@ -15,13 +15,14 @@ import os
 import shutil
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from service import openmp
+from service.errors import KvstitchError
 from service.gateway.worker_client import socket_folder
 from service.gateway.worker_client.connection import RESTARTED, WorkerConnection
-from service.worker_settings import WorkerSettings
+from service.shared import openmp
+from service.shared.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,13 @@ _TAIL_BYTES = 8192
 
 
 class Supervisor:
-    """Starts the worker, restarts it when it dies or falls silent, and stops it at the end."""
+    """Starts the worker, restarts it when it dies or falls silent, and stops it at the end.
+
+    Attributes:
+        address: Of the worker that runs, or ran last; "" before the first.
+        restarts: How often the worker was started again.
+        last_end: Why the worker before ended; "" if none has.
+    """
 
     def __init__(
         self,
@@ -44,6 +51,8 @@ class Supervisor:
         command: Sequence[str] = COMMAND,
         backoff_s: tuple[float, float] = (0.5, 30.0),
         stop_timeout_s: float = 30.0,
+        next_address: Callable[[str], str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Nothing is started yet.
 
@@ -55,6 +64,9 @@ class Supervisor:
             command: Starts the worker process.
             backoff_s: First and longest pause between two starts.
             stop_timeout_s: How long a worker may take to finish before it is terminated.
+            next_address: Returns the address of the next worker, given that of the one before, ""
+                for the first; None: sockets in a folder of this process.
+            environment: Variables of the worker that go before those of this process.
         """
         self._connection = connection
         self._settings = settings
@@ -63,6 +75,12 @@ class Supervisor:
         self._command = tuple(command)
         self._backoff_s = backoff_s
         self._stop_timeout_s = stop_timeout_s
+        self._next_address = next_address
+        self._environment = dict(environment or {})
+        self._draining = asyncio.Event()
+        self.address = ""
+        self.restarts = 0
+        self.last_end = ""
         self._folder: Path | None = None
         self._folder_lock = -1
         self._process: Process | None = None
@@ -75,8 +93,9 @@ class Supervisor:
 
     async def start(self) -> None:
         """Begin; does not wait until the worker is ready."""
-        self._folder, self._folder_lock = socket_folder.make()
-        self._task = asyncio.create_task(self._run(self._folder))
+        if self._next_address is None:
+            self._folder, self._folder_lock = socket_folder.make()
+        self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
@@ -92,28 +111,46 @@ class Supervisor:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._folder_lock)
 
+    async def drain(self) -> None:
+        """Let the worker finish what runs; return when it has ended. No other is started."""
+        self._draining.set()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the worker cannot be started", exc_info=error)
-            self._on_refused(f"the worker cannot be started: {error}")
+            reason = error.message if isinstance(error, KvstitchError) else str(error)
+            self._on_refused(f"the worker cannot be started: {reason}")
 
-    async def _run(self, folder: Path) -> None:
+    async def _run(self) -> None:
         pause, longest = self._backoff_s
-        starts = 0
         loop = asyncio.get_running_loop()
         while True:
-            starts += 1
             began = loop.time()
-            code, last_line = await self._run_once(f"ipc://{folder}/worker-{starts}.sock")
+            if self._next_address is None:
+                self.address = f"ipc://{self._folder}/worker-{self.restarts + 1}.sock"
+            else:
+                self.address = self._next_address(self.address)
+            code, last_line = await self._run_once(self.address)
             self._connection.disconnect(RESTARTED)
+            if self._draining.is_set():
+                return
             if code == REFUSED:
                 self._on_refused(last_line or "the worker refused to start and gave no reason")
                 return
             if loop.time() - began > HEALTHY_AFTER_S:
                 pause = self._backoff_s[0]
+            self.last_end = f"the process ended (code {code}): {last_line or 'it gave no reason'}"
             logger.error("the worker ended (code %s); again in %.1f s: %s", code, pause, last_line)
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), pause)
+                return
             pause = min(2 * pause, longest)
+            self.restarts += 1
             self._on_restart()
 
     async def _run_once(self, address: str) -> tuple[int, str]:
@@ -123,9 +160,11 @@ class Supervisor:
             stdin=PIPE,
             stderr=PIPE,
             start_new_session=True,
-            env={**openmp.ENVIRONMENT, **os.environ},
+            env={**openmp.ENVIRONMENT, **os.environ, **self._environment},
         )
         self._process = process
+        if self._draining.is_set():
+            process.terminate()
         assert process.stdin is not None
         process.stdin.write(self._settings(address).to_json().encode() + b"\n")
         tail = asyncio.create_task(forward_stderr(process))

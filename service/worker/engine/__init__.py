@@ -1,1 +1,1 @@
-"""The engine: decides what runs next and for how long, runs it, and emits events."""
+"""The engine: decides what runs next and for how long, runs it, and returns replies."""

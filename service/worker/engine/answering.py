@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from service.worker.core.request import Event, TokenEvent
-from service.worker.forward.decode_loras import LoraDecoder
+from service.messages.replies import TokenItem
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderModel
-from service.worker.sequences.draft import Drafter
+from service.worker.model.decoder import DecoderModel
+from service.worker.sampling.draft import Drafter
+from service.worker.sampling.logprobs import token_logprobs
 from service.worker.sequences.kept_prompt import prompt_tokens
-from service.worker.sequences.sampling.logprobs import token_logprobs
 from service.worker.sequences.sequence import EngineSequence
 
 MOST_ROWS = 8
@@ -25,7 +25,7 @@ class Answering:
     Args:
         pool: where their KV is.
         draft_tokens: most tokens of a draft; 0 for no drafts.
-        send: takes token events.
+        send: takes tokens.
         finish: is called with a sequence whose answer is complete, and the reason.
         fail: is called with a sequence whose next token cannot be chosen, and the error.
 
@@ -40,11 +40,11 @@ class Answering:
         pool: KVPool,
         *,
         draft_tokens: int,
-        send: Callable[[Event], None],
+        send: Callable[[TokenItem], None],
         finish: Callable[[EngineSequence, str], None],
         fail: Callable[[EngineSequence, Exception], None],
     ) -> None:
-        self._decoder = LoraDecoder(decoder, pool)
+        self._decoder = BatchDecoder(decoder, pool)
         self._draft_tokens = draft_tokens
         self._send = send
         self._finish = finish
@@ -138,7 +138,7 @@ class Answering:
                 self._finish(sequence, "stop")
                 return
             sequence.tokens.append(token)
-            self._send(TokenEvent(sequence.id, token, logprobs))
+            self._send(TokenItem(sequence.id, token, logprobs))
             if len(sequence.tokens) >= sequence.max_tokens:
                 self._finish(sequence, "length")
                 return

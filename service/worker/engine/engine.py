@@ -1,8 +1,8 @@
-"""The engine: takes requests, runs one step at a time, and returns events.
+"""The engine: takes requests, runs one step at a time, and returns replies.
 
 It has no sockets and no threads of its own (the loader has threads). A step starts a prefill, runs
 one decode step for all running sequences, then some steps of the prefill, and, if there is time,
-idle work. `service.worker.engine.step_budget` decides how much of each.
+idle work. `service.worker.engine.scheduler` decides how much of each.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ import torch
 
 from kvstore import TieredStore
 from service.errors import KvstitchError
-from service.worker.checks.correctness_gate import Gate, GateSettings
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.request import DoneEvent, Event, FailedEvent, Request
+from service.messages.replies import Done, Failed, Reply
+from service.messages.requests import Generate
 from service.worker.engine.answering import Answering
 from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
-from service.worker.engine.scheduler import Scheduler
-from service.worker.engine.step_budget import StepBudget
+from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.forward.evict import evict
+from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
-from service.worker.loading.estimates import Line
 from service.worker.loading.loader import Loader
-from service.worker.loading.partial_load import PartialLoad
 from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.loading.segment_load import PartialLoad
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import ModelFacts
+from service.worker.planner.estimates import Line
 from service.worker.planner.planner import Planner
+from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
@@ -43,7 +44,6 @@ from service.worker.sequences.kept_prompt import holds, prompt_tokens
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.report import report
-from service.worker.sequences.sampling.grammar import Grammars
 from service.worker.sequences.sequence import EngineSequence
 
 log = logging.getLogger("kvstitch.engine")
@@ -123,7 +123,7 @@ class Engine:
             decoder,
             self.pool,
             draft_tokens=draft_tokens,
-            send=lambda event: self._events.append(event),
+            send=lambda token: self._replies.append(token),
             finish=self._finish,
             fail=self._fail,
         )
@@ -153,7 +153,7 @@ class Engine:
             look_up=self.prefix_cache.look_up,
             restorer=restorer,
         )
-        self._events: list[Event] = []
+        self._replies: list[Reply] = []
         self._step_budget = StepBudget()
         self.decode_times = Line(*UNKNOWN_DECODE)
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
@@ -185,19 +185,19 @@ class Engine:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> None:
-        """Takes a request, which will end in exactly one DoneEvent or FailedEvent.
+    def submit(self, request: Generate, arrived: float | None = None) -> None:
+        """Takes a request, which will end in exactly one Done or Failed.
 
         Raises:
             KvstitchError: it can never be answered, or the queue is full.
         """
-        sequence = self.admission.sequence(request)
+        sequence = self.admission.sequence(request, arrived or time.monotonic())
         sequence.reuse = self.prefix_cache.find(sequence)
         self.scheduler.add(sequence)
         self._launcher.start_loading(sequence)
 
-    def explain(self, request: Request) -> None:
-        """Starts a forecast of what the request would cost, which an ExplainedEvent will hold.
+    def explain(self, request: Generate) -> None:
+        """Starts a forecast of what the request would cost, which an `Explained` will hold.
 
         Raises:
             KvstitchError: the request can never be answered.
@@ -243,11 +243,11 @@ class Engine:
     # -- the loop ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self) -> list[Event]:
+    def step(self) -> list[Reply]:
         """Does one round of work; a fault in one sequence ends only that sequence.
 
         Returns:
-            The events since the last call.
+            The replies since the last call.
         """
         self._drop_aborted()
         self._start_prefill()
@@ -255,10 +255,10 @@ class Engine:
         self._advance_prefill()
         if not self.idle_work.idle and (self._step_budget.idle_work_is_due or not self._busy):
             self._advance_idle_work()
-        self._events.extend(self.precompute_queue.finished())
-        self._events.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
-        events, self._events = self._events, []
-        return events
+        self._replies.extend(self.precompute_queue.finished())
+        self._replies.extend(self._explainer.finished(crowded=bool(self.scheduler.running)))
+        replies, self._replies = self._replies, []
+        return replies
 
     def _drop_aborted(self) -> None:
         for sequence in self.scheduler.active:
@@ -331,7 +331,8 @@ class Engine:
         elif self.planner is None:
             self.estimator.compute.add(sequence.flops, sequence.computed_s)
         else:
-            self.planner.finished(sequence.flops, sequence.computed_s, sequence.segments)
+            plans = [load.plan for load in sequence.segments if load is not None]
+            self.planner.finished(sequence.flops, sequence.computed_s, plans)
         self._launcher.stop_loading(sequence)
         try:
             self.scheduler.start_running(sequence)
@@ -388,13 +389,13 @@ class Engine:
             sequence.kv = None
         self._release(sequence)
         self._write_back(sequence)
-        self._events.append(DoneEvent(sequence.id, reason, report(sequence)))
+        self._replies.append(Done(sequence.id, reason, report(sequence)))
 
     def _fail(self, sequence: EngineSequence, error: Exception) -> None:
         if not isinstance(error, KvstitchError):
             log.error("request %s failed", sequence.id, exc_info=error)
         self._release(sequence)
-        self._events.append(FailedEvent.of(sequence.id, error))
+        self._replies.append(Failed.of(sequence.id, error))
 
     def _release(self, sequence: EngineSequence) -> None:
         self.scheduler.remove(sequence)

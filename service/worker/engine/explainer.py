@@ -5,19 +5,21 @@ No chunk is read or moved between tiers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Literal
 
-from service.records import ColdMode, Forecast, SegmentForecast
-from service.worker.core.flops import full_prefill
-from service.worker.core.request import ExplainedEvent, FailedEvent, Request
+from service.messages.replies import Explained, Failed
+from service.messages.reports import Forecast, SegmentForecast
+from service.messages.requests import ColdMode, Generate
 from service.worker.loading.chunk_stream import parts_of
 from service.worker.loading.segment_load import UNCACHED
 from service.worker.loading.stream_reader import StreamReader
-from service.worker.methods.bases.cost import PromptShape
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.methods.bases.fusion import PromptShape
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.earlier_prompts.restorer import Restorer
@@ -57,24 +59,24 @@ class Explainer:
         self._restorer = restorer
         self._lookups: list[tuple[EngineSequence, dict[str, str], Future[None]]] = []
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Generate) -> None:
         """Starts to look up the request's chunks in the tiers.
 
         Raises:
             KvstitchError: the request would be refused.
         """
-        sequence = self._admission.sequence(request)
+        sequence = self._admission.sequence(request, time.monotonic())
         tiers: dict[str, str] = {}
         wanted = [address for address in sequence.addresses if address is not None]
         self._lookups.append((sequence, tiers, self._streams.find(wanted, tiers.update)))
 
-    def finished(self, *, crowded: bool) -> list[ExplainedEvent | FailedEvent]:
+    def finished(self, *, crowded: bool) -> list[Explained | Failed]:
         """The results for requests whose look-ups are finished.
 
         Args:
             crowded: whether other requests decode, which slows prefill.
         """
-        events: list[ExplainedEvent | FailedEvent] = []
+        replies: list[Explained | Failed] = []
         for lookup in [x for x in self._lookups if x[2].done()]:
             self._lookups.remove(lookup)
             sequence, tiers, found = lookup
@@ -82,10 +84,10 @@ class Explainer:
                 found.result()
                 forecast = self._forecast(sequence, tiers, crowded)
                 forecast = self._continuing(sequence, forecast, crowded)
-                events.append(ExplainedEvent(sequence.id, forecast))
+                replies.append(Explained(sequence.id, forecast))
             except Exception as error:
-                events.append(FailedEvent.of(sequence.id, error))
-        return events
+                replies.append(Failed.of(sequence.id, error))
+        return replies
 
     def _forecast(self, sequence: EngineSequence, tiers: dict[str, str], crowded: bool) -> Forecast:
         segments = found_segments(sequence, tiers)

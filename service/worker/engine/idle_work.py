@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Protocol
 
-from service.worker.checks.correctness_gate import Gate
+from service.worker.gate.correctness_gate import Gate
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.sequences.earlier_prompts.prompt_writer import PromptWriter
 

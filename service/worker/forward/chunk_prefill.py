@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from kvstore import EncodedChunk, encode_chunk
-from service.worker.core.flops import chunk_prefill
-from service.worker.core.layer_view import CachedSegment
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import Steps
 from service.worker.forward.kv_placement import KVPlacer, write_rows
 from service.worker.forward.layer_ops import attend, finish, qkv, tile_rows
+from service.worker.layout import PromptLayout
+from service.worker.methods.layer_view import CachedSegment
 from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuilder
 from service.worker.model.addressing import Address
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.flops import chunk_prefill
+from service.worker.steps import Steps
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.

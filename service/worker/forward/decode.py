@@ -3,7 +3,7 @@
 Projections and MLP run once over the batch. Attention reads every sequence's KV where it lies in
 the pool, so nothing is padded or copied, and a sequence's result does not depend on the other
 sequences of the batch. Only the numbers in one tensor change from step to step, so that on a GPU
-the operations can be recorded once and replayed (`service.worker.forward.decode_graphs`).
+the operations can be recorded once and replayed (`service.worker.forward.batch_decoder`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
 from service.worker.forward.kv_placement import write_tokens
 from service.worker.kernels.cpu import linear_few_rows
 from service.worker.kernels.cpu.decode_step import Kernel, kernel_for
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_last
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.attention_rule import AttentionRule
+from service.worker.model.decoder import DecoderModel
 
 
 class Decodable(Protocol):
@@ -38,6 +38,11 @@ class Decodable(Protocol):
 
     @property
     def kv(self) -> SequenceKV | None: ...
+
+    @property
+    def lora(self) -> str:
+        """Name of its LoRA adapter, or ""."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def decode_step(
     sequences: Sequence[Decodable],
     drafts: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Feeds every sequence its last token and a draft; all sequences must be of one pool.
+    """Feed every sequence its last token and a draft; all sequences must be of one pool.
 
     Returns:
         Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence.
@@ -131,7 +136,9 @@ def decode_step(
     assert sequences[0].kv is not None
     pool = sequences[0].kv.pool
     batch = Batch.of(sequences, drafts, windows=decoder.windows)
-    return compute(decoder, pool, batch.to(decoder.device))
+    pairs = zip(sequences, drafts or [()] * len(sequences), strict=True)
+    loras = [sequence.lora for sequence, draft in pairs for _ in range(1 + len(draft))]
+    return compute(decoder.with_loras(loras), pool, batch.to(decoder.device))
 
 
 def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:

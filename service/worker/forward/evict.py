@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
 from service.worker.kv.pool import SequenceKV
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import ModelFacts
 
 
 def evict(

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from service.worker.core.layer_view import CachedSegment
-from service.worker.core.layout import PromptLayout
 from service.worker.forward.transfers import Transfers
 from service.worker.kernels.cpu import rotation
 from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.layout import PromptLayout
+from service.worker.methods.layer_view import CachedSegment
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.rope import RotaryTable
 
 

@@ -4,7 +4,7 @@ At each layer it places the KV of cached segments at their positions, computes q
 values of the current rows, overwrites the cache with them, lets the fusion method choose which rows
 continue, computes attention masked by index, and finishes the layer. Full prefill, precompute, and
 all dense and two-pass methods use this loop with different hooks. (Sparse methods use the loop in
-`service.worker.forward.sparse`.)
+`service.worker.forward.sparse_loop`.)
 
 The loop is a generator. It pauses after every layer and, in a layer with many rows, within it, so
 that the engine can run decode steps of other sequences in between and can drop an aborted prompt at
@@ -21,22 +21,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import (
-    CachedSegment,
-    LayerView,
-    ProjectedRows,
-)
-from service.worker.core.layout import PromptLayout, union
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
-from service.worker.forward.attention_pass import AttentionPass
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
-from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
+from service.worker.forward.layer_ops import AttentionPass, SparseRows, attend_and_finish, project
+from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.methods.layer_view import (
+    CachedSegment,
+    LayerView,
+    PrefillResult,
+    ProjectedRows,
+)
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.flops import FlopCount
+from service.worker.steps import Steps
 
 Capture = Callable[[LayerView], None]
 OnPass = Callable[[int, Tensor], None]

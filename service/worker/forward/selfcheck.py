@@ -1,4 +1,4 @@
-"""The start-up check: the decoder computes what transformers computes, and stitching is exact.
+"""The start-up checks: the decoder computes what transformers computes, and stitching is exact.
 
 A model whose architecture differs in any detail (a norm, a bias, a RoPE variant, a window) must be
 refused instead of answering wrongly. So two facts are tested on a probe prompt:
@@ -10,23 +10,28 @@ refused instead of answering wrongly. So two facts are tested on a probe prompt:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from service.errors import ModelRefused
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import Prefix, PromptLayout
-from service.worker.core.steps import run
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
+from service.worker.layout import Prefix, PromptLayout
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.methods.layer_view import LayerView
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.lora_folder import read_config
+from service.worker.model.lora_load import LoraMatrices, load_lora, read_matrices
 from service.worker.model.rope import static_positions
+from service.worker.steps import run
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
 # A window of up to so many tokens is probed: D is then longer. A longer probe
@@ -40,6 +45,15 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 # and W8A8 of a tiny model is 0.07 apart in bfloat16.
 OF_LIBRARIES = 2
 """Factor of the bound for checkpoints that a library has quantised."""
+
+# The check of a LoRA adapter.
+LORA_PROBE = 37  # tokens
+# Of what the adapter changes in the logits, so much may be missing. A forgotten scale of
+# alpha / rank = 2 is about a half.
+MISSING_SHARE = 0.1
+# Besides it, rounding: of the base model's logits, as measured on the same prompt, and of fp32.
+ROUNDING = 4.0
+FLOOR = 1e-5
 
 
 @dataclass
@@ -149,3 +163,94 @@ def _probe_ids(config: Any) -> list[int]:
 def _distance(a: Tensor, b: Tensor) -> float:
     a, b = a - a.mean(), b - b.mean()
     return float((a - b).norm() / b.norm().clamp_min(1e-12))
+
+
+@torch.inference_mode()
+def check_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
+    """Check that the decoder adds what a LoRA adapter's folder says.
+
+    transformers' own modules compute the probe prompt, and hooks add scale · B·A·x to the outputs
+    of the modules that the folder names, from its weights as they are stored. That shares nothing
+    with how the decoder fuses, scales, pads and adds, so a factor that is missing, or matrices that
+    are swapped or belong to another module, are found.
+
+    Returns:
+        How far the logits are from transformers', and how far the adapter moves them, both relative
+        to the logits.
+
+    Raises:
+        ModelRefused: they are too far from them.
+    """
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, decoder.vocabulary, (LORA_PROBE,), generator=random).tolist()
+    matrices = read_matrices(folder, read_config(folder))
+    base = _theirs(decoder, ids)
+    with added(decoder.model, matrices):
+        theirs = _theirs(decoder, ids)
+    rounding = (_ours(decoder, ids) - base).norm()
+    off = (_ours(decoder.with_lora(name), ids) - theirs).norm()
+    moved, size = (theirs - base).norm(), theirs.norm().clamp_min(1e-12)
+    bound = MISSING_SHARE * moved + ROUNDING * rounding + FLOOR * size
+    if not off <= bound:
+        raise ModelRefused(
+            f"start-up check of LoRA adapter {name} failed: full prefill differs from "
+            f"transformers' forward by {off / size:.2g} (relative, at most {bound / size:.2g}); it "
+            "cannot be served correctly",
+            field="lora",
+        )
+    return float(off / size), float(moved / size)
+
+
+def add_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
+    """Reads the LoRA adapter in `folder`, gives it to the decoder and checks it.
+
+    Returns:
+        As `check_lora`.
+
+    Raises:
+        ModelRefused: it cannot be served with this model; the message says what to do.
+    """
+    decoder.loras[name] = load_lora(decoder, name, folder)
+    return check_lora(decoder, name, folder)
+
+
+@contextmanager
+def added(model: Any, matrices: Mapping[str, LoraMatrices]) -> Iterator[None]:
+    """Within it, transformers' modules compute with the adapter.
+
+    Args:
+        model: the transformers model.
+        matrices: of the adapter, by the modules' full names.
+    """
+    hooks = [
+        model.get_submodule(module).register_forward_hook(_adding(own))
+        for module, own in matrices.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _adding(own: LoraMatrices) -> Any:
+    def hook(module: Any, inputs: tuple[Tensor], out: Tensor) -> Tensor:
+        x, a, b = (each.to(out.device, torch.float32) for each in (inputs[0], own.a, own.b))
+        return (out.float() + own.scale * F.linear(F.linear(x, a), b)).to(out.dtype)
+
+    return hook
+
+
+def _theirs(decoder: DecoderModel, ids: list[int]) -> Tensor:
+    logits = decoder.model(torch.tensor([ids], device=decoder.device)).logits[0, -1].float()
+    return _centred(logits)
+
+
+def _ours(decoder: DecoderModel, ids: list[int]) -> Tensor:
+    layout = PromptLayout.of(ids, [], [], uncached=[True], device=decoder.device)
+    scratch = ScratchKV(decoder, layout.tokens)
+    return _centred(run(prefill(decoder, layout, [None], Vanilla(), scratch)).logits)
+
+
+def _centred(logits: Tensor) -> Tensor:
+    return logits - logits.mean()

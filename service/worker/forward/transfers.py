@@ -21,9 +21,9 @@ from torch import Tensor
 
 from kvstore import ChunkSpec, EncodedBlocks, EncodedChunk
 from kvstore.format.tensor_layout import layer_layout
-from service.worker.core.layer_view import CachedSegment
 from service.worker.kernels.gpu import kv_placement_gpu
 from service.worker.kernels.gpu.kv_placement_gpu import Placement, StagedSegment
+from service.worker.methods.layer_view import CachedSegment
 
 ALIGNMENT = 256
 """Of segments in the buffer, in bytes; copies and loads are fastest there."""

@@ -11,10 +11,13 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 
-from service.records import GATE_STATES, GateNote, GateState, GateStateName, Method
-from service.worker.gate.fallbacks import FULL_PREFILL_METHOD, fallbacks
+from service.errors import InvalidRequest
+from service.messages.replies import GateState
+from service.messages.reports import GATE_STATES, GateNote, GateStateName
+from service.messages.requests import Method
 from service.worker.gate.policy import Bounds, DriftMonitor, Observation, agreement_of, mean_kl
 from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.fusion.vanilla import Method as Vanilla
 
 log = logging.getLogger("kvstitch.gate")
 
@@ -153,3 +156,32 @@ class MethodTrusts:
         *older, _ = self._known
         fine = (fusion for fusion in older if self._known[fusion].state == OK)
         del self._known[next(fine, older[0])]
+
+
+FULL_PREFILL_METHOD = "vanilla"
+RATIO_FACTOR = 2.0
+MIN_RAISED_RATIO = 0.1
+"""Where raising begins for a method that was asked to recompute nothing."""
+MAX_RATIO = 0.6
+"""Above this a full prefill costs hardly more, and is exact."""
+
+
+def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
+    """The steps: the method as asked for, the same with ever larger ratios, full prefill.
+
+    A method without a ratio has no steps in between.
+    """
+    steps = [fusion]
+    if fusion.repair_ratio is not None:
+        wanted = _raised(fusion.repair_ratio)
+        while wanted <= min(MAX_RATIO, fusion.max_repair_ratio):
+            try:
+                steps.append(fusion.with_repair_ratio(wanted))
+            except InvalidRequest:
+                break  # the method's other parameters do not allow it
+            wanted = _raised(wanted)
+    return [*steps, Vanilla()]
+
+
+def _raised(ratio: float) -> float:
+    return max(MIN_RAISED_RATIO, round(RATIO_FACTOR * ratio, 6))

@@ -16,9 +16,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from service.worker.core.ranks import Ranks
-from service.worker.kernels.cpu import huge_pages
+from service.worker.kernels.cpu.weight import zeros_in_huge_pages
 from service.worker.kv.extents import ExtentAllocator
+from service.worker.steps import Ranks
 
 
 class KVPool:
@@ -52,8 +52,8 @@ class KVPool:
         self.tokens = tokens
         self.spare = kv_heads * tokens
         shape = (self.spare + 1, head_dim)
-        self.k = [huge_pages.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.v = [huge_pages.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.k = [zeros_in_huge_pages(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.v = [zeros_in_huge_pages(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._allocators = [ExtentAllocator(self.spare) for _ in range(layers)]
         self.on_full: Callable[[int], bool] | None = None
 

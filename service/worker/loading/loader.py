@@ -16,7 +16,7 @@ from typing import TypeVar
 from kvstore import BlocksOutcome, EncodedChunk, ReadOutcome, TieredStore
 from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.loading.chunk_stream import ChunkStream, parts_of
-from service.worker.loading.partial_load import EndsOutcome
+from service.worker.loading.segment_load import EndsOutcome
 from service.worker.loading.stream_reader import MEMORY, StreamReader
 from service.worker.methods.sparse import sketch
 from service.worker.methods.sparse.blocks import BlockGrid

@@ -14,11 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvstore import TieredStore
-from service.worker.core.request import PrecomputedEvent
-from service.worker.core.steps import Steps
+from service.messages.replies import Precomputed
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Address
+from service.worker.steps import Steps
 
 # Nothing more is computed while so many chunks and tiles of rows are not yet written; bounds memory
 # when the disk is slow.
@@ -199,16 +199,16 @@ class PrecomputeQueue:
         except StopIteration as end:
             self._store_current(end.value)
 
-    def finished(self) -> list[PrecomputedEvent]:
-        """Events of the tasks of precompute calls that finished since the last call."""
-        events = []
+    def finished(self) -> list[Precomputed]:
+        """Replies to the tasks of precompute calls that finished since the last call."""
+        replies = []
         for task in [t for t in self._writing if t.write is None or t.write.done()]:
             self._writing.remove(task)
-            event = self._event(task)
-            self.counts[event.status] += 1
+            reply = self._reply(task)
+            self.counts[reply.status] += 1
             if task.id is not None:
-                events.append(event)
-        return events
+                replies.append(reply)
+        return replies
 
     def fail_current(self, error: Exception) -> None:
         """Reports an error that `advance` raised, and drops the current chunk.
@@ -276,13 +276,13 @@ class PrecomputeQueue:
         self._write_backs.discard(task.address.key)
         self._writing.append(task)
 
-    def _event(self, task: Task) -> PrecomputedEvent:
+    def _reply(self, task: Task) -> Precomputed:
         status, message = "present", ""
         if task.write is not None:
             error = task.write.exception()
             status, message = ("stored", "") if error is None else ("failed", str(error))
         seconds = task.seconds + time.monotonic() - task.started_at
-        return PrecomputedEvent(task.id or "", task.chunk_id, status, task.bytes, seconds, message)
+        return Precomputed(task.id or "", task.chunk_id, status, task.bytes, seconds, message)
 
 
 def _kind(task: Task) -> tuple[bool, str, list[str]]:

@@ -2,29 +2,32 @@
 hooks' arguments and results, and the helper functions that the built-in methods use too."""
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
-from service.worker.core.budget import apportion
-from service.worker.core.deviation import squared_deviation
-from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import CachedSegment, LayerView
-from service.worker.core.layout import Prefix, PromptLayout, Segment, union
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.pooling import max_pool, mean_pool
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.shift import Shift
-from service.worker.core.steps import Steps
-from service.worker.core.topk import stable_topk
-from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
+from service.shared.parameters import parameter
+from service.worker.layout import Prefix, PromptLayout, Segment, union
 from service.worker.methods.bases.dense import DenseMethod, LayerLoop, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.methods.bases.fusion import FusionMethod, Reads, floor_share, share_of
+from service.worker.methods.bases.fusion import (
+    FusionMethod,
+    Phase,
+    PromptShape,
+    Reads,
+    dense_phases,
+    floor_share,
+    share_of,
+)
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseLoop, SparseMethod
 from service.worker.methods.bases.two_pass import TwoPassMethod
+from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult
+from service.worker.methods.scores import apportion, max_pool, mean_pool, stable_topk
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
+from service.worker.methods.stored_kv import Shift, squared_deviation
 from service.worker.model.attention import attend_with_scores, attention_probabilities
+from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import Steps
 
 __all__ = [
     "BlockGrid",

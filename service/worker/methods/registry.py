@@ -16,11 +16,11 @@ from typing import Any
 import service.worker.methods.eviction as eviction_package
 import service.worker.methods.fusion as fusion_package
 from service.errors import InvalidRequest, InvalidSetting, UnknownMethod
-from service.parameters import check, for_model, schema_of
-from service.records import MethodInfo
-from service.worker.core.model_facts import ModelFacts
+from service.messages.replies import MethodInfo
+from service.shared.parameters import check, for_model, schema_of
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.model.model_facts import ModelFacts
 
 
 def add_folder(folder: Path) -> None:

@@ -13,8 +13,8 @@ from functools import cached_property
 
 from kvstore import ChunkSpec, chunk_key
 from service.prompt import COMPANION_MODES, PREFIX_MODES
-from service.worker.core.layout import Prefix
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.layout import Prefix
+from service.worker.model.decoder import DecoderModel
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.core.attention_rule import PLAIN, AttentionRule
 from service.worker.kernels.cpu import cpu_linear, prefill_attention
 from service.worker.kernels.gpu import index_causal_attention
+from service.worker.model.attention_rule import PLAIN, AttentionRule
 
 # Rows per tile. A tile reads keys only up to its last row, so about half of a causal triangle is
 # never computed. Smaller tiles skip more, larger ones need fewer calls.

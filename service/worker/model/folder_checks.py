@@ -12,14 +12,15 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from service.worker.model import unserved
 from service.worker.model.supported import (
+    FAMILIES,
     PARTIAL_ROTATION,
     ROPE_TYPES_UP_TO_A_LENGTH,
     STATIC_ROPE_TYPES,
     WINDOW_BY_LAYER,
     WINDOW_IN_EVERY_LAYER,
-    families,
+    what_instead,
+    why_not_served,
 )
 
 
@@ -49,13 +50,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
     """Whether the model's family is not served, and if its kind is the reason, why."""
     family = str(config.get("model_type"))
-    why = unserved.reason(config)
-    if family in families() and why is None:
+    why = why_not_served(config)
+    if family in FAMILIES and why is None:
         return None
     because = f", because it {why}" if why else ""
     return FolderFault(
         f"model_type {family} of {folder} is not served{because}",
-        unserved.remedy(config, ", ".join(sorted(families()))),
+        what_instead(config),
     )
 
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import transformers.utils
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
+from transformers.utils import import_utils
 
-from kvstore.format.chunk_spec import DTYPES
+from kvstore.format.chunk_identity import DTYPES
 from service.errors import ModelRefused
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
-from service.worker.model.lean_import import lean_import
+from service.worker.model.projection import quantise
 from service.worker.model.quantisation import DEQUANTISED, quantisation_fault
-from service.worker.model.quantised_linear import quantise
+
+_DYNAMO = "torch._dynamo"
+_MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
+_UNUSED = ("is_scipy_available", "is_torch_distributed_available", "is_torch_flex_attn_available")
 
 Adapt = Callable[[Any, torch.device], DecoderModel]
 """Makes the decoder of a model that was loaded on the CPU, for a device."""
@@ -185,3 +194,57 @@ def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     most = max_running * decoder.max_context
     return max(1024, min(most, free // workers // decoder.kv_bytes_per_token))
+
+
+def set_threads(threads: int) -> None:
+    """Set the number of intra-op threads of this process; 0 leaves torch's default."""
+    if threads:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def lean_import() -> Iterator[None]:
+    """Import transformers' model files without compilers and libraries that serving never uses.
+
+    They import torch._dynamo for its decorators, DTensor for weights that transformers itself
+    shards, and SciPy for the loss of object detection: more than a quarter of the processor time
+    until a worker is ready, and 57 MB that stay. Within this context torch._dynamo decorates
+    nothing, and the others seem not to be installed; afterwards all of it can be imported as
+    always. Where a name is missing or torch._dynamo is there already, it is left as it is: this
+    only saves time.
+    """
+    with ExitStack() as stack:
+        for module in (transformers.utils, import_utils):
+            for name in _UNUSED:
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, _no))
+        if _DYNAMO not in sys.modules:
+            for name, module in _stand_ins().items():
+                sys.modules[name] = module
+                stack.callback(sys.modules.pop, name)
+        yield
+
+
+def _no() -> bool:
+    return False
+
+
+def _stand_ins() -> dict[str, ModuleType]:
+    dynamo, masks = ModuleType(_DYNAMO), ModuleType(_MASKS)
+    vars(dynamo).update(__path__=[], __getattr__=lambda name: _undecorated)
+    vars(masks).update(TransformGetItemToIndex=_WhenNeeded)
+    return {_DYNAMO: dynamo, _MASKS: masks}
+
+
+def _undecorated(function: Any = None, *_args: Any, **_options: Any) -> Any:
+    """As a decorator, with arguments or without, leaves a function as it is."""
+    return function if callable(function) else _undecorated
+
+
+class _WhenNeeded:
+    """Stands for transformers.masking_utils.TransformGetItemToIndex until one is made."""
+
+    def __new__(cls) -> Any:
+        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+        return TransformGetItemToIndex()

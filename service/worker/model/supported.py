@@ -1,8 +1,34 @@
-"""Which models are supported. Importable without torch, for the CLI's checks."""
+"""Which models are served, and why others are not. Importable without torch, for the CLI's checks.
+
+A `model_type` that is in neither table is only unknown: the sentence then says which are served.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
+
+FAMILIES = {
+    "cohere": "cohere.Cohere",
+    "cohere2": "cohere.Cohere2",
+    "gemma": "gemma.Gemma",
+    "gemma2": "gemma.Gemma2",
+    "gemma3_text": "gemma.Gemma3",
+    "gpt_oss": "experts.GptOss",
+    "granite": "plain.Granite",
+    "llama": "plain.Llama",
+    "ministral": "plain.Ministral",
+    "mistral": "plain.Mistral",
+    "mixtral": "experts.Mixtral",
+    "olmo2": "olmo.Olmo2",
+    "olmo3": "olmo.Olmo3",
+    "phi3": "plain.Phi3",
+    "qwen2": "plain.Qwen2",
+    "qwen2_moe": "experts.Qwen2Moe",
+    "qwen3": "plain.Qwen3",
+    "qwen3_moe": "experts.Qwen3Moe",
+    "smollm3": "plain.SmolLM3",
+}
+"""The module and class in `families` that computes a family, by its `model_type`."""
 
 # RoPE types whose frequencies are fixed by the config.
 STATIC_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
@@ -20,8 +46,75 @@ WINDOW_BY_LAYER = (
     *("qwen2", "qwen2_moe", "qwen3", "smollm3"),
 )
 
+_VISION = "reads images, and kvstitch serves models that read text only"
+_AUDIO = "reads or makes sound, and kvstitch serves models that read text only"
+_ENCODER_DECODER = (
+    "is an encoder-decoder: its answer attends to another network's states, which are not the KV "
+    "of a prompt that documents could be stitched into"
+)
+_ENCODER = "is an encoder: it writes no answers"
+_STATE = (
+    "keeps a state instead of a key and value per token in some or all of its layers, and a state "
+    "cannot be stitched"
+)
+_LATENT = "stores compressed keys (multi-head latent attention), which are not rotated one by one"
 
-def families() -> frozenset[str]:
-    """The supported `model_type`s: each has a file in `families`."""
-    files = (Path(__file__).parent / "families").glob("*.py")
-    return frozenset(file.stem for file in files if file.stem != "__init__")
+_REASONS = {
+    _VISION: (
+        "aria", "aya_vision", "blip", "blip_2", "chameleon", "cohere2_vision", "deepseek_vl",
+        "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "glm4v", "got_ocr2", "idefics", "idefics2",
+        "idefics3", "internvl", "janus", "kosmos2", "llama4", "llava", "llava_next",
+        "llava_next_video", "llava_onevision", "mistral3", "mllama", "molmo2", "paligemma",
+        "phi4_multimodal", "pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
+        "smolvlm", "video_llava",
+    ),
+    _AUDIO: ("granite_speech", "moshi", "qwen2_5_omni", "qwen2_audio", "voxtral", "whisper"),
+    _ENCODER_DECODER: (
+        "bart", "bigbird_pegasus", "blenderbot", "encoder_decoder", "led", "longt5", "m2m_100",
+        "marian", "mbart", "mt5", "nllb", "pegasus", "prophetnet", "switch_transformers", "t5",
+        "t5gemma", "umt5",
+    ),
+    _ENCODER: (
+        "albert", "bert", "camembert", "deberta", "deberta_v2", "distilbert", "electra", "mpnet",
+        "modernbert", "nomic_bert", "roberta", "xlm_roberta",
+    ),
+    _STATE: (
+        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
+        "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5",
+        "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+    ),
+    _LATENT: ("deepseek_v2", "deepseek_v3", "deepseek_v32", "minicpm3", "mistral4"),
+}  # fmt: skip
+_BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names}
+# What a text decoder that has become part of a larger model says of itself.
+_TEXT_OF = {"gemma3": "gemma3_text"}
+
+
+def why_not_served(config: dict[str, Any]) -> str | None:
+    """Return why models of this kind are not served, as the end of a sentence, or None.
+
+    Args:
+        config: the content of config.json.
+    """
+    known = _BY_NAME.get(str(config.get("model_type")))
+    if known is not None:
+        return known
+    if config.get("vision_config") is not None:
+        return _VISION
+    if config.get("audio_config") is not None:
+        return _AUDIO
+    if config.get("is_encoder_decoder"):
+        return _ENCODER_DECODER
+    if config.get("add_cross_attention"):
+        return "attends to states of another network (cross-attention)"
+    mixed = {"linear_attention", "mamba", "recurrent", "conv"}
+    if mixed.intersection(map(str, config.get("layer_types") or ())):
+        return _STATE
+    return None
+
+
+def what_instead(config: dict[str, Any]) -> str:
+    """Return what to give instead of a model that is not served."""
+    text = _TEXT_OF.get(str(config.get("model_type")))
+    alone = f"its text model alone, whose model_type is {text}, or " if text else ""
+    return f"give {alone}a model of the families {', '.join(FAMILIES)}"

@@ -19,18 +19,17 @@ from typing import Any
 import torch
 
 from service.errors import KvstitchError
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
-from service.worker.core.threads import set_threads
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import Progress
 from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.decoder.base import DecoderModel
-from service.worker.model.load import load
+from service.worker.methods.layer_view import PrefillResult
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.load import load, set_threads
 from service.worker.parallel import commands as c
 from service.worker.parallel.exchange import Exchange
 from service.worker.parallel.segments import ReceivedSegment
 from service.worker.parallel.sharded_model import sharded, weight_bytes
+from service.worker.steps import Steps
 
 log = logging.getLogger("kvstitch.parallel")
 

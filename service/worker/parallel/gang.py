@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidSetting, ModelRefused
-from service.worker.core.threads import set_threads
+from service.shared.worker_settings import WorkerSettings
 from service.worker.forward import selfcheck
 from service.worker.kv.pool import KVPool
-from service.worker.model.decoder.base import DecoderModel
-from service.worker.model.load import load
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.load import load, set_threads
 from service.worker.parallel.commands import Load
 from service.worker.parallel.exchange import Exchange
 from service.worker.parallel.follower import device_of
@@ -28,7 +28,6 @@ from service.worker.parallel.followers import Followers
 from service.worker.parallel.lead import GangLead
 from service.worker.parallel.sharded_model import refuse_model, sharded, weight_bytes
 from service.worker.parallel.shared_pool import SharedPool
-from service.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.parallel")
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
-from service.worker.core.layer_view import CachedSegment
-from service.worker.core.layout import PromptLayout
-from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.decode import Decodable
 from service.worker.forward.prefill import Progress
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.layout import PromptLayout
+from service.worker.methods.layer_view import CachedSegment
+from service.worker.model.decoder import DecoderModel
 from service.worker.parallel.commands import (
     Arrived,
     Begin,
@@ -37,6 +36,7 @@ from service.worker.parallel.exchange import Exchange
 from service.worker.parallel.followers import Followers
 from service.worker.parallel.segments import SharedSegment
 from service.worker.parallel.shared_pool import SharedKV
+from service.worker.steps import Steps
 
 T = TypeVar("T")
 _RUNS = count()

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.worker.core.layer_view import CachedSegment
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.methods.layer_view import CachedSegment
+from service.worker.model.decoder import DecoderModel
 from service.worker.parallel.exchange import Exchange
 
 

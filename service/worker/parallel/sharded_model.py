@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from service.errors import ModelRefused
-from service.worker.core.steps import Steps
-from service.worker.model.decoder.base import DecoderModel, family_decoder
-from service.worker.model.decoder.projection import LayerProjections, Projection
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import family_decoder
+from service.worker.model.projection import LayerProjections, Projection
 from service.worker.parallel.exchange import Exchange
+from service.worker.steps import Steps
 
 FAMILIES = frozenset({"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"})
 """Families whose layers can be split so. Others normalise over all heads, or choose experts."""

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.ranks import Ranks
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.parallel.commands import Cache, MakePool, OnKV, Reserve
+from service.worker.steps import Ranks
 
 Send = Callable[[object], None]
 _POOLS, _CACHES = count(), count()

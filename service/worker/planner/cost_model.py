@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from service.worker.core.flops import FlopCount, Shape, chunk_prefill
-from service.worker.methods.bases.cost import Phase, PromptShape, total_flops
-from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.bases.fusion import FusionMethod, Phase, PromptShape, total_flops
+from service.worker.model.flops import FlopCount, Shape, chunk_prefill
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from service.worker.loading.estimates import ComputeEstimate, TierEstimates
-from service.worker.loading.segment_load import Load
 from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
 from service.worker.planner.cost_model import (
     Loadable,
     PromptModel,
     cheapest,
     hidden_ratio,
 )
+from service.worker.planner.estimates import ComputeEstimate, TierEstimates
 
 FASTER = "planner: recompute is faster"
 LATE = "planner: the load was late, recompute is faster"
@@ -145,17 +144,17 @@ class Planner:
         full_s = self._model(everything, []).seconds()
         return max(LATE_S / 2, full_s / (2 * LATE_FACTOR))
 
-    def finished(self, flops: float, seconds: float, segments: Sequence[Load | None]) -> None:
+    def finished(self, flops: float, seconds: float, plans: Iterable[str]) -> None:
         """Learns from a finished prefill, and counts what was planned for its segments.
 
         Args:
             flops: its floating-point operations.
             seconds: how long they took, without waiting.
+            plans: of its segments, "load" or "recompute"; empty where there was no choice.
         """
         self.compute.add(flops, seconds)
-        for segment in segments:
-            if segment is not None and segment.plan:
-                self.count(segment.plan)
+        for plan in filter(None, plans):
+            self.count(plan)
 
     def count(self, decision: str, times: int = 1) -> None:
         """Counts a decision; `counts` lists the names."""

@@ -10,22 +10,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from service.errors import InvalidRequest, PromptTooLong
-from service.parameters import AUTO
-from service.records import ChunkTokens, Sampling
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.request import Request
-from service.worker.gate.method_trust import GatedMethod
+from service.messages.requests import ChunkTokens, Generate, Sampling
+from service.shared.parameters import AUTO
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.registry import fusion_methods, make_eviction, make_fusion
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import ModelFacts
+from service.worker.sampling.grammar import FIELD, Grammars
+from service.worker.sampling.sampler import LogitAdjustments, Sampler
 from service.worker.sequences.kept_prompt import prompt_tokens
-from service.worker.sequences.sampling.grammar import FIELD, Grammars
-from service.worker.sequences.sampling.logit_adjustments import LogitAdjustments
-from service.worker.sequences.sampling.sampler import Sampler
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sequences.sequence import AllowedMethod, EngineSequence
 
-Replace = Callable[[str, FusionMethod], GatedMethod | None]
+Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 
 
 class Admission:
@@ -93,8 +90,11 @@ class Admission:
             )
         }
 
-    def sequence(self, request: Request) -> EngineSequence:
-        """The sequence of a request, ready to be queued.
+    def sequence(self, request: Generate, arrived: float) -> EngineSequence:
+        """Return the sequence of a request, ready to be queued.
+
+        Args:
+            arrived: when the request arrived, by time.monotonic.
 
         Raises:
             UnknownMethod: there is no method of this name.
@@ -137,6 +137,7 @@ class Admission:
             addresses,
             max_tokens=request.sampling.max_tokens,
             sampler=self._sampler(request, end_ids),
+            arrived=arrived,
             end_ids=end_ids,
             auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
@@ -154,7 +155,7 @@ class Admission:
         if name and name not in self._decoder.loras:
             names = ", ".join(sorted(self._decoder.loras)) or "none"
             raise InvalidRequest(
-                f"there is no LoRA adapter {name!r}: this worker has {names}", field="decoder"
+                f"there is no LoRA adapter {name!r}: this worker has {names}", field="adapter"
             )
 
     def _check_tokens(self, sampling: Sampling) -> None:
@@ -176,7 +177,7 @@ class Admission:
         own = () if sampling.ignore_end else self._decoder.end_ids
         return frozenset((*own, *sampling.stop_ids))
 
-    def _sampler(self, request: Request, end_ids: Collection[int]) -> Sampler:
+    def _sampler(self, request: Generate, end_ids: Collection[int]) -> Sampler:
         sampling = request.sampling
         grammar = None
         if sampling.grammar:

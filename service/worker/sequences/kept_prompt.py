@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from service.worker.core.request import Request
+from service.messages.requests import Generate
 from service.worker.kv.pool import SequenceKV
 
 MIN_TOKENS = 32
@@ -140,7 +140,7 @@ class Wanted:
         return shared if whole else min(shared, len(self.tokens) - 1)
 
 
-def prompt_tokens(request: Request) -> Tensor:
+def prompt_tokens(request: Generate) -> Tensor:
     """Token ids of a request's prompt `[n]` int64 in host memory."""
     ids = array("q", request.system)
     for document in request.documents:

@@ -12,13 +12,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.worker.core.steps import Steps
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
-from service.worker.loading.partial_load import PartialLoad
-from service.worker.loading.segment_load import RECOMPUTE, Load, SegmentLoad
+from service.worker.loading.segment_load import RECOMPUTE, Load, PartialLoad, SegmentLoad
 from service.worker.model.addressing import Address
 from service.worker.sequences.sequence import EngineSequence
+from service.worker.steps import Steps
 
 
 class ChunkWriter(Protocol):

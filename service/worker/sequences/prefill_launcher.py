@@ -14,22 +14,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.worker.core.flops import full_prefill
-from service.worker.core.layer_view import CachedSegment
-from service.worker.core.layout import Prefix, PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
 from service.worker.forward.prefill import Progress, prefill
 from service.worker.kv.pool import SequenceKV
+from service.worker.layout import Prefix, PromptLayout
 from service.worker.loading.loader import Loader
-from service.worker.loading.partial_load import PartialLoad
-from service.worker.loading.segment_load import Load, SegmentLoad
+from service.worker.loading.segment_load import Load, PartialLoad, SegmentLoad
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
+from service.worker.methods.layer_view import CachedSegment, PrefillResult
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.flops import full_prefill
+from service.worker.model.model_facts import ModelFacts
 from service.worker.planner.planner import FASTER, LATE, Planner
 from service.worker.sequences.earlier_prompts.continued_prefill import continued_prefill
 from service.worker.sequences.earlier_prompts.restorer import Restorer
@@ -46,6 +43,7 @@ from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.sequences.sparse_prefill import SparsePrefill
 from service.worker.sequences.token_trace import TokenTracer
+from service.worker.steps import Steps
 
 
 class SegmentLost(Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from service.records import ColdMode, Report, SegmentReport
+from service.messages.reports import Report, SegmentReport
+from service.messages.requests import ColdMode
 from service.worker.loading.segment_load import UNCACHED, SegmentRead
 from service.worker.sequences.sequence import EngineSequence
 

@@ -6,28 +6,42 @@ loading ──► ready ──► prefilling ──► running ──► finishe
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.request import Request
-from service.worker.core.steps import Steps
+from service.messages.reports import GateNote
+from service.messages.requests import Generate
 from service.worker.forward.prefill import Progress
-from service.worker.gate.method_trust import GatedMethod
 from service.worker.kv.pool import SequenceKV
+from service.worker.layout import PromptLayout
 from service.worker.loading.segment_load import Load
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
-from service.worker.sequences.draft import Drafter
+from service.worker.sampling.draft import Drafter
+from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.kept_prompt import KeptPrompt, Reuse
-from service.worker.sequences.sampling.sampler import Sampler
-from service.worker.sequences.stage_clock import StageClock
 from service.worker.sequences.token_trace import TokenTracer
+from service.worker.steps import Steps
+
+
+class AllowedMethod(Protocol):
+    """The method that the correctness gate lets a request use."""
+
+    @property
+    def fusion(self) -> FusionMethod:
+        """The method."""
+        ...
+
+    @property
+    def note(self) -> GateNote | None:
+        """What the answer says about it; None if it is the one that was asked for."""
+        ...
 
 
 @dataclass
@@ -39,6 +53,7 @@ class EngineSequence:
     Attributes:
         addresses: addresses of the segments' chunks.
         max_tokens: most answer tokens.
+        arrived: when the request arrived, by time.monotonic.
         end_ids: tokens that end the answer; they are not sent.
         warnings: for the user, sent with the report.
         auto_ratio: whether the planner chooses the repair ratio.
@@ -78,16 +93,17 @@ class EngineSequence:
         clock: seconds that it spent in each stage.
     """
 
-    request: Request
+    request: Generate
     fusion: FusionMethod
     eviction: EvictionMethod | None
     addresses: list[Address | None]
     max_tokens: int
     sampler: Sampler
+    arrived: float = field(default_factory=time.monotonic)
     end_ids: frozenset[int] = frozenset()
     warnings: list[str] = field(default_factory=list)
     auto_ratio: bool = False
-    gated: GatedMethod | None = None
+    gated: AllowedMethod | None = None
     lora_fingerprint: str = ""
     token_trace: TokenTracer | None = None
     reuse: Reuse | None = None
@@ -126,7 +142,7 @@ class EngineSequence:
 
     def __post_init__(self) -> None:
         self.admitted_fusion = self.fusion
-        self.clock = StageClock(self.request.arrived)
+        self.clock = StageClock(self.arrived)
 
     @property
     def id(self) -> str:
@@ -214,3 +230,48 @@ class EngineSequence:
     def waited(self) -> None:
         """Notes that the prefill continues."""
         self.clock.unblock()
+
+
+@dataclass
+class StageClock:
+    """Measures the stages of one request.
+
+    Attributes:
+        started_at: when the current stage started, by time.monotonic.
+        stages: seconds by the name of the stage.
+    """
+
+    started_at: float
+    stages: dict[str, float] = field(default_factory=dict)
+    _blocked_since: float | None = None
+
+    def close(self, name: str) -> None:
+        """Ends the current stage; the time since the last `close` is added to stage `name`."""
+        now = time.monotonic()
+        self.stages[name] = self.stages.get(name, 0.0) + now - self.started_at
+        self.started_at = now
+
+    def close_queue(self, loading_s: float) -> None:
+        """Ends the wait before the prefill, and divides it between the stages queue and load.
+
+        Loading runs while the request is queued, so the time that loading took is counted as
+        load, and the rest as queue.
+
+        Args:
+            loading_s: seconds of the longest load that is finished.
+        """
+        self.close("queue")
+        self.stages["load"] = min(loading_s, self.stages["queue"])
+        self.stages["queue"] -= self.stages["load"]
+
+    def block(self) -> None:
+        """Notes that the prefill now waits for KV that is still being loaded."""
+        self._blocked_since = time.monotonic()
+
+    def unblock(self) -> None:
+        """Notes that the prefill continues; the time that it waited is counted as load."""
+        if self._blocked_since is not None:
+            waited_s = time.monotonic() - self._blocked_since
+            self.stages["load"] = self.stages.get("load", 0.0) + waited_s
+            self.started_at += waited_s
+            self._blocked_since = None

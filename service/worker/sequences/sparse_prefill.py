@@ -11,23 +11,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvstore import BlocksOutcome
-from service.worker.core.layer_view import CachedSegment
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
-from service.worker.forward.sparse.kept_tokens import TokenSource, WholeChunk
-from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_kv import TokenSource, WholeChunk
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import Loader
-from service.worker.loading.partial_load import PartialLoad
-from service.worker.loading.segment_load import SegmentLoad
+from service.worker.loading.segment_load import PartialLoad, SegmentLoad
 from service.worker.methods.bases.sparse import SketchedPrompt
+from service.worker.methods.layer_view import CachedSegment, PrefillResult
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import ModelFacts
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import EngineSequence
+from service.worker.steps import Steps
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from service.records import SegmentFates, TokenFates, TokenRun
-from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout, union
-from service.worker.core.prefill_result import PrefillResult
+from service.messages.reports import SegmentTrace, TokenRun, TokenTrace
+from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.layer_view import LayerView, PrefillResult
 from service.worker.methods.sparse.plan import SparsePlan
+from service.worker.model.flops import FlopCount
 
 
 @dataclass
@@ -102,7 +101,7 @@ class TokenTracer:
 
     # -- reporting --------------------------------------------------------------------------------
 
-    def report(self) -> TokenFates | None:
+    def report(self) -> TokenTrace | None:
         """The trace; None if the prefill was never finished."""
         layout = self._layout
         if layout is None or self._recomputed is None or self._computed is None:
@@ -113,13 +112,13 @@ class TokenTracer:
         if self._scores:
             scores = self._scores[min(self._scores)].float().tolist()
 
-        def segment(start: int, end: int, ranked: bool) -> SegmentFates:
+        def segment(start: int, end: int, ranked: bool) -> SegmentTrace:
             own = scores[start:end] if scores is not None and ranked else None
             rounded = None if own is None else [float(f"{score:.3g}") for score in own]
-            return SegmentFates(list(_runs(tokens[start:end])), rounded)
+            return SegmentTrace(list(_runs(tokens[start:end])), rounded)
 
         system, *documents = [segment(s.start, s.end, not s.uncached) for s in layout.segments]
-        return TokenFates(
+        return TokenTrace(
             self.layers,
             self.kv_heads,
             # Methods rank only document tokens.

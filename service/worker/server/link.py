@@ -7,14 +7,19 @@ a fleet's secret, it is encrypted (CURVE), and only a gateway that has the same 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
+import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from service import fleet_secret
-from service.wire import MAX_MESSAGE_BYTES
+from service.messages import wire
+from service.messages.requests import ToWorker
+from service.messages.wire import MAX_MESSAGE_BYTES
+from service.shared import fleet_secret
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -161,3 +166,40 @@ class Outlet:
 
     def close(self) -> None:
         self._socket.close(linger=1000)
+
+
+log = logging.getLogger("kvstitch.worker")
+
+
+Received = tuple[bytes, ToWorker, float]
+"""Identity of the gateway on the link, what it sent, and when that came, by time.monotonic."""
+
+
+class Inbox:
+    """A queue between the threads that report something and the engine's thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
+
+    def receive(self, gateway: bytes, payload: bytes) -> None:
+        """Decodes and queues a message; called on the link's thread."""
+        arrived = time.monotonic()
+        try:
+            self._queue.put((gateway, wire.decode_to_worker(payload), arrived))
+        except msgspec.DecodeError as error:
+            log.warning("a message was not understood and ignored: %s", error)
+
+    def wake(self) -> None:
+        """Ends a wait in `messages`: something changed, such as a load that finished."""
+        self._queue.put(None)
+
+    def messages(self, wait_s: float) -> Iterator[Received]:
+        """All messages until the queue is empty, after waiting at most `wait_s` for the first."""
+        try:
+            item = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
+            while True:
+                if item is not None:
+                    yield item
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            return

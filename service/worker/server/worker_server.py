@@ -1,4 +1,4 @@
-"""Serves the engine on a socket: messages in, engine steps, events out as messages.
+"""Serves the engine on a socket: messages in, engine steps, replies out.
 
 Three threads: the link moves bytes; the reporter sends counters every second, which is also the
 heartbeat; the thread that calls `WorkerServer.run` runs the engine.
@@ -15,28 +15,49 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from kvstore import TieredStore
-from service import messages as m
-from service import wire
-from service.chunk_ids import ChunkIds
-from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerFault, WorkerUnavailable
-from service.tracing import Tracing
-from service.worker.core.request import FailedEvent, PrecomputedEvent, Request
+from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
+from service.messages import wire
+from service.messages.replies import (
+    Failed,
+    GateStates,
+    Holdings,
+    Precomputed,
+    Purged,
+    Ready,
+    Stats,
+    WorkerLoad,
+)
+from service.messages.requests import (
+    Abort,
+    AskGate,
+    AskHoldings,
+    ChunkNames,
+    Explain,
+    Generate,
+    Hello,
+    Ping,
+    Precompute,
+    Prefetch,
+    Purge,
+    Shutdown,
+    ToWorker,
+)
+from service.shared.tracing import Tracing
 from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import reads_whole_chunks
 from service.worker.model.addressing import Address
-from service.worker.server.event_sender import EventSender
-from service.worker.server.held_chunks import HeldChunks
-from service.worker.server.inbox import Inbox, ReceivedMessage
-from service.worker.server.leases import Leases, uptime
-from service.worker.server.link import Link, Outlet
-from service.worker.server.load_meter import LoadMeter
-from service.worker.server.statistics import (
+from service.worker.server.cached_chunks import HeldChunks
+from service.worker.server.counters import (
+    LoadMeter,
     engine_values,
     own_values,
     store_values,
     tier_values,
 )
+from service.worker.server.leases import Leases, uptime
+from service.worker.server.link import Inbox, Link, Outlet
+from service.worker.server.reply_sender import ReplySender
 
 log = logging.getLogger("kvstitch.worker")
 
@@ -62,7 +83,7 @@ class WorkerServer:
         loader: Loader,
         *,
         held: HeldChunks,
-        ready: m.Ready,
+        ready: Ready,
         link: Link,
         inbox: Inbox,
         tracing: Tracing,
@@ -81,7 +102,7 @@ class WorkerServer:
         self._ready = ready
         self._link = link
         self._inbox = inbox
-        self._sender = EventSender(tracing)
+        self._sender = ReplySender(tracing)
         self._leases = leases
         self._gateways: set[bytes] = set()
         self._pinged: dict[bytes, float] = {}  # when gateways were heard that ping
@@ -115,8 +136,8 @@ class WorkerServer:
         try:
             self._look_at_leases(outlet)  # those of an earlier process may be over
             while not self._ended:
-                for received in self._inbox.messages(self._wait_s):
-                    self._handle(outlet, received)
+                for gateway, message, arrived in self._inbox.messages(self._wait_s):
+                    self._handle(outlet, gateway, message, arrived)
                 if self._draining.is_set() and self._gave_back_at is None:
                     self._give_back(outlet)
                 self._look_at_leases(outlet)
@@ -151,7 +172,7 @@ class WorkerServer:
         self._send_counters(outlet)  # before what goes back, so that gateways know why
         calls = self._sender.open_calls
         self._engine.precompute_queue.cancel(calls)
-        self._sender.send(outlet, [FailedEvent.of(id, DRAINING) for id in calls])
+        self._sender.send(outlet, [Failed.of(id, DRAINING) for id in calls])
         self._engine.give_back_waiting(DRAINING)
 
     def _look_at_leases(self, outlet: Outlet) -> None:
@@ -162,12 +183,12 @@ class WorkerServer:
         self._looked_at_leases = now
         for gateway in [g for g, heard in self._pinged.items() if now - heard > SILENT_S]:
             log.warning("a gateway has been silent for %.0f s: what it wanted is dropped", SILENT_S)
-            asked = self._sender.asked_by(gateway)
+            asked = self._sender.open_requests(gateway)
             for id in asked:
                 self._engine.abort(id, "disconnect")
             self._engine.precompute_queue.cancel(asked)
             # It may be there after all, and only have been slow: then it is told.
-            self._sender.send(outlet, [FailedEvent.of(id, UNHEARD) for id in asked])
+            self._sender.send(outlet, [Failed.of(id, UNHEARD) for id in asked])
             del self._pinged[gateway]
             self._gateways.discard(gateway)
             self._received.pop(gateway, None)
@@ -187,114 +208,108 @@ class WorkerServer:
             self._load, self._counted = self._meter.measure(), dict(self._received)
             self._measured_at = now
 
-    def _handle(self, outlet: Outlet, received: ReceivedMessage) -> None:
-        gateway, message = received.gateway, received.message
+    def _handle(self, outlet: Outlet, gateway: bytes, message: ToWorker, arrived: float) -> None:
         match message:
-            case m.Hello():
+            case Hello():
                 self._gateways.add(gateway)
                 if self._leases is not None and message.lease_s:
                     self._leases.begin(message.domain, message.lease_s)
                     self._pinged[gateway] = time.monotonic()
                 outlet.send(gateway, wire.encode(self._ready))
-            case m.Ping(domain, lease_s, clock):
+            case Ping(domain, lease_s, clock):
                 if self._leases is not None:
                     self._leases.renew(domain, lease_s, clock)
                     self._gateways.add(gateway)
                     self._pinged[gateway] = time.monotonic()
-            case m.Generate() | m.Precompute() if self._gave_back_at is not None:
-                failed = m.Failed(message.id, DRAINING.code, DRAINING.message)
+            case Generate() | Precompute() if self._gave_back_at is not None:
+                failed = Failed(message.id, DRAINING.code, DRAINING.message)
                 outlet.send(gateway, wire.encode(failed))
-            case m.Generate():
+            case Generate():
                 self._sender.expect_answer(message.id, gateway, message.traceparent)
-                self._submit(outlet, message, received.arrived)
+                self._submit(outlet, message, arrived)
                 if gateway in self._received:
                     self._received[gateway] += 1
-            case m.Explain(request):
+            case Explain(request):
                 self._sender.expect_explanation(request.id, gateway)
-                self._submit(outlet, request, received.arrived, explain=True)
-            case m.Abort():
+                self._submit(outlet, request, arrived, explain=True)
+            case Abort():
                 self._abort(outlet, message)
-            case m.Prefetch():
+            case Prefetch():
                 if reads_whole_chunks(message.fusion):
                     with suppress(InvalidRequest):  # of a decoder; the request itself will say so
                         self._name(message)
                         found = self._addresses(message)
                         self._loader.prefetch(address for address in found if address is not None)
-            case m.Precompute():
+            case Precompute():
                 self._precompute(outlet, gateway, message)
-            case m.Purge():
+            case Purge():
                 outlet.send(gateway, wire.encode(self._purge(message)))
-            case m.AskGate():
+            case AskGate():
                 outlet.send(gateway, wire.encode(self._gate_states(message)))
-            case m.AskHoldings():
+            case AskHoldings():
                 self._received.setdefault(gateway, 0)
                 self._counted = dict(self._received)
                 self._held.ask()
-            case m.Shutdown():
+            case Shutdown():
                 if self._leases is None:  # else others use this worker, too
                     self.stop()
 
     def _submit(
-        self, outlet: Outlet, message: m.Generate, arrived: float, *, explain: bool = False
+        self, outlet: Outlet, message: Generate, arrived: float, *, explain: bool = False
     ) -> None:
-        fields = {name: getattr(message, name) for name in message.__struct_fields__}
-        del fields["traceparent"]
         try:
             self._name(message)
-            request = Request(**fields, arrived=arrived)
-            self._engine.explain(request) if explain else self._engine.submit(request)
-        except KvstitchError as error:
-            self._sender.send(outlet, [FailedEvent.of(message.id, error)])
+            self._engine.explain(message) if explain else self._engine.submit(message, arrived)
         except Exception as error:
-            log.error("request %s was refused", message.id, exc_info=error)
-            fault = WorkerFault(f"{type(error).__name__}: {error}")
-            self._sender.send(outlet, [FailedEvent.of(message.id, fault)])
+            if not isinstance(error, KvstitchError):
+                log.error("request %s was refused", message.id, exc_info=error)
+            self._sender.send(outlet, [Failed.of(message.id, error)])
 
-    def _precompute(self, outlet: Outlet, gateway: bytes, message: m.Precompute) -> None:
+    def _precompute(self, outlet: Outlet, gateway: bytes, message: Precompute) -> None:
         self._sender.expect_chunks(message.id, gateway, len(message.documents))
         try:
             self._name(message)
             system, *documents = self._addresses(message)
         except InvalidRequest as error:
-            self._sender.send(outlet, [FailedEvent.of(message.id, error)])
+            self._sender.send(outlet, [Failed.of(message.id, error)])
             return
         if system is not None:
             self._engine.precompute_queue.add(system)
         for chunk, address in zip(message.documents, documents, strict=True):
             if address is None:
-                event = PrecomputedEvent(message.id, chunk.chunk_id, "present", 0, 0.0)
-                self._sender.send(outlet, [event])
+                present = Precomputed(message.id, chunk.chunk_id, "present", 0, 0.0)
+                self._sender.send(outlet, [present])
             else:
                 self._engine.precompute_queue.add(address, id=message.id, chunk_id=chunk.chunk_id)
 
-    def _abort(self, outlet: Outlet, message: m.Abort) -> None:
+    def _abort(self, outlet: Outlet, message: Abort) -> None:
         if message.id in self._sender.open_calls:
             self._engine.precompute_queue.cancel([message.id])
-            self._sender.send(outlet, [FailedEvent.of(message.id, GIVEN_UP)])
+            self._sender.send(outlet, [Failed.of(message.id, GIVEN_UP)])
         else:
             self._engine.abort(message.id, message.reason)
 
-    def _purge(self, message: m.Purge) -> m.Purged:
+    def _purge(self, message: Purge) -> Purged:
         keys = self._engine.admission.purged(message.system, message.documents, message.tenant)
         prompts = self._engine.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
         copies = self._store.delete(keys)
         unreached = [name for name in self._store.tier_names if name not in copies]
         if not prompts:
             unreached.append("prompts")
-        return m.Purged(message.id, copies, unreached)
+        return Purged(message.id, copies, unreached)
 
-    def _gate_states(self, message: m.AskGate) -> m.GateStates:
+    def _gate_states(self, message: AskGate) -> GateStates:
         gate = self._engine.gate
         if gate is None:
-            return m.GateStates(message.id, False, [])
+            return GateStates(message.id, False, [])
         if message.reset is not None:
             gate.reset(message.reset)
-        return m.GateStates(message.id, True, gate.states())
+        return GateStates(message.id, True, gate.states())
 
-    def _name(self, message: m.Generate | m.Prefetch | m.Precompute) -> None:
+    def _name(self, message: Generate | Prefetch | Precompute) -> None:
         """Tells the chunks of a message to `HeldChunks`, where somebody wants to know."""
         if self._held.asked:
-            names = ChunkIds(message.system, message.prefix_mode, message.tenant, message.lora)
+            names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
             self._held.name(
                 (address.key, names.of(chunk))
                 for chunk, address in zip(
@@ -303,7 +318,7 @@ class WorkerServer:
                 if address is not None
             )
 
-    def _addresses(self, message: m.Generate | m.Prefetch | m.Precompute) -> list[Address | None]:
+    def _addresses(self, message: Generate | Prefetch | Precompute) -> list[Address | None]:
         return self._engine.admission.addresses(
             message.system, message.documents, message.prefix_mode, message.tenant, message.lora
         )
@@ -315,7 +330,7 @@ class WorkerServer:
         """
         outlet = self._link.outlet()
         due = time.monotonic() + STATS_INTERVAL_S
-        last: m.WorkerLoad | None = None
+        last: WorkerLoad | None = None
         while not self._stopping.wait(
             HOLDINGS_INTERVAL_S if self._held.asked else STATS_INTERVAL_S
         ):
@@ -326,14 +341,14 @@ class WorkerServer:
                 due = time.monotonic() + STATS_INTERVAL_S
         outlet.close()
 
-    def _send_holdings(self, outlet: Outlet, last: m.WorkerLoad | None) -> m.WorkerLoad:
+    def _send_holdings(self, outlet: Outlet, last: WorkerLoad | None) -> WorkerLoad:
         counted, load = self._counted, self._load
         changes = self._held.changes()
         if changes or load != last:
             self._holdings_sent += 1
             number, fields = self._holdings_sent, asdict(changes)
             for gateway, count in counted.items():
-                message = m.Holdings(number=number, **fields, received=count, load=load)
+                message = Holdings(number=number, **fields, received=count, load=load)
                 outlet.send(gateway, wire.encode(message))
         return load
 
@@ -346,7 +361,7 @@ class WorkerServer:
         if self._engine.prompts is not None:
             values += tier_values(self._engine.prompts.stats())
         values += own_values(self._ready, self._load.backlog_s)
-        stats = m.Stats(
+        stats = Stats(
             values=values,
             running=len(scheduler.running) + len(scheduler.prefilling),
             waiting=len(scheduler.waiting),

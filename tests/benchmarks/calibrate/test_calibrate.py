@@ -15,18 +15,18 @@ import torch
 from benchmarks.calibrate.__main__ import main
 from benchmarks.calibrate.probes import DemoProber, Probe
 from service.prompt import system_ids
-from service.tuning.calibrating.head_scores import (
+from service.worker.api import CALIBRATION_FILE, read_calibration
+from tests.e2e.models import DEMO
+from tests.e2e.models import tiny as untrained_folder
+from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of
+from tuning.head_scores import (
     Answer,
     HeadScores,
     answer,
     step_scores,
     word_overlap,
 )
-from service.tuning.report.calibration_file import merge
-from service.worker.api import CALIBRATION_FILE, read_calibration
-from tests.e2e.models import DEMO
-from tests.e2e.models import tiny as untrained_folder
-from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of
+from tuning.model_calibration import merge
 
 COPIED = torch.randint(0, 3, (40,), generator=torch.Generator().manual_seed(2)).tolist()
 TEXT = ["The secret number of Berlin is 1234567. What is it?", "Question: the answer\nAnswer:"]

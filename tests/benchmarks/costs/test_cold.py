@@ -17,9 +17,9 @@ from benchmarks.costs.cold import (
     summary,
     table,
 )
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.record_file import RecordFile
 from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny_config, tiny_of
+from tuning.prompts import Prompt
+from tuning.records import RecordFile
 
 PROMPT = Prompt("tiny", tuple(S), (tuple(D1), tuple(D2), tuple(D3)), tuple(Q))
 

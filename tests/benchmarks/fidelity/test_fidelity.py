@@ -26,13 +26,12 @@ from benchmarks.fidelity.measure import Measurer
 from benchmarks.fidelity.report import recorded
 from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.runner import complete, measure_all
-from service.tuning.measuring.case import Case
-from service.tuning.measuring.greedy_answers import greedy
-from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import A3, CacheBlend, LegoLink, Pie, QuestionScout, Vanilla
 from tests.benchmarks.cases import a_prompt, decode, measured
 from tests.references.prefill import index_mask
 from tests.service.worker.tiny import D1, D2, D3, S, Tiny
+from tuning.case import Case, greedy
+from tuning.prompts import Prompt
 
 FULL = Configuration("full prefill", Vanilla(), prefix_mode="none")
 SPARING = {"question_scout", "first tokens", "few keys", "oracle"}

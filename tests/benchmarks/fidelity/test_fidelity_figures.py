@@ -17,9 +17,9 @@ from benchmarks.fidelity.report.records import Record
 from benchmarks.fidelity.report.summary import Summary, duels
 from service.errors import InvalidRequest
 from service.settings import demo_model
-from service.tuning.measuring.bootstrap import Bootstrap
-from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import Pie
+from tuning.prompts import Prompt
+from tuning.statistics import Bootstrap
 
 
 def test_more_samples_keep_the_first_ones() -> None:

@@ -13,7 +13,7 @@ from benchmarks.fidelity.report.metrics import (
     map_distance,
     relative_error,
 )
-from service.tuning.measuring.divergence import agreement, divergence
+from tuning.trial import agreement, divergence
 
 
 def test_divergence_by_hand() -> None:

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.fidelity.stable_layers import main
 from service.settings import demo_model
-from service.tuning.calibrating.stable_layers import deviations, stable_layers
 from service.worker.api import read_calibration
+from tuning.model_calibration import deviations, stable_layers
 
 
 def test_deviations_by_hand() -> None:

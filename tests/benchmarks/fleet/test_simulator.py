@@ -14,7 +14,7 @@ import pytest
 from benchmarks.fleet import scale
 from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
 from service.gateway.fleet.routing.router import Policy
-from service.records import WorkerLoad
+from service.messages.replies import WorkerLoad
 
 LOAD = WorkerLoad(
     token_s=1e-3, overhead_s=0.01, step_s=0.01, step_sequence_s=0.001, token_bytes=1000.0,

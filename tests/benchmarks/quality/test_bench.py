@@ -14,16 +14,10 @@ from benchmarks.quality.sample import Sample
 from benchmarks.quality.suites import Choice, draw
 from kvstore import MemoryTier, TieredStore
 from service.errors import PromptTooLong, WorkerFault
-from service.records import ChunkTokens, Method, Sampling
+from service.messages.replies import Done, TokenItem
+from service.messages.requests import ChunkTokens, Generate, Method, Sampling
 from service.settings import demo_model
-from service.worker.api import (
-    DoneEvent,
-    Request,
-    TokenEvent,
-    add_folder,
-    open_engine,
-    precompute_now,
-)
+from service.worker.api import add_folder, open_engine, precompute_now
 
 FULL = Configuration("full", Method("vanilla"))
 GUESS = Configuration("guess", Method("vanilla"), documents=False)
@@ -84,7 +78,7 @@ def through_the_engine(subject: Subject, sample: Sample, asked: Configuration) -
             assert address is not None
             precompute_now(engine, address)
         engine.submit(
-            Request(
+            Generate(
                 "alone",
                 sample.system,
                 documents,
@@ -98,9 +92,9 @@ def through_the_engine(subject: Subject, sample: Sample, asked: Configuration) -
         tokens, done = [], False
         while not done:
             for event in engine.step():
-                if isinstance(event, TokenEvent):
+                if isinstance(event, TokenItem):
                     tokens.append(event.token)
-                done = done or isinstance(event, DoneEvent)
+                done = done or isinstance(event, Done)
     return subject.encoder.tokenizer.decode(tokens)
 
 

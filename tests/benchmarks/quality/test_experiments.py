@@ -10,7 +10,7 @@ from benchmarks.quality import experiments
 from benchmarks.quality.configuration import Configuration, parse_method
 from benchmarks.quality.report.plan import EXPERIMENTS, QUICK, SMOKED, Setting, usable
 from service.errors import InvalidRequest, UnknownMethod
-from service.records import Method
+from service.messages.requests import Method
 from service.worker.methods.api import ModelFacts
 from tests.benchmarks.quality.methods import folders_restored
 

@@ -14,11 +14,11 @@ from benchmarks.quality.compared import Compared, ablation, methods
 from benchmarks.quality.multi_infllm import MultiInfLLM
 from benchmarks.quality.sparse import main
 from benchmarks.quality.tables import Scores, ablation_table, methods_table
-from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import FullReuse, LegoLink, Pie, SamKV, Vanilla
 from service.worker.methods.api import ModelFacts
 from tests.benchmarks.cases import a_prompt, decode
 from tests.service.worker.tiny import Tiny
+from tuning.prompts import Prompt
 
 pytestmark = pytest.mark.slow
 

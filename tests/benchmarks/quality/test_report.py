@@ -25,7 +25,7 @@ from benchmarks.quality.report.plan import EXPERIMENTS, Setting
 from benchmarks.quality.report.scored import Scores, Spread
 from benchmarks.quality.run import Run
 from benchmarks.quality.sample import Sample, TextSample
-from service.tuning.measuring.bootstrap import Estimate
+from tuning.statistics import Estimate
 
 SETTING = Setting("none", 48, (0.25, 0.5), ("snapkv", "kvec"))
 

@@ -83,7 +83,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstitch.client.attempts.FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("kvstitch.client.connection.FIRST_PAUSE_S", 0.05)
 
 
 GOOD: Reply = (200, {}, METHODS)

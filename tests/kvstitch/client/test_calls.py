@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvstitch.client import Done, Job, Sources, Token, errors
-from retriever.testing import HashingEmbedder
-from service.messages import Failed
+from service.messages.replies import Failed
+from tests.fakes.models import HashingEmbedder
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
@@ -110,13 +110,27 @@ def test_documents_go_in_and_out(client: Any, kind: Any) -> None:
     receipt = client.delete_documents(filter={"n": {"lt": 2}}, collection=name)
     assert receipt.doc_ids == ["d0", "d1"]
     assert client.get_receipt(receipt.receipt_id).documents == 2
-    assert client.delete_documents(["d2", "d4", "gone"], collection=name).documents == 2
+    assert client.pin_document("d2", collection=name).pinned
+    assert not client.unpin_document("d2", collection=name).pinned
+    assert name in [one.collection for one in client.collections()]
+    assert client.delete_documents(["d2", "gone"], collection=name).documents == 1
+    assert client.delete_collection(name).doc_ids == ["d4"]
+    assert name not in [one.collection for one in client.collections()]
+
+
+def test_lines_are_documents(client: Any, kind: Any) -> None:
+    name = f"lines-{kind.__name__}"
+    lines = [b'{"doc_id": "one", "text": "One."}', b'{"doc_id": "two", "text": "Two."}']
+    job = client.wait(client.precompute_lines(lines, collection=name))
+    assert job.state == "succeeded" and job.progress.done == 2
+    assert client.get_document("two", collection=name).text == "Two."
+    assert client.get_job(job.job_id, errors=1).errors == []
 
 
 def test_pages_are_followed_to_their_end(
     client: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstitch.client.progress.PAGE_ITEMS", 2)
+    monkeypatch.setattr("kvstitch.client.connection.PAGE_ITEMS", 2)
     name = f"pages-{kind.__name__}"
     documents = [{"doc_id": f"{n}", "text": f"Text {n}."} for n in range(5)]
     client.ingest(documents, collection=name)

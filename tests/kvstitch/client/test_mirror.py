@@ -12,25 +12,26 @@ from pydantic import BaseModel
 
 from kvstitch.client import errors, options, results
 from service import errors as service_errors
-from service.gateway.schemas import admin, explain, generate, rerank, search
+from service.gateway.schemas import admin, answer, generate, search
 
 AT_START_ONLY = {"model_refused", "model_unavailable", "invalid_setting"}
 PAIRS: list[tuple[Any, type[BaseModel]]] = [
-    (results.Answer, generate.GenerateResponse),
-    (results.CacheDocument, generate.CacheDocument),
-    (results.CacheReport, generate.CacheReport),
-    (results.CacheSegment, generate.CacheSegment),
-    (results.Citation, generate.Citation),
-    (results.Explanation, explain.Explanation),
+    (results.Answer, answer.GenerateResponse),
+    (results.CacheDocument, answer.CacheDocument),
+    (results.CacheReport, answer.CacheReport),
+    (results.CacheSegment, answer.CacheSegment),
+    (results.Citation, answer.Citation),
+    (results.Explanation, answer.Explanation),
     (results.SearchResult, search.SearchResult),
     (results.SearchResults, search.SearchResponse),
-    (results.Timing, generate.Timing),
-    (results.Usage, generate.Usage),
-    (results.Reranking, rerank.RerankResponse),
-    (results.RerankResult, rerank.RerankResult),
+    (results.Timing, answer.Timing),
+    (results.Usage, answer.Usage),
+    (results.Reranking, search.RerankResponse),
+    (results.RerankResult, search.RerankResult),
     (results.Job, admin.JobOut),
     (results.JobProgress, admin.JobProgress),
     (results.JobFault, admin.JobErrorOut),
+    (results.Collection, admin.CollectionOut),
     (results.Document, admin.DocumentOut),
     (results.Receipt, admin.ReceiptOut),
 ]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore import RedisTier, SsdTier, TieredStore
-from kvstore.format.chunk_keys import is_chunk_key
+from kvstore.format.chunk_identity import is_chunk_key
 from tests.kvstore.chaos.contents import EXTRA, Entry, make_entries
 from tests.kvstore.chaos.damage import Damage, Effect
 from tests.kvstore.chaos.file_damages import FILE_DAMAGES, FOREIGN, Files

@@ -7,7 +7,17 @@ import threading
 import pytest
 import torch
 
-from kvstore.format.buffers import BufferPool, _size_class, allocate, typed_view, view_bytes
+from kvstore.format.buffers import (
+    BufferPool,
+    ByteRange,
+    _size_class,
+    allocate,
+    coalesced,
+    gather,
+    total_bytes,
+    typed_view,
+    view_bytes,
+)
 
 
 @pytest.mark.parametrize("nbytes", [1, 1000, (8 << 20) + 3])
@@ -170,3 +180,22 @@ def test_a_pool_of_several_threads():
 @pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + 1, 1_500_000, (64 << 20) + 9280])
 def test_size_classes_waste_less_than_an_eighth(nbytes):
     assert nbytes <= _size_class(nbytes) < nbytes * 1.125 + 1
+
+
+RANGES = [ByteRange(0, 0, 3), ByteRange(0, 5, 8), ByteRange(1, 8, 9), ByteRange(3, 20, 24)]
+
+
+def test_runs_join_neighbours_across_layers():
+    assert list(coalesced(RANGES)) == [(0, 3), (5, 9), (20, 24)]
+    assert list(coalesced([])) == []
+    assert total_bytes(RANGES) == sum(one.nbytes for one in RANGES) == 11
+
+
+def test_gather():
+    data = torch.arange(30, dtype=torch.uint8)
+    target, seen = torch.zeros(12, dtype=torch.uint8), []
+    gather(data, RANGES, target, lambda done: seen.append((done, target.tolist()[:done])))
+    want = [0, 1, 2, 5, 6, 7, 8, 20, 21, 22, 23]
+    assert target.tolist() == [*want, 0]
+    assert seen == [(6, want[:6]), (7, want[:7]), (11, want)], "once per layer"
+    gather(data, [], target)

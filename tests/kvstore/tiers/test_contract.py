@@ -17,8 +17,8 @@ from kvstore import (
 )
 from kvstore.format.chunk_blocks import BlockVerifier, block_selection, selection_ranges
 from kvstore.format.codecs import codec_names
-from kvstore.tiers.testing.fake_tier import FakeTier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
+from tests.kvstore.fake_tier import FakeTier
 
 
 @pytest.fixture(params=["memory", "ssd", "ssd shared", "redis", "cluster", "s3", "fake"])

@@ -9,12 +9,12 @@ import pytest
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import UpsertResult
-from retriever.chunking.chunker import ChunkSpan, split
+from retriever.chunking import ChunkSpan, split
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders import space_of
 from retriever.filters import parse_filter
 from retriever.sql.database import Database
-from retriever.testing import HashingEmbedder, WordCounter
+from tests.fakes.models import HashingEmbedder, WordCounter
 
 EMBEDDER = HashingEmbedder(8)
 SPACE = space_of(EMBEDDER)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
-from retriever.chunking.chunker import ChunkSpan
+from retriever.chunking import ChunkSpan
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders.base import EmbeddingSpace
 from retriever.errors import InvalidQuery

@@ -15,7 +15,7 @@ from retriever.errors import (
     EmbedderNotStarted,
     EmbedderUnsupported,
 )
-from retriever.testing import HashingEmbedder
+from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever
 from tests.retriever.http_endpoint import endpoint
 

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 
 from service.cli import main
 from service.gateway.auth.keys import KeyStore
-from service.model_fingerprint import fingerprint
 from service.settings import demo_model
+from service.shared.model_fingerprint import fingerprint
 from tests.redis_server import redis_server
 from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
 from tests.service.gateway.conftest import data, folder, rig

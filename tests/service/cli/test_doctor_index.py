@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from retriever import ChunkSettings, Document, EndpointEmbedder, Retriever
-from retriever.testing import HashingEmbedder, WordCounter
 from service.cli.checks.index import check
 from service.settings import Settings
+from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.http_endpoint import endpoint
 
 

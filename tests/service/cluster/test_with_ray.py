@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -149,30 +150,28 @@ def test_what_has_no_room_is_said_by_resource(fleet: Fleet) -> None:
     assert fleet.run("drain", "kvstitch-worker-3").returncode == 0
 
 
-def test_an_upgrade_puts_another_version_beside_the_old_and_nobody_is_left_out(
+def test_a_new_version_is_put_beside_the_old_one_which_is_then_drained(
     fleet: Fleet, gateway: Service
 ) -> None:
+    """The upgrade that docs/fleet.md tells people on plain Ray to make, under requests."""
     later = fleet.folder / "later" / "service"
     later.mkdir(parents=True)
     package = f"__version__ = '9.9.9'\n__path__.append({str(ROOT / 'service')!r})\n"
     (later / "__init__.py").write_text(package)
     runtime_env = {"env_vars": {"PYTHONPATH": f"{later.parent}:{ROOT}"}}
     before = fleet.states()
-    done = fleet.states("upgrade", "--runtime-env", json.dumps(runtime_env), *fleet.workers())
-    assert {state["version"] for state in done.values()} == {"9.9.9"}
-    assert addresses(done).isdisjoint(addresses(before))
-    assert len(fleet.states()) == 2
-    until(lambda: listed(gateway) == addresses(done), "the gateway does not see the new ones")
+    beside = ["--workers", "4", "--cpus-per-worker", "0.5"]  # one node is left
+    beside += ["--runtime-env", json.dumps(runtime_env)]
+    with asked_all_the_time(gateway) as answers:
+        both = fleet.states("up", *beside, *fleet.workers())
+        until(lambda: listed(gateway) == addresses(both), "the gateway does not see the new ones")
+        assert fleet.run("drain", *before).returncode == 0
+    assert answers and all(answers)
+    after = fleet.states()
+    assert len(after) == 2 and {state["version"] for state in after.values()} == {"9.9.9"}
+    assert addresses(after).isdisjoint(addresses(before))
+    until(lambda: listed(gateway) == addresses(after), "the gateway does not see the old ones go")
     assert gateway.ask("What is Upper Keltov famous for?", max_tokens=8)["text"]
-
-
-def test_autoscaling_follows_the_metrics_of_a_gateway(fleet: Fleet, gateway: Service) -> None:
-    url = f"{gateway.http.base_url}/metrics"
-    idle = ("--target-backlog-seconds", "5", "--metrics-url", url, "--once", "--settle-s", "0.001")
-    done = fleet.run("autoscale", "--min", "1", "--max", "2", *idle, *fleet.workers())
-    assert done.returncode == 0, done.stderr
-    assert "2 workers, backlog 0.0 s in all: to 1" in done.stderr
-    until(lambda: len(fleet.states()) == 1, "the worker that nobody needs stays")
 
 
 def test_down_leaves_no_actor_and_no_process(fleet: Fleet) -> None:
@@ -180,6 +179,29 @@ def test_down_leaves_no_actor_and_no_process(fleet: Fleet) -> None:
     assert fleet.run("down").returncode == 0
     assert fleet.states() == {}
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "a process is left")
+
+
+@contextmanager
+def asked_all_the_time(gateway: Service) -> Iterator[list[bool]]:
+    """Ask one question after the other; the list says of each whether it was answered."""
+    answers: list[bool] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            try:
+                done = gateway.ask("What is Upper Keltov famous for?", max_tokens=8)
+                answers.append(bool(done["text"]))
+            except Exception:
+                answers.append(False)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _command_lines() -> Iterator[bytes]:

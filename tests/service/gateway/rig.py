@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import httpx
 
-from retriever.testing import HashingEmbedder
 from service.gateway.composition import Gateway
 from service.gateway.server import DrainingServer, make_server
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
 from service.settings import load
+from tests.fakes.models import HashingEmbedder
+from tests.fakes.worker import FakeWorker
 
 T = TypeVar("T")
 DOCUMENTS = [

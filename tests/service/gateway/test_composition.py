@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Generate
+from service.messages.requests import Generate
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, events, running, until
 
-FAKE = (sys.executable, "-m", "service.gateway.worker_client.testing.fake_worker")
+FAKE = (sys.executable, "-m", "tests.fakes.worker")
 
 
 def test_overload_is_answered_at_once_and_nothing_hangs(folder: Path, data: Path) -> None:
@@ -142,12 +142,12 @@ def test_drain_is_bounded(folder: Path, data: Path) -> None:
 SERVE = """
 import sys
 from pathlib import Path
-from retriever.testing import HashingEmbedder
+from tests.fakes.models import HashingEmbedder
 from service.gateway.composition import Gateway
 from service.gateway.server import listen, serve
 from service.settings import load
 folder, data, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-fake = "service.gateway.worker_client.testing.fake_worker"
+fake = "tests.fakes.worker"
 command = (sys.executable, "-m", fake, "--token-delay", "0.05")
 gateway = Gateway(
     load(model=str(folder), data_dir=data, port=port), folder,

@@ -10,7 +10,7 @@ from pathlib import Path
 def test_no_torch_in_the_gateway_until_an_embedder_starts() -> None:
     code = (
         "import sys, service.gateway.server, service.cli.serve; "
-        "import service.gateway.worker_client.testing.fake_worker; "
+        "import tests.fakes.worker; "
         "print(sorted({'torch', 'transformers', 'kvstore', 'faiss'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -21,7 +21,7 @@ def test_no_client_of_postgresql_without_its_address(folder: Path, tmp_path: Pat
     """Neither when a gateway is built nor when it opens its databases."""
     code = (
         "import sys; from pathlib import Path; from service.settings import load; "
-        "from service.gateway.composition import Gateway; from retriever.testing import *; "
+        "from service.gateway.composition import Gateway; from tests.fakes.models import *; "
         "gateway = Gateway(load(data_dir=Path(sys.argv[1]), model=sys.argv[2]), "
         "Path(sys.argv[2]), embedder=HashingEmbedder()); gateway.claim(); "
         "print([m for m in sys.modules if m.startswith('psycopg')])"
@@ -37,7 +37,7 @@ def test_metrics_declared_for_the_worker_are_those_it_sends() -> None:
     from pathlib import Path
 
     import service
-    from service.metrics import WORKER_METRICS
+    from service.shared.metrics import WORKER_METRICS
 
     folder = Path(service.__file__).parent / "worker"
     sent = set()

@@ -28,7 +28,7 @@ from service.gateway.documents.membership import (
     LEASE_S,
     Membership,
 )
-from service.messages import Purge
+from service.messages.requests import Purge
 from tests.postgresql_server import PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
 from tests.service.gateway.model_folders import make_folder

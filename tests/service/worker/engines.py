@@ -9,15 +9,16 @@ from pathlib import Path
 
 from kvstore import MemoryTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
-from service.records import ChunkTokens, ColdMode, Method, Report, Sampling, TokenLogprobs
-from service.worker.checks.correctness_gate import GateSettings
-from service.worker.core.request import DoneEvent, Event, FailedEvent, Request, TokenEvent
+from service.messages.replies import Done, Failed, Reply, TokenItem, TokenLogprobs
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, ColdMode, Generate, Method, Sampling
 from service.worker.engine.engine import Engine
+from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
+from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
-from service.worker.sequences.sampling.grammar import Grammars
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]
@@ -32,7 +33,7 @@ class Rig:
     def __init__(self, engine: Engine, store: TieredStore) -> None:
         self.engine = engine
         self.store = store
-        self.events: list[Event] = []
+        self.events: list[Reply] = []
         self._count = 0
 
     def submit(
@@ -56,8 +57,22 @@ class Rig:
         self._count += 1
         sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
         name = f"r{self._count}"
-        how = (fusion, eviction, sampling, prefix_mode, tenant, token_fates, cold, prefix_cache)
-        self.engine.submit(Request(name, S, documents, question, *how, lora=lora))
+        request = Generate(
+            name,
+            S,
+            documents,
+            question,
+            fusion,
+            eviction,
+            sampling,
+            prefix_mode,
+            tenant,
+            token_fates=token_fates,
+            cold=cold,
+            prefix_cache=prefix_cache,
+            lora=lora,
+        )
+        self.engine.submit(request)
         return name
 
     def run(self) -> None:
@@ -74,19 +89,19 @@ class Rig:
         return self.tokens(name), self.done(name).report
 
     def tokens(self, name: str) -> list[int]:
-        return [e.token for e in self.events if isinstance(e, TokenEvent) and e.id == name]
+        return [e.token for e in self.events if isinstance(e, TokenItem) and e.id == name]
 
     def logprobs(self, name: str) -> list[TokenLogprobs | None]:
-        return [e.logprobs for e in self.events if isinstance(e, TokenEvent) and e.id == name]
+        return [e.logprobs for e in self.events if isinstance(e, TokenItem) and e.id == name]
 
-    def done(self, name: str) -> DoneEvent:
-        ends = [e for e in self.events if not isinstance(e, TokenEvent) and e.id == name]
+    def done(self, name: str) -> Done:
+        ends = [e for e in self.events if not isinstance(e, TokenItem) and e.id == name]
         assert len(ends) == 1, f"{name} must end exactly once, not {ends}"
-        assert isinstance(ends[0], DoneEvent), ends[0]
+        assert isinstance(ends[0], Done), ends[0]
         return ends[0]
 
-    def failed(self, name: str) -> FailedEvent:
-        found = [e for e in self.events if isinstance(e, FailedEvent) and e.id == name]
+    def failed(self, name: str) -> Failed:
+        found = [e for e in self.events if isinstance(e, Failed) and e.id == name]
         assert len(found) == 1
         return found[0]
 

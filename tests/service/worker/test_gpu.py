@@ -7,14 +7,12 @@ import copy
 import pytest
 import torch
 
-from service.tuning.measuring.candidate import Candidate
-from service.tuning.measuring.prompt_ids import Prompt
-from service.tuning.measuring.trial import Trial, TrialRunner
-from service.worker.core.model_facts import ModelFacts
 from service.worker.forward.decode import decode_step
 from service.worker.kv.pool import KVPool
 from service.worker.model.attention import attend_last, attend_rows
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
+from service.worker.model.model_facts import ModelFacts
 from tests.service.worker.forward.test_decode import Running
 from tests.service.worker.tiny import (
     D1,
@@ -27,6 +25,9 @@ from tests.service.worker.tiny import (
     random_model,
     tiny_config,
 )
+from tuning.candidates import Candidate
+from tuning.prompts import Prompt
+from tuning.trial import Trial, TrialRunner
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,5 +1,5 @@
-"""The engine and the store import on a bare machine: torch, transformers, safetensors and numpy are
-there, what serving needs is not."""
+"""The engine and the store import on a bare machine: torch, transformers, safetensors, numpy and
+msgspec are there, what serving needs besides is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ BLOCKED = (
     "redis",
     "faiss",
     "pydantic",
-    "msgspec",
     "zmq",
     "prometheus_client",
     "xxhash",
@@ -24,10 +23,8 @@ BLOCKED = (
 NEED_MORE = {
     "service.worker.__main__",
     "service.worker.server.worker_server",
-    "service.worker.server.event_sender",
-    "service.worker.server.inbox",
     "service.worker.server.link",
-    "service.worker.server.statistics",
+    "service.worker.server.counters",
 }
 
 PROGRAM = """

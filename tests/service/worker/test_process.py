@@ -16,12 +16,32 @@ import msgspec
 import pytest
 import zmq
 
-from service import messages as m
-from service import wire
-from service.worker_settings import WorkerSettings
+from service.messages import wire
+from service.messages.replies import (
+    Done,
+    Failed,
+    FromWorker,
+    Precomputed,
+    Purged,
+    Ready,
+    Stats,
+    Tokens,
+)
+from service.messages.requests import (
+    Abort,
+    ChunkTokens,
+    Generate,
+    Hello,
+    Message,
+    Method,
+    Precompute,
+    Purge,
+    Sampling,
+)
+from service.shared.worker_settings import WorkerSettings
 from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny_config
 
-DOCUMENTS = [m.ChunkTokens(1, D1), m.Chunk(2, D2), m.Chunk(3, D3)]
+DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]
 START_S = 60
 
 
@@ -40,56 +60,56 @@ class Peer:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.connect(address)
-        self.stats: m.Stats | None = None
+        self.stats: Stats | None = None
 
-    def send(self, message: m.Message) -> None:
+    def send(self, message: Message) -> None:
         self._socket.send(wire.encode(message))
 
-    def receive(self) -> m.FromWorker:
+    def receive(self) -> FromWorker:
         """The next message that is not Stats."""
         while True:
             assert self._socket.poll(START_S * 1000), "the worker did not answer"
             message = wire.decode_from_worker(self._socket.recv())
-            if not isinstance(message, m.Stats):
+            if not isinstance(message, Stats):
                 return message
             self.stats = message
 
-    def next_stats(self) -> m.Stats:
+    def next_stats(self) -> Stats:
         while True:
             assert self._socket.poll(START_S * 1000), "no heartbeat"
             message = wire.decode_from_worker(self._socket.recv())
-            if isinstance(message, m.Stats):
+            if isinstance(message, Stats):
                 return message
 
-    def ready(self) -> m.Ready:
-        self.send(m.Hello())
+    def ready(self) -> Ready:
+        self.send(Hello())
         message = self.receive()
-        assert isinstance(message, m.Ready)
+        assert isinstance(message, Ready)
         return message
 
-    def generate(self, name: str, **changes: object) -> tuple[list[int], m.Done]:
-        request = m.Generate(
+    def generate(self, name: str, **changes: object) -> tuple[list[int], Done]:
+        request = Generate(
             id=name,
             system=S,
             documents=DOCUMENTS,
             question=Q,
-            fusion=m.Method("pie"),
-            sampling=m.Sampling(max_tokens=5),
+            fusion=Method("pie"),
+            sampling=Sampling(max_tokens=5),
         )
         self.send(msgspec.structs.replace(request, **changes))
         tokens: list[int] = []
         while True:
             message = self.receive()
-            if isinstance(message, m.Tokens):
+            if isinstance(message, Tokens):
                 tokens += [item.token for item in message.items if item.id == name]
             else:
-                assert isinstance(message, m.Done), message
+                assert isinstance(message, Done), message
                 return tokens, message
 
     def precompute(self) -> list[str]:
-        self.send(m.Precompute("job", S, DOCUMENTS))
+        self.send(Precompute("job", S, DOCUMENTS))
         news = [self.receive() for _ in DOCUMENTS]
-        return [n.status for n in news if isinstance(n, m.Precomputed)]
+        return [n.status for n in news if isinstance(n, Precomputed)]
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -131,7 +151,7 @@ def settings(model_folder: Path, tmp_path: Path) -> WorkerSettings:
     )
 
 
-def tiers(done: m.Done) -> list[str]:
+def tiers(done: Done) -> list[str]:
     return [d.tier for d in done.report.documents]
 
 
@@ -154,15 +174,15 @@ def test_answers_and_counts(settings: WorkerSettings) -> None:
         assert values[hits] == 4
         # A call that is given up ends before all of its chunks are computed.
         peer.send(
-            m.Precompute(
+            Precompute(
                 "many",
                 S,
-                [m.ChunkTokens(n, [1 + n % 90, 1 + n // 90, *range(9, 60)]) for n in range(200)],
+                [ChunkTokens(n, [1 + n % 90, 1 + n // 90, *range(9, 60)]) for n in range(200)],
             )
         )
-        peer.send(m.Abort("many", "disconnect"))
+        peer.send(Abort("many", "disconnect"))
         news = []
-        while not isinstance(last := peer.receive(), m.Failed):
+        while not isinstance(last := peer.receive(), Failed):
             news.append(last)
         assert (last.id, last.code) == ("many", "overloaded") and len(news) < 200
         assert peer.generate("two")[0] == tokens
@@ -203,19 +223,19 @@ def test_the_store_outlives_a_change_of_model_without_mixing_them(
 def test_sigterm_finishes_what_runs(settings: WorkerSettings) -> None:
     with worker(settings) as peer:
         peer.ready()
-        long = m.Sampling(max_tokens=150, temperature=2.0, seed=1)
-        peer.send(m.Generate("long", S, DOCUMENTS, Q, fusion=m.Method("vanilla"), sampling=long))
+        long = Sampling(max_tokens=150, temperature=2.0, seed=1)
+        peer.send(Generate("long", S, DOCUMENTS, Q, fusion=Method("vanilla"), sampling=long))
         tokens = 0
         ended = None
         while ended is None:
             message = peer.receive()
-            if isinstance(message, m.Tokens):
+            if isinstance(message, Tokens):
                 if not tokens:
                     peer.process.send_signal(signal.SIGTERM)
                 tokens += len(message.items)
             else:
                 ended = message
-        assert isinstance(ended, m.Done)
+        assert isinstance(ended, Done)
         assert ended.report.completion_tokens == tokens > 1
         assert peer.process.wait(START_S) == 0
 
@@ -233,8 +253,8 @@ def test_purge_removes_every_copy(settings: WorkerSettings) -> None:
     with worker(settings) as peer:
         peer.ready()
         peer.precompute()
-        peer.send(m.Purge("p", S, DOCUMENTS[:1]))
-        assert peer.receive() == m.Purged("p", {"memory": 1, "ssd": 1})
+        peer.send(Purge("p", S, DOCUMENTS[:1]))
+        assert peer.receive() == Purged("p", {"memory": 1, "ssd": 1})
         _, done = peer.generate("one")
         assert tiers(done) == ["cold", "memory", "memory"]
 
@@ -243,9 +263,9 @@ def test_bad_requests_fail_and_garbage_is_ignored(settings: WorkerSettings) -> N
     with worker(settings) as peer:
         peer.ready()
         peer._socket.send(b"not msgpack")
-        peer.send(m.Generate("bad", S, DOCUMENTS, Q, fusion=m.Method("a3", {"ratio": 2})))
+        peer.send(Generate("bad", S, DOCUMENTS, Q, fusion=Method("a3", {"ratio": 2})))
         answer = peer.receive()
-        assert isinstance(answer, m.Failed)
+        assert isinstance(answer, Failed)
         assert (answer.id, answer.code, answer.field) == ("bad", "invalid_request", "fusion.ratio")
         tokens, _ = peer.generate("good")
         assert tokens

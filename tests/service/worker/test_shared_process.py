@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from service import fleet_secret, wire
-from service import messages as m
-from service.worker_settings import WorkerSettings
+from service.messages import wire
+from service.messages.replies import Done, Failed, FromWorker, Ready, Stats, Tokens
+from service.messages.requests import Generate, Hello, Method, Ping, Sampling, Shutdown
+from service.messages.wire import PROTOCOL
+from service.shared import fleet_secret
+from service.shared.worker_settings import WorkerSettings
 from tests.service.worker.test_process import DOCUMENTS, START_S, Peer, Q, S, spawn, tiers
 from tests.service.worker.tiny import random_model, tiny_config
 
@@ -35,20 +38,20 @@ class Gateway(Peer):
         self._socket.curve_secretkey, self._socket.curve_publickey = own.secret, own.public
         self._socket.curve_serverkey = fleet_secret.curve_keys(SECRET, "worker").public
         self._socket.connect(address)
-        self.stats: m.Stats | None = None
+        self.stats: Stats | None = None
         self.domain, self.lease_s = domain, lease_s
 
-    def ready(self) -> m.Ready:
-        self.send(m.Hello(self.domain, self.lease_s))
+    def ready(self) -> Ready:
+        self.send(Hello(self.domain, self.lease_s))
         assert self._socket.poll(LOADING_S * 1000), "the worker did not start"
         message = self.receive()
-        assert isinstance(message, m.Ready)
+        assert isinstance(message, Ready)
         return message
 
     def ping_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self.send(m.Ping(self.domain, self.lease_s, self.next_stats().clock))
+            self.send(Ping(self.domain, self.lease_s, self.next_stats().clock))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,7 @@ def worker(
         peer.process = process
     try:
         for peer in peers:
-            assert peer.ready().protocol == m.PROTOCOL
+            assert peer.ready().protocol == PROTOCOL
         yield peers
     finally:
         for peer in peers:
@@ -98,7 +101,7 @@ def worker(
 def test_what_may_have_been_deleted_is_dropped_after_the_lease(settings: WorkerSettings) -> None:
     with worker(settings, "a", "b", lease_s=LEASE_S) as (a, b):
         a.precompute()
-        a.send(m.Shutdown())  # it is not one gateway's to end
+        a.send(Shutdown())  # it is not one gateway's to end
         for _ in range(3):  # longer than a lease
             a.ping_for(LEASE_S / 2)
             b.ping_for(0.1)
@@ -120,14 +123,14 @@ def test_a_drain_gives_back_what_waits_and_ends_what_runs(
     settings = settings if on_disk else replace(settings, kv_dir="")
     with worker(settings, "a") as (a,):
         a.precompute()
-        long = m.Sampling(max_tokens=200, temperature=2.0, seed=1)
+        long = Sampling(max_tokens=200, temperature=2.0, seed=1)
         for name in ("runs", "waits"):
-            request = m.Generate(name, S, DOCUMENTS, Q, fusion=m.Method("vanilla"), sampling=long)
+            request = Generate(name, S, DOCUMENTS, Q, fusion=Method("vanilla"), sampling=long)
             a.send(request)
         first = a.receive()
-        assert isinstance(first, m.Tokens)
+        assert isinstance(first, Tokens)
         a.process.send_signal(signal.SIGTERM)
-        ends: dict[str, m.FromWorker] = {}
+        ends: dict[str, FromWorker] = {}
         draining_first, last = False, None
         give_up_at = time.monotonic() + START_S
         while True:
@@ -138,18 +141,18 @@ def test_a_drain_gives_back_what_waits_and_ends_what_runs(
                 assert time.monotonic() < give_up_at, "the worker does not end"
                 continue
             message = wire.decode_from_worker(a._socket.recv())
-            if isinstance(message, m.Stats):
+            if isinstance(message, Stats):
                 last = message
                 if message.draining and not draining_first:
                     draining_first = "waits" not in ends
-                    a.send(m.Generate("late", S, DOCUMENTS, Q, fusion=m.Method("vanilla")))
-            elif isinstance(message, m.Done | m.Failed):
+                    a.send(Generate("late", S, DOCUMENTS, Q, fusion=Method("vanilla")))
+            elif isinstance(message, Done | Failed):
                 ends[message.id] = message
         assert draining_first, "gateways must know why something comes back"
-        assert isinstance(ends["runs"], m.Done)
+        assert isinstance(ends["runs"], Done)
         for name in {"waits", "late"} & ends.keys():  # "late" may come when nobody is there
             failed = ends[name]
-            assert isinstance(failed, m.Failed) and failed.code == "overloaded"
+            assert isinstance(failed, Failed) and failed.code == "overloaded"
         assert a.process.wait(START_S) == 0
         assert last is not None and last.draining and last.gone is not on_disk
     if not on_disk:

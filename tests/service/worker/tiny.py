@@ -32,17 +32,17 @@ from transformers import (
     SmolLM3Config,
 )
 
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import Prefix, PromptLayout, union
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import run
 from service.worker.forward.evict import evict
 from service.worker.forward.prefill import Capture, OnPass, prefill
 from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.layout import Prefix, PromptLayout, union
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.methods.layer_view import LayerView, PrefillResult
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
+from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import run
 from tests.references.prefill import Prompt, Reference, Stored, Trace
 
 # Every method is tested on these; `test_other_families.py` has what the others must hold to.

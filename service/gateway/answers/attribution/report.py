@@ -7,7 +7,7 @@ import asyncio
 from service.gateway.answers.attribution import attributor
 from service.gateway.answers.attribution.marks import with_marks
 from service.gateway.answers.prepared_request import PreparedRequest
-from service.gateway.schemas import Attribution, Citation, GenerateResponse
+from service.gateway.schemas.answer import Attribution, Citation, GenerateResponse
 
 
 async def add_attribution(result: GenerateResponse, prepared: PreparedRequest, begun: str) -> None:

@@ -15,7 +15,7 @@ from service.gateway.answers.condensing.rewriting import QuestionRewriter
 from service.gateway.answers.validating.validation import ValidatedRequest
 from service.gateway.retrieval.async_retriever import RetrievalResult, SearchQuery
 from service.gateway.retrieval.passage_search import PassageSearch
-from service.gateway.schemas.citations import Condense
+from service.gateway.schemas.answer import Condense
 
 # Rankings are fused this deep, so that what stands low in both can rise.
 FUSED_FACTOR = 4

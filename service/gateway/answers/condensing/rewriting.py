@@ -17,9 +17,10 @@ from service.errors import KvstitchError
 from service.gateway.answers.validating.method_choice import chosen_method
 from service.gateway.prompts.detokenizer import Detokenizer
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas import MethodChoice
+from service.gateway.schemas.generate import MethodChoice
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Failed, Generate, Sampling, TokenItem
+from service.messages.replies import Failed, TokenItem
+from service.messages.requests import Generate, Sampling
 from service.prompt import Turn
 
 MAX_TOKENS = 64

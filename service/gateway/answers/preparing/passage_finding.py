@@ -13,7 +13,7 @@ from service.gateway.answers.validating.validation import ValidatedRequest
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
 from service.gateway.retrieval.passage_search import PassageSearch
-from service.gateway.schemas import RetrievalNote
+from service.gateway.schemas.answer import RetrievalNote
 from service.gateway.schemas.generate import InlineDocument
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings

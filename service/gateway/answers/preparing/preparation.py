@@ -28,7 +28,7 @@ from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder, PromptPlan
 from service.gateway.retrieval.async_retriever import AsyncRetriever, RetrievalResult
 from service.gateway.worker_client.protocol import Worker
-from service.messages import ChunkTokens, Generate, Prefetch
+from service.messages.requests import ChunkTokens, Generate, Prefetch
 from service.prompt import Turn
 from service.settings import Settings
 

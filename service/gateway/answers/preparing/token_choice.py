@@ -9,8 +9,8 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from service.errors import InvalidRequest
-from service.gateway.schemas.sampling import MAX_GRAMMAR_CHARS, Guided, SamplingFields
-from service.messages import Sampling
+from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided, SamplingFields
+from service.messages.requests import Sampling
 
 BETWEEN_JSON_TOKENS = r" ?|\n {0,16}"
 """Blanks are allowed, but not without end: small models write them for ever."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.errors import BoundToAdapter, InvalidRequest
 from service.gateway.auth.access import Principal
-from service.messages import Ready
+from service.messages.replies import Ready
 
 
 def chosen_adapter(asked: str | None, principal: Principal, ready: Ready) -> str:

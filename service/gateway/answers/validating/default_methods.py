@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from service.calibration import BUILT_IN_FUSION, Calibration
 from service.errors import InvalidRequest, NotCalibrated
-from service.gateway.schemas import MethodChoice
-from service.gateway.schemas.generate import Profile
+from service.gateway.schemas.generate import MethodChoice, Profile
+from service.messages.replies import MethodInfo
 from service.prompt import PromptFormat
-from service.records import MethodInfo
 from service.settings import Settings
+from service.settings.calibration import BUILT_IN_FUSION, Calibration
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.errors import InvalidRequest, UnknownMethod
-from service.gateway.schemas import MethodChoice
-from service.messages import Method, MethodInfo
-from service.parameters import check
+from service.gateway.schemas.generate import MethodChoice
+from service.messages.replies import MethodInfo
+from service.messages.requests import Method
+from service.shared.parameters import check
 
 
 def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]) -> Method:

@@ -14,10 +14,11 @@ from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
 from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery
 from service.gateway.retrieval.passage_search import PassageSearch
-from service.gateway.schemas import GenerateRequest
-from service.gateway.schemas.citations import Condense
+from service.gateway.schemas.answer import Condense
+from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
-from service.messages import Method, Ready
+from service.messages.replies import Ready
+from service.messages.requests import Method
 from service.prompt import Turn
 from service.settings import Settings
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from service.records import WorkerLoad
+from service.messages.replies import WorkerLoad
 
 Place = Literal["memory", "slow", "nowhere"]
 """Where a worker finds a chunk: in its memory tier, in a slower tier, or not at all."""

@@ -2,7 +2,7 @@
 
 It is soft state. Workers send numbered changes; after a gap nothing of that worker counts until a
 snapshot has come. A directory that is wrong costs time: the chosen worker then finds a chunk in a
-slower tier, or computes it, as always. Chunks go by their names of `service.chunk_ids`.
+slower tier, or computes it, as always. Chunks go by their names (`ChunkNames`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from service.messages import Holdings
+from service.messages.replies import Holdings
 
 # Names that are remembered to be in a slower tier; those seen first are forgotten first.
 MAX_STORED = 1_000_000

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from service.messages import Generate
+from service.messages.requests import Generate
 
 BLOCK_TOKENS = 64
 MAX_BLOCKS = 50_000

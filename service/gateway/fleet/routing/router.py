@@ -12,14 +12,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from service.chunk_ids import ChunkIds
 from service.gateway.fleet.routing.cost import Cost, Place, Work, cost
 from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.prefixes import PrefixMap, prefix_blocks
 from service.gateway.fleet.routing.prices import prices
 from service.gateway.fleet.routing.rendezvous import home, homes
 from service.gateway.fleet.routing.worker_table import Counts, Floats, WorkerTable
-from service.messages import Generate
+from service.messages.requests import ChunkNames, Generate
 
 Policy = Literal["cost", "round_robin", "least_load", "longest_prefix"]
 # Costs that differ by less count as equal; then the worker is taken that was chosen less often.
@@ -49,7 +48,7 @@ class RoutedPrompt:
             answer: tokens that answers have on average.
             repair: share of stored tokens that its fusion method computes anew.
         """
-        names = ChunkIds(request.system, request.prefix_mode, request.tenant, request.lora)
+        names = ChunkNames(request.system, request.prefix_mode, request.tenant, request.lora)
         documents = [document for document in request.documents if document.ids]
         return cls(
             Work(

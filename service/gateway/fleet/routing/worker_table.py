@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from service.gateway.fleet.routing.backlog import Backlog
 from service.gateway.fleet.routing.cost import UNKNOWN_TIER
-from service.records import WorkerLoad
+from service.messages.replies import WorkerLoad
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
-from service.gateway.schemas import Citation, GenerateResponse
-from service.gateway.schemas.openai.annotations import Annotation, UrlCitation
+from service.gateway.schemas.answer import Citation, GenerateResponse
+from service.gateway.schemas.openai.chat import Annotation, UrlCitation
 
 
 @dataclass(frozen=True)

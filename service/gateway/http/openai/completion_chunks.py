@@ -26,8 +26,7 @@ from service.gateway.http.openai.envelope import (
 from service.gateway.http.openai.logprob_translation import chat_logprobs, text_logprobs
 from service.gateway.http.sse import data_line
 from service.gateway.problems import error_object
-from service.gateway.schemas import Citation, GenerateResponse
-from service.gateway.schemas.logprobs import TokenLogprob
+from service.gateway.schemas.answer import Citation, GenerateResponse, TokenLogprob
 from service.gateway.tool_calls.call_parser import CallParser
 from service.gateway.tool_calls.parsed_answer import CallArguments, CallStarted, Piece, Text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from service.gateway.http.openai.annotations import DocumentLinks
-from service.gateway.schemas import Citation, GenerateResponse, PromptTokensDetails, Usage
+from service.gateway.schemas.answer import Citation, GenerateResponse, PromptTokensDetails, Usage
 from service.gateway.schemas.openai.common import Details
 from service.gateway.tool_calls.call_parser import CallParser
 from service.gateway.tool_calls.forms import ToolForm

@@ -1,6 +1,6 @@
 """Every field of OpenAI's API, and of vLLM's extras to it, and what becomes of it here.
 
-docs/openai.md shows these tables (`python -m service.gateway.http.openai.field_docs`).
+docs/openai.md shows these tables (`python -m scripts.docs_tables`).
 """
 
 from __future__ import annotations

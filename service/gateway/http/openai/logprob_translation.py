@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.gateway.schemas.logprobs import LikelyToken, TokenLogprob
-from service.gateway.schemas.openai.chat import ChatLogprobs
-from service.gateway.schemas.openai.completion import TextLogprobs
+from service.gateway.schemas.answer import LikelyToken, TokenLogprob
+from service.gateway.schemas.openai.chat import ChatLogprobs, TextLogprobs
 
 
 def chat_logprobs(logprobs: list[TokenLogprob] | None) -> ChatLogprobs | None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from service.errors import ModelNotFound
-from service.gateway.schemas import MethodChoice
-from service.gateway.schemas.openai.models import ModelOut
-from service.messages import Ready
-from service.parameters import check
+from service.gateway.schemas.generate import MethodChoice
+from service.gateway.schemas.openai.common import ModelOut
+from service.messages.replies import Ready
+from service.shared.parameters import check
 
 
 def list_models(model: str, created: int, ready: Ready, bound: str = "") -> list[ModelOut]:

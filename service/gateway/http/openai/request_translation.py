@@ -26,19 +26,17 @@ from service.gateway.http.openai.field_table import (
 from service.gateway.http.openai.model_presets import named_model
 from service.gateway.http.openai.structured_output import WantedForm, wanted_form, with_tools
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas import GenerateRequest
-from service.gateway.schemas.conversation import ConversationRequest
-from service.gateway.schemas.openai.chat import ChatRequest
+from service.gateway.schemas.generate import ConversationRequest, GenerateRequest
+from service.gateway.schemas.openai.chat import ChatRequest, CompletionRequest
 from service.gateway.schemas.openai.common import (
     MAX_CHOICES,
     CommonRequest,
     Extension,
     SampledRequest,
 )
-from service.gateway.schemas.openai.completion import CompletionRequest
 from service.gateway.tool_calls.forms import ToolForm
 from service.gateway.tool_calls.tools import ToolSet
-from service.messages import Ready
+from service.messages.replies import Ready
 from service.prompt import Turn
 
 # Ours by the client's name, where the two differ.

@@ -12,14 +12,15 @@ from typing import Any
 from service.gateway.http.openai.annotations import url_annotations
 from service.gateway.http.openai.envelope import Envelope, finish_reason, total_usage
 from service.gateway.http.openai.logprob_translation import chat_logprobs, text_logprobs
-from service.gateway.schemas import GenerateResponse
+from service.gateway.schemas.answer import GenerateResponse
 from service.gateway.schemas.openai.chat import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
+    Completion,
+    TextChoice,
     ToolCallOut,
 )
-from service.gateway.schemas.openai.completion import Completion, TextChoice
 from service.gateway.tool_calls.call_parser import CallParser
 from service.gateway.tool_calls.parsed_answer import ParsedAnswer
 

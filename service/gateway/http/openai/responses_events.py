@@ -20,7 +20,7 @@ from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
 from service.gateway.http.openai.envelope import Envelope, finish_reason
 from service.gateway.http.sse import frame
 from service.gateway.problems import error_object
-from service.gateway.schemas import Citation, GenerateResponse
+from service.gateway.schemas.answer import Citation, GenerateResponse
 from service.gateway.schemas.openai.responses import (
     InputTokensDetails,
     OutputCall,

@@ -14,7 +14,13 @@ from service.gateway.documents.deletion_records import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.retrieval.document_scope import document_scope, metadata_filter
-from service.gateway.schemas import DeletionRequest, DocumentList, DocumentOut, MarkOut, ReceiptOut
+from service.gateway.schemas.admin import (
+    DeletionRequest,
+    DocumentList,
+    DocumentOut,
+    MarkOut,
+    ReceiptOut,
+)
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from service.gateway.answers.gate_admin import gate_states, reset_gate
 from service.gateway.http.dependencies import Administering, GatewayDep
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.schemas.gate import Gate, GateReset
+from service.gateway.schemas.admin import Gate, GateReset
 
 router = APIRouter(prefix="/admin/gate", tags=["operations"], route_class=JsonRoute)
 

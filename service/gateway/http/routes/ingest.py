@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Response
 from service.gateway.http.dependencies import Ingesting, JobsDep, UploadDep
 from service.gateway.http.openapi_bodies import PRECOMPUTE
 from service.gateway.http.routes.jobs import job_out
-from service.gateway.schemas import JobOut
+from service.gateway.schemas.admin import JobOut
 
 router = APIRouter(prefix="/admin", tags=["corpus"])
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from service.gateway.documents.jobs.job_records import OPEN_STATES, Job
 from service.gateway.documents.jobs.job_state import MAX_ERRORS
 from service.gateway.http.dependencies import Ingesting, JobsDep, Limit
-from service.gateway.schemas import JobList, JobOut, JobProgress, JobState
+from service.gateway.schemas.admin import JobList, JobOut, JobProgress, JobState
 
 router = APIRouter(prefix="/admin/jobs", tags=["corpus"])
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from service.errors import ModelNotFound
 from service.gateway.http.dependencies import GatewayDep, Generating
 from service.gateway.http.openai.model_presets import list_models
-from service.gateway.schemas.openai.models import ModelList, ModelOut
+from service.gateway.schemas.openai.common import ModelList, ModelOut
 
 router = APIRouter(prefix="/v1", tags=["models"])
 

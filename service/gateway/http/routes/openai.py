@@ -22,8 +22,12 @@ from service.gateway.http.openai.request_translation import (
     served_by,
 )
 from service.gateway.http.openai.response_translation import completion
-from service.gateway.schemas.openai.chat import ChatCompletion, ChatRequest
-from service.gateway.schemas.openai.completion import Completion, CompletionRequest
+from service.gateway.schemas.openai.chat import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+)
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from service.gateway.http.answer_exchange import AnswerExchangeDep
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.sse import NamedEvents
-from service.gateway.schemas import GenerateRequest, GenerateResponse
-from service.gateway.schemas.explain import Explanation
+from service.gateway.schemas.answer import Explanation, GenerateResponse
+from service.gateway.schemas.generate import GenerateRequest
 
 router = APIRouter(prefix="/v1/rag", tags=["answers"], route_class=JsonRoute)
 

@@ -12,8 +12,12 @@ from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.openai.field_rules import check_fields
 from service.gateway.http.openai.field_table import EMBEDDINGS
-from service.gateway.schemas.embeddings import EmbeddingsRequest, EmbeddingsResponse
-from service.gateway.schemas.rerank import RerankRequest, RerankResponse
+from service.gateway.schemas.search import (
+    EmbeddingsRequest,
+    EmbeddingsResponse,
+    RerankRequest,
+    RerankResponse,
+)
 
 router = APIRouter(prefix="/v1", tags=["retrieval"], route_class=JsonRoute)
 

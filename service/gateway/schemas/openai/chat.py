@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions and POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,26 @@ from pydantic import (
     model_serializer,
 )
 
+from service.gateway.schemas.answer import MAX_LOGPROBS, TokenLogprob, Usage
 from service.gateway.schemas.fields import Unicode
-from service.gateway.schemas.generate import MAX_MESSAGES, Usage
-from service.gateway.schemas.logprobs import MAX_LOGPROBS, TokenLogprob
-from service.gateway.schemas.openai.annotations import Annotation
+from service.gateway.schemas.generate import MAX_MESSAGES
 from service.gateway.schemas.openai.common import LENIENT, Details, SampledRequest
 from service.gateway.tool_calls.tools import MAX_TOOLS, NAME_PATTERN
+
+
+class UrlCitation(BaseModel):
+    """The source of `content[start_index:end_index]`."""
+
+    start_index: int
+    end_index: int
+    title: str
+    url: str
+
+
+class Annotation(BaseModel):
+    type: Literal["url_citation"] = "url_citation"
+    url_citation: UrlCitation
+
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -151,5 +165,46 @@ class ChatCompletion(BaseModel):
     created: int
     model: str
     choices: list[ChatChoice]
+    usage: Usage
+    kvstitch: Details
+
+
+class CompletionRequest(SampledRequest):
+    """POST /v1/completions: documents are searched for the prompt, which is the question."""
+
+    prompt: (
+        Unicode
+        | Annotated[
+            list[Unicode | int | Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)
+        ]
+    ) = Field(description="a text, or a list of texts, each of which is answered")
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="of the answer's tokens and of this many most likely ones"
+    )
+
+
+class TextLogprobs(BaseModel):
+    """Four lists of the same length. A token that is no whole text is written as its bytes,
+    `bytes:\\xe2\\x80`; top_logprobs always hold the token itself, too."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(BaseModel):
+    index: int = 0
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
     usage: Usage
     kvstitch: Details

@@ -1,4 +1,4 @@
-"""What the OpenAI routes have in common."""
+"""What OpenAI's routes have in common, and the list of models."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from service.gateway.schemas.citations import Attribution, Citation, RetrievalNote
+from service.gateway.schemas.answer import Attribution, CacheReport, Citation, RetrievalNote, Timing
 from service.gateway.schemas.fields import Stops, Unicode
-from service.gateway.schemas.generate import (
-    CacheReport,
-    Choices,
-    MethodChoice,
-    Timing,
-)
+from service.gateway.schemas.generate import Choices, MethodChoice
 
 # Other fields are kept, so that `http.openai.field_rules` can say what becomes of each.
 LENIENT = ConfigDict(extra="allow", strict=True)
@@ -122,3 +117,21 @@ class Details(BaseModel):
     eviction: dict[str, Any] | None
     seed: int | None
     warnings: list[str]
+
+
+class ModelOut(BaseModel):
+    """A model as OpenAI lists it; `fusion` is what its preset stands for, `parent` the model that
+    it is a LoRA adapter of."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "kvstitch"
+    parent: str | None = None
+    fusion: dict[str, Any] | None = None
+    details: dict[str, Any] | None = Field(None, description="of the model itself")
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelOut]

@@ -1,4 +1,4 @@
-"""Linear layers with 16-bit weights on a CPU: chooses the fastest way for the number of rows.
+"""Linear layers on a CPU: chooses the fastest way for the number of rows.
 
 The kernels `linear_few_rows`, `linear_many_rows_bf16` and `linear_many_rows_fp32` come first. The
 rest goes to torch. Many CPUs multiply bfloat16 at about half the rate of fp32 (a Xeon without tile
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.kernels.cpu import linear_few_rows, linear_many_rows_bf16, linear_many_rows_fp32
+from service.worker.kernels.cpu.weight import Weight
 
 # From this many rows on, the faster product outweighs converting the weights (measured at 32 and
 # 64 rows of one shape; 48 lies between).
@@ -140,6 +141,53 @@ def gated_mlp(
         inner.mul_(rows @ _to_fp32(up[tile], scratch).t())
         out.addmm_(inner, _to_fp32(down[:, tile], scratch).t())
     return out.to(x.dtype)
+
+
+def quantised_linear(x: Tensor, weight: Weight, *, batch: bool = False) -> Tensor:
+    """`linear` with a weight that may be quantised: x `[m, in]` → `[m, out]` in x's dtype.
+
+    Few rows are multiplied with the weight as it is stored, where `linear_few_rows` takes them.
+    Otherwise a part of the weight at a time is dequantised, so that there is never a whole
+    dequantised weight in memory; on a GPU, too, where quantising only saves memory.
+    """
+    if linear_few_rows.supports_product(x, weight, batch=batch):
+        return linear_few_rows.product(x, weight)
+    out = x.new_empty(len(x), weight.shape[0])
+    for part, tile in weight.tiles():
+        out[:, part] = linear(x, tile.dequantised(x.dtype), tile.bias, batch=batch)
+    return out
+
+
+def quantised_gated_mlp(
+    x: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    activation: Callable[[Tensor], Tensor],
+    *,
+    batch: bool = False,
+) -> Generator[None, None, Tensor]:
+    """down · (activation(gate · x) * (up · x)); `gate_up` has the rows of gate, then those of up.
+
+    Yields:
+        None between parts of the weights, so that other work can run in between.
+    """
+    width = gate_up.shape[0] // 2
+    if linear_few_rows.supports_product(x, gate_up, batch=batch):
+        gate, up = linear_few_rows.product(x, gate_up).chunk(2, dim=-1)
+        return quantised_linear(activation(gate).mul_(up), down, batch=batch)
+    inner, out = x.new_empty(len(x), width), x.new_empty(len(x), down.shape[0])
+    ups = gate_up.rows(slice(width, None))
+    for part, gates in gate_up.rows(slice(width)).tiles():
+        gated, upper = (
+            linear(x, tile.dequantised(x.dtype), tile.bias, batch=batch)
+            for tile in (gates, ups.rows(part))
+        )
+        inner[:, part] = activation(gated).mul_(upper)
+        yield None
+    for part, tile in down.tiles():
+        out[:, part] = linear(inner, tile.dequantised(x.dtype), tile.bias, batch=batch)
+        yield None
+    return out
 
 
 def _scratch(tile: Tensor) -> Tensor:

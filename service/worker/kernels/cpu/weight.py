@@ -6,7 +6,10 @@ byte: of a group, columns 0..15 in the lower halves of its 16 bytes, columns 16.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +23,8 @@ LEVELS = {8: 127, 4: 8}
 """The largest magnitude by bits; int4 has it with a minus only."""
 TILE = 1 << 20
 """Values that are dequantised at a time: 2 MB in bfloat16."""
+# A huge page has 2 MiB; in smaller tensors most of it would be unused.
+MIN_HUGE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -133,3 +138,21 @@ def _best_levels(groups: Tensor) -> tuple[Tensor, Tensor]:
         )
     assert best is not None
     return best[1], best[2]
+
+
+def zeros_in_huge_pages(
+    shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """`torch.zeros`, in huge pages if the tensor is large, on a CPU, and the system has them.
+
+    For tensors that are read from end to end again and again, weights and KV: the hardware's
+    prefetching stops at the end of a page. torch's own switch for huge pages gained about a fifth
+    (one run each); the way used here has not been measured.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or nbytes < MIN_HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without huge pages: ordinary ones are used
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))

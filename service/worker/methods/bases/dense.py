@@ -14,13 +14,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
-from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
-from service.worker.methods.bases.fusion import FusionMethod, floor_share
+from service.worker.layout import PromptLayout
+from service.worker.methods.bases.fusion import (
+    FusionMethod,
+    Phase,
+    PromptShape,
+    dense_phases,
+    floor_share,
+)
+from service.worker.methods.layer_view import LayerView, PrefillResult
 from service.worker.model.attention import ScoreFn
+from service.worker.steps import Steps
 
 RowWeights = Tensor | ScoreFn
 """How a pass turns attention into scores.

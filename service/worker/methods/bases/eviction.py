@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.attention_rule import PLAIN, AttentionRule
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.ranks import Ranks
-from service.worker.core.topk import stable_topk
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout
+from service.worker.methods.layer_view import LayerView
+from service.worker.methods.scores import stable_topk
 from service.worker.model.attention import attention_probabilities
+from service.worker.model.attention_rule import PLAIN, AttentionRule
+from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)

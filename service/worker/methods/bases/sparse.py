@@ -20,15 +20,20 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
-from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
-from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.layout import PromptLayout
+from service.worker.methods.bases.fusion import (
+    FusionMethod,
+    Phase,
+    PromptShape,
+    Reads,
+    dense_phases,
+)
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.plan import SparsePlan
 from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import Steps
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
-from service.worker.methods.bases.cost import Phase, PromptShape, dense_phases
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import (
     EVERYTHING_CACHED,
     DenseMethod,
@@ -25,6 +22,10 @@ from service.worker.methods.bases.dense import (
     RowWeights,
     Sight,
 )
+from service.worker.methods.bases.fusion import Phase, PromptShape, dense_phases, floor_share
+from service.worker.methods.layer_view import LayerView, PrefillResult
+from service.worker.methods.scores import stable_topk
+from service.worker.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,37 @@ class TwoPassMethod(DenseMethod):
             shape, rows, full_layers=self.full_layers, cache_from=self.layers_without_cache
         )
         return [*passes, *dense]
+
+
+@dataclass(frozen=True)
+class QuestionRankedMethod(TwoPassMethod):
+    """Base of published methods that rank document tokens by the question's attention.
+
+    They differ in what the question has seen when its attention is measured, in the layers that
+    count, and in how many rows they compute; they all compute the highest ⌊ratio · |D|⌋ of the
+    documents' tokens through all layers, without regard to what those were precomputed behind. A
+    subclass has the parameter `ratio`, a share of the documents' tokens.
+    """
+
+    @property
+    def document_ratio(self) -> float:
+        """Share of the documents' tokens that are computed anew."""
+        assert self.repair_ratio is not None, "a subclass has a repair parameter"
+        return self.repair_ratio
+
+    def recomputed_tokens(self, shape: PromptShape) -> int:
+        return floor_share(sum(shape.documents), self.document_ratio)
+
+    def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
+        candidates = layout.cached_document_rows
+        wanted = floor_share(len(candidates), self.document_ratio)
+        return candidates[stable_topk(scores[candidates], wanted)]
+
+    def ranking(self, view: LayerView) -> Tensor | None:
+        return view.attention_scores if view.layer == 0 else None
+
+
+def last_layers(layers: int, first: int, count: int) -> range:
+    """The `count` layers from `first` on; of a model with fewer layers, its last ones."""
+    stop = min(first + count, layers)
+    return range(max(0, stop - count), stop)

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.budget import apportion, exact
-from service.worker.core.topk import stable_topk
+from service.shared.parameters import parameter
 from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
+from service.worker.methods.scores import apportion, exact, stable_topk
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.pooling import mean_pool
-from service.worker.core.topk import stable_topk
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.layer_view import LayerView
+from service.worker.methods.scores import mean_pool, stable_topk
+from service.worker.model.model_facts import ModelFacts
 
 # The paper's choice for Llama 3.1 8B: layer 13 of 32.
 DEFAULT_DEPTH = 13 / 32

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.layer_view import LayerView
+from service.shared.parameters import parameter
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.layer_view import LayerView
 from service.worker.model.attention import attention_probabilities
 
 # Query rows scored at once; bounds the memory of the [heads, rows, n] fp32 weights.

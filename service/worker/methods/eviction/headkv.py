@@ -19,12 +19,12 @@ from functools import lru_cache
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.model_fingerprint import CALIBRATION_FILE
-from service.parameters import parameter
-from service.worker.core.budget import apportion, exact
-from service.worker.core.model_facts import ModelFacts
+from service.shared.model_fingerprint import CALIBRATION_FILE
+from service.shared.parameters import parameter
 from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
+from service.worker.methods.scores import apportion, exact
+from service.worker.model.model_facts import ModelFacts
 
 
 @dataclass(frozen=True)

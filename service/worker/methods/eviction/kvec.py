@@ -27,14 +27,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.budget import exact
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.pooling import max_pool
-from service.worker.core.topk import stable_topk
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.layer_view import LayerView
+from service.worker.methods.scores import exact, max_pool, stable_topk
+from service.worker.model.model_facts import ModelFacts
 
 POOL_KERNEL = 7
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.parameters import parameter
-from service.worker.core.budget import apportion, exact
+from service.shared.parameters import parameter
 from service.worker.methods.bases.eviction import PromptAttention
 from service.worker.methods.eviction.snapkv import Method as SnapKV
+from service.worker.methods.scores import apportion, exact
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
-from service.worker.core.pooling import max_pool
+from service.shared.parameters import parameter
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.scores import max_pool
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.layer_view import LayerView
+from service.shared.parameters import parameter
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.layer_view import LayerView
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.deviation import squared_deviation, squared_norm
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout, union
-from service.worker.core.shift import Shift
-from service.worker.core.topk import stable_topk
-from service.worker.methods.bases.cost import PromptShape
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import floor_share
+from service.worker.methods.bases.fusion import PromptShape, floor_share
+from service.worker.methods.layer_view import LayerView
+from service.worker.methods.scores import stable_topk
+from service.worker.methods.stored_kv import Shift, squared_deviation, squared_norm
 
 CHECK_LAYER = 1
 

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
-from service.worker.core.deviation import squared_deviation
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout, union
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.topk import stable_topk
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import share_of
+from service.worker.methods.layer_view import LayerView
+from service.worker.methods.scores import stable_topk
+from service.worker.methods.stored_kv import squared_deviation
+from service.worker.model.model_facts import ModelFacts
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.parameters import parameter
-from service.worker.methods.bases.question_ranked import QuestionRankedMethod
+from service.shared.parameters import parameter
+from service.worker.methods.bases.two_pass import QuestionRankedMethod
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.layout import PromptLayout
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 
 

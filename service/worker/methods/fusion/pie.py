@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.layer_view import LayerView
 
 
 @dataclass(frozen=True)

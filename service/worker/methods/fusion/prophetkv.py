@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.parameters import parameter
-from service.worker.core.layout import PromptLayout
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import Sight
-from service.worker.methods.bases.question_ranked import QuestionRankedMethod
+from service.worker.methods.bases.two_pass import QuestionRankedMethod
 
 
 @dataclass(frozen=True)

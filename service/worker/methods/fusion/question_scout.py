@@ -25,14 +25,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.shift import Shift
-from service.worker.core.topk import stable_topk
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import RowWeights
 from service.worker.methods.bases.fusion import share_of
 from service.worker.methods.bases.two_pass import TwoPassMethod
+from service.worker.methods.layer_view import LayerView
+from service.worker.methods.scores import stable_topk
+from service.worker.methods.stored_kv import Shift
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout, union
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
-from service.worker.core.topk import stable_topk
-from service.worker.methods.bases.cost import Phase, PromptShape
+from service.shared.parameters import parameter
+from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.dense import DenseMethod, LayerLoop
-from service.worker.methods.bases.fusion import floor_share
+from service.worker.methods.bases.fusion import Phase, PromptShape, floor_share
 from service.worker.methods.bases.two_pass import TwoPassMethod
+from service.worker.methods.layer_view import LayerView, PrefillResult
+from service.worker.methods.scores import stable_topk
+from service.worker.steps import Steps
 
 OTHERS = 0.18
 """How much of each later layer's choice is new, for the planner: measured on SmolLM2."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.parameters import parameter
-from service.worker.core.model_facts import ModelFacts
-from service.worker.methods.bases.cost import PromptShape
+from service.shared.parameters import parameter
+from service.worker.methods.bases.fusion import PromptShape
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
 from service.worker.methods.sparse.plan import SparsePlan, make_plan
 from service.worker.methods.sparse.selection import Selection, outliers, personalised, select
+from service.worker.model.model_facts import ModelFacts
 
 
 @dataclass(frozen=True)

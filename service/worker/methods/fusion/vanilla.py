@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from service.worker.core.layout import PromptLayout
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import Reads
 

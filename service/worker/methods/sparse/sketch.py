@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.core.attention_rule import PLAIN, AttentionRule
-from service.worker.core.layer_view import LayerView
+from service.worker.methods.layer_view import LayerView
 from service.worker.methods.sparse.blocks import BLOCK, LOCAL_BLOCKS, BlockGrid
+from service.worker.model.attention_rule import PLAIN, AttentionRule
 
 # Name and version under which a sketch is stored; a sketch of another version is not read.
 NAME = "samkv"

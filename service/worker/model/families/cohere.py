@@ -1,5 +1,4 @@
-"""Command R: LayerNorm without bias, attention and MLP side by side, RoPE on neighbouring
-dimensions, scaled logits."""
+"""Cohere's families, whose layers compute attention and MLP side by side."""
 
 from __future__ import annotations
 
@@ -7,14 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.core.steps import Steps
-from service.worker.model.decoder.base import DecoderModel
-from service.worker.model.decoder.norms import norm
-from service.worker.model.rope import halves_order
+from service.worker.model.attention_rule import PLAIN
+from service.worker.model.decoder import DecoderModel, norm
+from service.worker.model.rope import RotaryTable, halves_order
+from service.worker.steps import Steps
 
 
-class Model(DecoderModel):
-    family = "cohere"
+class Cohere(DecoderModel):
+    """Command R: LayerNorm without bias, attention and MLP side by side, RoPE on neighbouring
+    dimensions, scaled logits."""
+
     has_plain_layers = False
 
     def rotary_order(self) -> Tensor | None:
@@ -34,3 +35,12 @@ class Model(DecoderModel):
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         return super().logits(x, batch=batch) * float(self.config.logit_scale)
+
+
+class Cohere2(Cohere):
+    """Command R7B and Command A: Command R with sliding windows in three of four layers, and no
+    RoPE in the fourth."""
+
+    def rotary_tables(self) -> list[RotaryTable]:
+        slides = (rule is not PLAIN for rule in self.attention_rules())
+        return self.rotated_only(super().rotary_tables(), slides)

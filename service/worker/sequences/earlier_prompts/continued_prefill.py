@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from service.worker.core.layout import PromptLayout
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps
 from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import SequenceKV
+from service.worker.layout import PromptLayout
 from service.worker.methods.fusion.pie import Method as QuestionOnly
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.methods.layer_view import PrefillResult
+from service.worker.model.decoder import DecoderModel
 from service.worker.sequences.kept_prompt import Reuse
+from service.worker.steps import Steps
 
 
 def continued_prefill(

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from service.worker.core.flops import full_prefill
-from service.worker.model.decoder.base import DecoderModel
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
 from service.worker.sequences.earlier_prompts.prefix_cache import wanted
 from service.worker.sequences.earlier_prompts.prompt_store import PromptStore

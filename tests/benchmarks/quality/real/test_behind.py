@@ -9,9 +9,9 @@ import pytest
 from benchmarks.fidelity.compared.real import behind
 from benchmarks.quality.real.behind import Neighbourhood
 from benchmarks.quality.real.suites import Choice, Suites
-from retriever.testing import HashingEmbedder
 from service.settings import demo_model
-from service.tuning.measuring.prompt_ids import Prompt
+from tests.fakes.models import HashingEmbedder
+from tuning.prompts import Prompt
 
 MODES = ("primer-n2", "neighbours-n2,first", "primer-r3", "primer-c2,all", "primer-g3/16")
 

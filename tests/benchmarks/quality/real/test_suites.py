@@ -15,9 +15,9 @@ from benchmarks.quality.real.chunks import chunked
 from benchmarks.quality.real.outcomes import right
 from benchmarks.quality.real.suites import Choice, Suites, wikipedia
 from benchmarks.quality.tasks import demo_prose, musique, natural_questions
-from retriever.testing import HashingEmbedder
 from service.settings import demo_model
-from service.tuning.measuring.prompt_ids import Prompt
+from tests.fakes.models import HashingEmbedder
+from tuning.prompts import Prompt
 
 
 @pytest.fixture(scope="module")

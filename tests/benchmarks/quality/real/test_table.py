@@ -16,10 +16,10 @@ from benchmarks.quality.real import table
 from benchmarks.quality.real.outcomes import of_full_prefill, outcome, right
 from benchmarks.quality.real.page import Row, published_order
 from service.settings import demo_model
-from service.tuning.measuring.prompt_ids import Prompt
 from service.worker.api import A3, FullReuse, Pie
 from tests.benchmarks.cases import measured
 from tests.service.worker.tiny import Tiny
+from tuning.prompts import Prompt
 
 PROMPT = Prompt("nq7", (1,), ((2, 3),), (4,), ("The Red Cross", "ICRC"))
 

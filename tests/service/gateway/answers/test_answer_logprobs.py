@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from service.gateway.answers.answer_logprobs import AnswerLogprobs
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.token_bytes import TokenPieces
-from service.gateway.schemas.logprobs import TokenLogprob
-from service.messages import TokenItem, TokenLogprobs
+from service.gateway.schemas.answer import TokenLogprob
+from service.messages.replies import TokenItem, TokenLogprobs
 from tests.service.gateway.model_folders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Abort, Generate, Prefetch
+from service.messages.requests import Abort, Generate, Prefetch
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig, events, running, until
 
 
@@ -171,7 +171,7 @@ def test_documents_restrict_the_answer(rig: Rig) -> None:
 
 
 def test_failure_of_the_worker_is_a_status_or_an_error_event(rig: Rig) -> None:
-    from service.messages import Failed
+    from service.messages.replies import Failed
 
     fake(rig).refuse = Failed("", "worker_fault", "the engine failed")
     response = rig.ask()

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Generate
+from service.messages.requests import Generate
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig
 
 ANSWER = "Oslo is the capital of Norway. Bergen has a fish market."

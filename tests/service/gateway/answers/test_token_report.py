@@ -8,16 +8,8 @@ from dataclasses import replace
 import pytest
 
 from service.gateway.answers.token_report import token_report
-from service.messages import (
-    ChunkTokens,
-    Generate,
-    Method,
-    Report,
-    SegmentFates,
-    SegmentReport,
-    TokenFates,
-    TokenRun,
-)
+from service.messages.reports import Report, SegmentReport, SegmentTrace, TokenRun, TokenTrace
+from service.messages.requests import ChunkTokens, Generate, Method
 
 LETTERS = {1: "a", 2: "bc", 3: "", 4: "\N{EURO SIGN}"}
 
@@ -47,12 +39,12 @@ def report(system: SegmentReport, *documents: SegmentReport) -> Report:
 
 
 GENERATE = Generate("x", [3, 1], [ChunkTokens(7, [1, 2, 5, 6, 1])], [2, 2], Method("a3"))
-FATES = TokenFates(
+FATES = TokenTrace(
     3,
     2,
-    SegmentFates([TokenRun(2, False, 0, 6)]),
-    [SegmentFates([TokenRun(2, False, 1, 6), TokenRun(3, True, 3, 0)], [0.5, 0.25, 1, 2, 3])],
-    SegmentFates([TokenRun(2, True, 3, 6)]),
+    SegmentTrace([TokenRun(2, False, 0, 6)]),
+    [SegmentTrace([TokenRun(2, False, 1, 6), TokenRun(3, True, 3, 0)], [0.5, 0.25, 1, 2, 3])],
+    SegmentTrace([TokenRun(2, True, 3, 6)]),
 )
 
 

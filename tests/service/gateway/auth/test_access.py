@@ -17,9 +17,9 @@ from service.errors import InvalidSetting, QuotaExceeded
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.composition import Gateway
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Generate, Prefetch
+from service.messages.requests import Generate, Prefetch
 from service.settings import load
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running, until
 
 Create = Callable[..., str]

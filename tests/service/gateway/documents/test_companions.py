@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker, stored_key
-from service.messages import ChunkTokens, Generate, Precompute, Purge
+from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
+from tests.fakes.worker import FakeWorker, stored_key
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
 
@@ -144,7 +144,7 @@ def test_a_small_collection_that_grows_gets_more_companions(folder: Path, data: 
 def test_a_document_that_kills_the_worker_every_time_is_given_up(folder: Path, data: Path) -> None:
     """First by its job, then in spare time; it does not keep the worker dying for ever."""
     token = byte_tokenizer().encode("☠").ids[0]
-    fake_worker = "service.gateway.worker_client.testing.fake_worker"
+    fake_worker = "tests.fakes.worker"
     command = (sys.executable, "-m", fake_worker, "--crash-token", str(token))
     with running(folder, data / "d", command=command, prefix_mode="primer") as rig:
         assert rig.ingest([{"doc_id": "bad", "text": "this one ☠"}])["state"] == "dead"
@@ -178,7 +178,7 @@ def test_a_document_that_kills_the_worker_does_not_stop_the_others(
 ) -> None:
     """Their second copies are made in one call with its own."""
     token = byte_tokenizer().encode("☠").ids[0]
-    fake_worker = "service.gateway.worker_client.testing.fake_worker"
+    fake_worker = "tests.fakes.worker"
     command = (sys.executable, "-m", fake_worker, "--crash-token", str(token))
     with running(folder, data / "d", command=command, prefix_mode="primer") as rig:
         bad = {"doc_id": "bad", "text": "this one ☠"}

@@ -14,8 +14,8 @@ import pytest
 from retriever.embedders.base import Vectors
 from service.gateway.documents import document_service
 from service.gateway.documents.purge_queue import CHUNKS_PER_CALL
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import ChunkTokens, Precompute, Purge
+from service.messages.requests import ChunkTokens, Precompute, Purge
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
@@ -230,7 +230,7 @@ def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None
 
 
 def test_failed_precompute_is_the_documents_error(rig: Rig) -> None:
-    from service.messages import Precomputed
+    from service.messages.replies import Precomputed
 
     worker = fake(rig)
     worker._precompute = lambda call, chunk: Precomputed(  # type: ignore[method-assign]
@@ -250,7 +250,7 @@ def test_a_document_that_kills_the_worker_is_given_up_the_others_are_not(
     command = (
         sys.executable,
         "-m",
-        "service.gateway.worker_client.testing.fake_worker",
+        "tests.fakes.worker",
         "--crash-token",
         str(token),
     )

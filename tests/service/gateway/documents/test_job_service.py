@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 
-from retriever.testing import HashingEmbedder
 from service.gateway.documents.jobs.job_records import UploadedDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Precompute, Purge
+from service.messages.requests import Precompute, Purge
+from tests.fakes.models import HashingEmbedder
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
 BOTH_DATABASES = True  # every test with the rig holds for each (see conftest.py)

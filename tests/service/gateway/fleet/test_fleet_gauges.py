@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 from service.gateway.fleet.fleet_gauges import watch_fleet
 from service.gateway.fleet.worker_pool import WorkerPool
 from service.gateway.prometheus import GatewayMetrics
-from service.messages import Holdings
-from service.records import WorkerLoad
+from service.messages.replies import Holdings, WorkerLoad
 
 
 @dataclass(frozen=True)

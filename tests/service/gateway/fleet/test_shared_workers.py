@@ -15,9 +15,10 @@ import pytest
 from service.errors import WorkerUnavailable
 from service.gateway.fleet.shared_workers import SharedWorkers, label
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.worker_client.testing.fake_worker import READY, FakeWorker
-from service.messages import ChunkTokens, Done, Failed, Hello, Ping, Purge, Shutdown, TokenItem
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.requests import ChunkTokens, Hello, Ping, Purge, Shutdown
 from service.settings import load
+from tests.fakes.worker import READY, FakeWorker
 from tests.service.gateway.worker_client.test_client import request
 
 SECRET = "0123456789abcdef" * 2

@@ -16,9 +16,10 @@ from service.gateway.fleet.worker_pool import WorkerPool
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import ChunkTokens, Done, Failed, Generate, Purge, Purged, Stats, TokenItem
-from service.worker_settings import WorkerSettings
+from service.messages.replies import Done, Failed, Purged, Stats, TokenItem
+from service.messages.requests import ChunkTokens, Generate, Purge
+from service.shared.worker_settings import WorkerSettings
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.worker_client.test_client import request
 
 

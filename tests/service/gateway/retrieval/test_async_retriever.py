@@ -21,7 +21,6 @@ from retriever import (
     Scope,
     parse_filter,
 )
-from retriever.testing import HashingEmbedder, OverlapReranker, WordCounter
 from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.retrieval.async_retriever import (
     AsyncRetriever,
@@ -31,6 +30,7 @@ from service.gateway.retrieval.async_retriever import (
 from service.gateway.retrieval.model_factory import make_embedder, make_reranker
 from service.gateway.retrieval.timed_embedder import TimedEmbedder
 from service.settings import Settings
+from tests.fakes.models import HashingEmbedder, OverlapReranker, WordCounter
 
 DOCUMENTS = [
     Document("fox", "the red fox hunts mice", metadata={"legs": 4}),

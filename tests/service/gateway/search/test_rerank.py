@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retriever.testing import OverlapReranker
+from tests.fakes.models import OverlapReranker
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.rig import Rig, running
 

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from retriever.testing import HashingEmbedder
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Generate
+from service.messages.requests import Generate
+from tests.fakes.models import HashingEmbedder
+from tests.fakes.worker import FakeWorker
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig, running

@@ -12,18 +12,9 @@ import pytest
 
 from service.errors import WorkerUnavailable
 from service.gateway.worker_client.client import WorkerClient
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import (
-    Abort,
-    ChunkTokens,
-    Done,
-    Failed,
-    Generate,
-    Method,
-    Precompute,
-    Sampling,
-    TokenItem,
-)
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.requests import Abort, ChunkTokens, Generate, Method, Precompute, Sampling
+from tests.fakes.worker import FakeWorker
 
 
 def request(name: str, tokens: int = 5) -> Generate:

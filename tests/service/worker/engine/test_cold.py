@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from kvstore import MemoryTier
-from service.records import ChunkTokens, Forecast, Method, Report
-from service.worker.core.request import ExplainedEvent, Request
+from service.messages.replies import Explained
+from service.messages.reports import Forecast, Report
+from service.messages.requests import ChunkTokens, Generate, Method
 from service.worker.loading import chunk_stream
 from service.worker.methods.registry import fusion_methods
 from service.worker.planner.planner import LATE
-from tests.service.worker.checks.gated_engine import ALL, check, values
 from tests.service.worker.engine.test_engine_faults import chunk_file
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
+from tests.service.worker.gate.gated_engine import ALL, check, values
 from tests.service.worker.loading.test_precompute_queue import DOCUMENTS as FOUR
 from tests.service.worker.loading.test_precompute_queue import PURGED, busy_rounds, purge, stored
 from tests.service.worker.loading.test_streaming import Events, keys, streaming_rig
@@ -224,11 +225,11 @@ def test_what_was_computed_for_tokens_is_told(model: Tiny) -> None:
 
 def explained(r: Rig, fusion: Method, documents: list[ChunkTokens] = DOCUMENTS) -> Forecast:
     r.engine.explain(
-        Request("dry", S, documents, Q, fusion, prefix_mode="system", cold="as_stored")
+        Generate("dry", S, documents, Q, fusion, prefix_mode="system", cold="as_stored")
     )
     while True:
         for event in r.engine.step():
-            assert isinstance(event, ExplainedEvent), event
+            assert isinstance(event, Explained), event
             return event.forecast
 
 

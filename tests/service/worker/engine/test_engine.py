@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from service.errors import InvalidRequest, Overloaded, PromptTooLong, UnknownMethod
-from service.records import ChunkTokens, Method, Sampling
-from service.worker.core.request import PrecomputedEvent, TokenEvent
-from service.worker.sequences.sampling.sampler import Sampler
+from service.messages.replies import Precomputed, TokenItem
+from service.messages.requests import ChunkTokens, Method, Sampling
+from service.worker.sampling.sampler import Sampler
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
@@ -149,7 +149,7 @@ def test_what_does_not_fit_now_waits_and_keeps_its_turn(model: Tiny) -> None:
         names = [r.submit(VANILLA, max_tokens=30) for _ in range(5)]
         r.run()
         assert all(r.done(name).finish_reason in ("length", "stop") for name in names)
-        firsts = [e.id for e in r.events if isinstance(e, TokenEvent)]
+        firsts = [e.id for e in r.events if isinstance(e, TokenItem)]
         assert list(dict.fromkeys(firsts)) == names
 
 
@@ -215,7 +215,7 @@ def test_precompute_reports_each_chunk_once(model: Tiny) -> None:
     with rig(model) as r:
         r.precompute()
         r.precompute()
-        statuses = [e.status for e in r.events if isinstance(e, PrecomputedEvent)]
+        statuses = [e.status for e in r.events if isinstance(e, Precomputed)]
     assert statuses == ["stored"] * 4 + ["present"] * 4
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from kvstore import MemoryTier
 from service.errors import UnknownMethod
-from service.records import ChunkTokens, Forecast, Method
-from service.worker.core.request import ExplainedEvent, Request
+from service.messages.replies import Explained
+from service.messages.reports import Forecast
+from service.messages.requests import ChunkTokens, Generate, Method
 from service.worker.methods.registry import fusion_methods
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny
@@ -19,10 +20,10 @@ from tests.service.worker.tiny import Q, S, Tiny
 def explained(
     r: Rig, fusion: Method = PIE, documents: Sequence[ChunkTokens] = DOCUMENTS, **fields: object
 ) -> Forecast:
-    r.engine.explain(Request("dry", S, documents, Q, fusion, **fields))  # type: ignore[arg-type]
+    r.engine.explain(Generate("dry", S, documents, Q, fusion, **fields))  # type: ignore[arg-type]
     while True:
         for event in r.engine.step():
-            assert isinstance(event, ExplainedEvent) and event.id == "dry", event
+            assert isinstance(event, Explained) and event.id == "dry", event
             return event.forecast
 
 

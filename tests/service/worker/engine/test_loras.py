@@ -10,11 +10,12 @@ import pytest
 
 from kvstore import MemoryTier
 from service.errors import InvalidRequest
-from service.records import ChunkTokens, Method, Report
-from service.worker.core.request import ExplainedEvent, Request
-from tests.service.worker.checks.gated_engine import ALL as EVERY_ANSWER
-from tests.service.worker.checks.gated_engine import ask, values
+from service.messages.replies import Explained
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, Generate, Method
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, rig
+from tests.service.worker.gate.gated_engine import ALL as EVERY_ANSWER
+from tests.service.worker.gate.gated_engine import ask, values
 from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.tiny import Q, S, Tiny, random_model, tiny_config
 
@@ -146,12 +147,12 @@ def test_the_gate_compares_with_full_prefill_of_the_same_adapter(adapted: Tiny) 
 def test_an_explanation_looks_for_the_adapters_chunks(running: Rig) -> None:
     running.precompute()
     for name, expected in (("", "memory"), ("one", "cold")):
-        running.engine.explain(Request(f"e{name}", S, DOCUMENTS, Q, PIE, lora=name))
+        running.engine.explain(Generate(f"e{name}", S, DOCUMENTS, Q, PIE, lora=name))
         running.run()
         events: list[object] = list(running.events)
-        while not any(isinstance(e, ExplainedEvent) and e.id == f"e{name}" for e in events):
+        while not any(isinstance(e, Explained) and e.id == f"e{name}" for e in events):
             events += running.engine.step()
-        (found,) = [e for e in events if isinstance(e, ExplainedEvent) and e.id == f"e{name}"]
+        (found,) = [e for e in events if isinstance(e, Explained) and e.id == f"e{name}"]
         assert [d.tier for d in found.forecast.documents] == [expected] * 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.worker.engine.step_budget import IDLE_WORK_SHARE, StepBudget
+from service.worker.engine.scheduler import IDLE_WORK_SHARE, StepBudget
 from service.worker.forward import layer_ops
 from tests.service.worker.engines import A3, DOCUMENTS, VANILLA, rig
 from tests.service.worker.tiny import Tiny

@@ -21,6 +21,7 @@ class Running:
     kv: SequenceKV
     position: int
     tokens: list[int] = field(default_factory=list)
+    lora: str = ""
 
 
 def filled(model: Any, pool: KVPool, length: int, *, ragged: bool, room: int = STEPS) -> Running:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from service.worker.forward.decode_loras import LoraDecoder
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.kv.pool import KVPool
 from tests.service.worker.forward.test_decode import Running, filled
 from tests.service.worker.lora_folders import ALL, merged, with_loras, write_lora
@@ -26,11 +25,6 @@ NAMES = ("one", "", "two", "", "one")
 DRAFTS: list[list[int]] = [[], [8], [11, 12], [], []]
 
 
-@dataclass
-class Adapted(Running):
-    lora: str = ""
-
-
 def decoded(model: Tiny, wanted: list[int], names: tuple[str, ...] = NAMES) -> Tensor:
     """Logits of two steps of some of the sequences, and what follows their drafts."""
     decoder = model.decoder
@@ -41,8 +35,8 @@ def decoded(model: Tiny, wanted: list[int], names: tuple[str, ...] = NAMES) -> T
     running = []
     for i in wanted:
         made = filled(model, pool, LENGTHS[i], ragged=i == 1, room=8)
-        running.append(Adapted(made.kv, made.position, lora=names[i]))
-    decoding, out = LoraDecoder(decoder, pool), []
+        running.append(Running(made.kv, made.position, lora=names[i]))
+    decoding, out = BatchDecoder(decoder, pool), []
     for step in range(2):
         for sequence in running:
             sequence.tokens.append(5 + step)

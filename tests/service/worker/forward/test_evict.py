@@ -32,6 +32,7 @@ class Answering:
     kv: SequenceKV
     prompt: int
     tokens: list[int]
+    lora: str = ""
 
     @property
     def position(self) -> int:

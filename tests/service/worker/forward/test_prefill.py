@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.core.steps import run
 from service.worker.forward.prefill import prefill
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 from service.worker.methods.registry import fusion_methods
+from service.worker.steps import run
 from tests.references.prefill import bottom_right_mask, index_mask
 from tests.service.worker.tiny import (
     BOS,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.forward import selfcheck
-from service.worker.model.decoder.base import decoder_for
+from service.worker.model.families import decoder_for
 from tests.service.worker.tiny import Tiny, random_model, tiny_config
 
 

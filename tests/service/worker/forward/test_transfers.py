@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvstore import ChunkSpec, EncodedChunk, MemoryTier, ReadOutcome, TieredStore, encode_chunk
-from service.records import Method
+from service.messages.requests import Method
 from service.worker.forward import kv_placement as place
 from service.worker.forward.transfers import StagedLayer, Transfers
 from service.worker.kernels.gpu import kv_placement_gpu

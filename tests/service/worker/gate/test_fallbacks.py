@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from service.errors import InvalidRequest
-from service.parameters import parameter
-from service.worker.gate.fallbacks import fallbacks
+from service.shared.parameters import parameter
+from service.worker.gate.method_trust import fallbacks
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla

@@ -1,5 +1,5 @@
-"""The default bounds on what was measured: first tokens of 208 hard prompts against full prefill's
-(benchmarks/results/fidelity), in many orders."""
+"""The default bounds on what was measured: first tokens of 208 hard prompts against full prefill's,
+in many orders. The samples are those of benchmarks/results/fidelity/fidelity.md."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from service.worker.checks.comparison import WORST_NATS
 from service.worker.gate.policy import Bounds, DriftMonitor, Observation
+from service.worker.gate.shadow import WORST_NATS
 
-RESULT = Path(__file__).parents[4] / "benchmarks" / "results" / "fidelity" / "fidelity.json"
+RESULT = Path(__file__).parents[3] / "data" / "first_tokens_of_fidelity.json"
 ORDERS = 60
 
 

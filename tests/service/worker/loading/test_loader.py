@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvstore import ChunkSpec, MemoryTier, TieredStore, encode_chunk
-from kvstore.tiers.testing.fake_tier import FakeTier
 from service.worker.loading import loader as module
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Address
+from tests.kvstore.fake_tier import FakeTier
 
 SPEC = ChunkSpec("f", "raw", "float32", layers=2, kv_heads=1, head_dim=4, tokens=3)
 ADDRESS = Address("0" * 32, SPEC, (), (1, 2, 3))

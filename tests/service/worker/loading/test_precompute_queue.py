@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from kvstore import ChunkSpec, EncodedChunk, encode_chunk
-from kvstore.tiers.testing.fake_tier import FakeTier
-from service.records import ChunkTokens, Method
-from service.worker.core.request import PrecomputedEvent
-from service.worker.core.steps import Steps
+from service.messages.replies import Precomputed
+from service.messages.requests import ChunkTokens, Method
 from service.worker.forward import chunk_prefill, layer_ops
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.model.addressing import Address
+from service.worker.steps import Steps
+from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker import engines
 from tests.service.worker.engines import PIE, Rig, disk, rig
 from tests.service.worker.tiny import S, Tiny, random_model, tiny_config, tiny_of
@@ -183,7 +183,7 @@ def test_one_that_fails_does_not_fail_the_others(
     with rig(model) as r:
         r.precompute(DOCUMENTS)
         assert stored(r) == [0, 1, 3, 4]
-        failed = [e for e in r.events if isinstance(e, PrecomputedEvent) and e.status == "failed"]
+        failed = [e for e in r.events if isinstance(e, Precomputed) and e.status == "failed"]
         assert ["no room" in e.message for e in failed] == [True]
     assert len(batches[0]) == 5
     assert all(len(batch) == 1 for batch in batches[1:])
@@ -219,7 +219,7 @@ def test_a_purge_takes_its_chunk_out_of_a_precompute_call(model: Tiny, moment: s
         purge(r)
         r.run()
         assert stored(r) == [0, 1, 2, 4]
-        ended = {e.chunk_id: e for e in r.events if isinstance(e, PrecomputedEvent)}
+        ended = {e.chunk_id: e for e in r.events if isinstance(e, Precomputed)}
         assert set(ended) == {0, 1, 2, 3, 4}
         assert all(0 <= event.seconds < 60 for event in ended.values())
         if moment != "being written":
@@ -240,7 +240,7 @@ def test_what_nobody_waits_for_any_more_is_not_computed(some_stored: Rig, begun:
     queue.forget_all()  # write-backs, too: they are nobody's
     r.run()
     assert stored(r) == sorted([*there, 2])
-    assert [e.id for e in r.events if isinstance(e, PrecomputedEvent)][-1] == "wanted"
+    assert [e.id for e in r.events if isinstance(e, Precomputed)][-1] == "wanted"
     queue.add(back)  # and is not remembered as queued
     r.run()
     assert stored(r) == sorted([*there, 2, 4])

@@ -13,13 +13,13 @@ import pytest
 
 from kvstore import ChunkSpec, MemoryTier, RedisTier
 from kvstore.tiers.base import Tier
-from kvstore.tiers.testing.fake_tier import FakeTier
-from service.records import Method
-from service.worker.core.layout import PromptLayout
+from service.messages.requests import Method
+from service.worker.layout import PromptLayout
 from service.worker.loading import chunk_stream as streaming
 from service.worker.model.addressing import Address
 from service.worker.planner.planner import LATE
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from tests.kvstore.fake_tier import FakeTier
 from tests.redis_server import redis_server
 from tests.service.worker.engine.test_engine_faults import chunk_file
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig

@@ -15,13 +15,11 @@ from torch import Tensor
 import service.worker.methods.eviction
 import service.worker.methods.fusion
 from service.errors import InvalidRequest, UnknownMethod
-from service.parameters import schema_of
-from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
+from service.shared.parameters import schema_of
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.layer_view import LayerView
 from service.worker.methods.registry import (
     add_folder,
     describe,
@@ -30,6 +28,8 @@ from service.worker.methods.registry import (
     make_eviction,
     make_fusion,
 )
+from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import ModelFacts
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny, assert_same, prompt_attention, tiny
 
 pytestmark = pytest.mark.exhaustive

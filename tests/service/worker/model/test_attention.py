@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.core.attention_rule import AttentionRule
 from service.worker.model import attention
 from service.worker.model.attention import (
     MIN_UNMASKED_KEYS,
@@ -18,6 +17,7 @@ from service.worker.model.attention import (
     attend_with_scores,
     attention_probabilities,
 )
+from service.worker.model.attention_rule import AttentionRule
 from tests.service.worker.tiny import assert_close, difference
 
 

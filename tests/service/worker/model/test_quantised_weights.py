@@ -11,22 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from service.errors import ModelRefused
-from service.model_fingerprint import QUANTISED, fingerprint
 from service.settings import Settings
+from service.shared.model_fingerprint import QUANTISED, fingerprint
 from service.worker.forward import decode, selfcheck
 from service.worker.harness import kv_pool, prefill_ids
 from service.worker.kernels.cpu import decode_step
 from service.worker.kernels.cpu.weight import GROUP
 from service.worker.model import quantisation
 from service.worker.model.addressing import Addressing
-from service.worker.model.decoder.base import DecoderModel, decoder_for
-from service.worker.model.decoder.projection import (
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
+from service.worker.model.load import load
+from service.worker.model.projection import (
+    BITS,
     DenseProjection,
     ModuleProjection,
     QuantisedProjection,
+    quantise,
 )
-from service.worker.model.load import load
-from service.worker.model.quantised_linear import BITS, quantise
 from tests.service.worker.forward.test_decode import Running, decoded
 from tests.service.worker.tiny import difference, random_model, tiny_config, tiny_of
 

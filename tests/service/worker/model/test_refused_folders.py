@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from service.errors import ModelRefused
-from service.worker.model import unserved
+from service.shared.worker_settings import WorkerSettings
 from service.worker.model.load import load
-from service.worker_settings import WorkerSettings
+from service.worker.model.supported import why_not_served
 from tests.service.worker.tiny import FAMILIES, random_model, tiny_config
 
 START_S = 60
@@ -120,7 +120,7 @@ def test_other_models_are_refused_by_name_before_their_weights_are_read(
 
 def test_no_served_family_is_refused_for_its_kind() -> None:
     for family in FAMILIES:
-        assert unserved.reason(tiny_config(family).to_dict()) is None
+        assert why_not_served(tiny_config(family).to_dict()) is None
 
 
 def test_the_process_ends_with_3_and_the_reason_last(folder: Path, tmp_path: Path) -> None:

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from service.worker.model.decoding.base import DecoderModel
 from torch import Tensor
 
 from kvstore import EncodedChunk
-from service.worker.core.layer_view import CachedSegment
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.steps import run
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
-from service.worker.forward.decode_graphs import BatchDecoder
 from service.worker.forward.evict import evict
 from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.layer_view import CachedSegment
 from service.worker.methods.registry import eviction_methods
 from service.worker.model.addressing import Address, Addressing
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import run
 from tests.service.worker.tiny import D1, D2, D3, Q, S, assert_close
 
 ANSWER = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -65,6 +65,7 @@ class Answering:
     kv: SequenceKV
     position: int
     tokens: list[int] = field(default_factory=list)
+    lora: str = ""
 
 
 def answered(

@@ -11,29 +11,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from kvstore.tiers.testing.fake_tier import FakeTier
 from service.errors import InvalidRequest, InvalidSetting, ModelRefused
-from service.worker.checks.correctness_gate import GateSettings
-from service.worker.core.layer_view import LayerView
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.request import Request
+from service.messages.requests import Generate
+from service.shared.worker_settings import WorkerSettings
+from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.loading import chunk_stream
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.layer_view import LayerView
 from service.worker.methods.registry import fusion_methods
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
+from service.worker.model.model_facts import ModelFacts
 from service.worker.parallel import followers
 from service.worker.parallel.gang import Gang, refuse
 from service.worker.parallel.sharded_model import refuse_model
 from service.worker.parallel.shared_pool import SharedKV
 from service.worker.sequences.admission import Admission
-from service.worker_settings import WorkerSettings
+from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Method, rig
 from tests.service.worker.parallel.served import Served, answered, assert_same
 from tests.service.worker.tiny import (
@@ -221,9 +222,9 @@ def test_what_needs_all_heads_is_refused(llama: Tiny, changes: dict[str, Any], w
     facts = ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads, ranks=2)
     addressing = Addressing(decoder, fingerprint="tiny", codec="raw")
     admission = Admission(decoder, addressing, facts, pool_tokens=400)
-    request = Request("r", S, DOCUMENTS, Q, fusion=PIE)
+    request = Generate("r", S, DOCUMENTS, Q, fusion=PIE)
     with pytest.raises(InvalidRequest, match=why):
-        admission.sequence(replace(request, **changes))
+        admission.sequence(msgspec.structs.replace(request, **changes), 0.0)
 
 
 @pytest.mark.parametrize(

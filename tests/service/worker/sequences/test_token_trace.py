@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kvstore import MemoryTier
-from service.records import ChunkTokens, Method, Report, SegmentFates
+from service.messages.reports import Report, SegmentTrace
+from service.messages.requests import ChunkTokens, Method
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.registry import eviction_methods, fusion_methods, make_fusion
@@ -26,7 +27,7 @@ EVICTIONS = [None, *sorted(set(eviction_methods()) - {"headkv"})]
 HALF = {"ratio": 0.5}
 
 
-def segments(report: Report) -> list[SegmentFates]:
+def segments(report: Report) -> list[SegmentTrace]:
     assert report.token_fates is not None
     return [report.token_fates.system, *report.token_fates.documents, report.token_fates.question]
 

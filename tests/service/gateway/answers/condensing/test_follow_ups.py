@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from service.gateway.answers.condensing import rewriting
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Failed, Generate
+from service.messages.replies import Failed
+from service.messages.requests import Generate
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running
 
 # The kettle's guarantee is one of many.

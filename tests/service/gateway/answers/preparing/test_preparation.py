@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Abort, Generate, Prefetch
+from service.messages.requests import Abort, Generate, Prefetch
+from tests.fakes.worker import FakeWorker
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.model_folders import FORMAT, make_folder
 from tests.service.gateway.rig import DOCUMENTS, Rig, running

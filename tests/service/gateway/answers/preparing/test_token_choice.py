@@ -8,8 +8,8 @@ import pytest
 
 from service.errors import InvalidRequest
 from service.gateway.answers.preparing.token_choice import grammar
-from service.gateway.schemas.sampling import MAX_GRAMMAR_CHARS, Guided
-from service.messages import Generate, Sampling
+from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided
+from service.messages.requests import Generate, Sampling
 from tests.service.gateway.answers.test_answer_service import fake
 from tests.service.gateway.rig import Rig
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from service.gateway.fleet.routing.cost import AWAY, UNKNOWN_TIER, Place, Work, cost, document_s
-from service.records import WorkerLoad
+from service.messages.replies import WorkerLoad
 
 LOAD = WorkerLoad(
     token_s=1e-3,

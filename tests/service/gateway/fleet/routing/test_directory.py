@@ -6,9 +6,8 @@ import random
 
 from service.gateway.fleet.routing import directory as module
 from service.gateway.fleet.routing.directory import EXPECTED_S, Directory
-from service.messages import Holdings
-from service.records import WorkerLoad
-from service.worker.server.held_chunks import HeldChunks
+from service.messages.replies import Holdings, WorkerLoad
+from service.worker.server.cached_chunks import HeldChunks
 
 A, B, C = (bytes([letter]) * 16 for letter in b"abc")
 

@@ -16,8 +16,7 @@ from service.gateway.fleet.routing.prefixes import PrefixMap
 from service.gateway.fleet.routing.rendezvous import home
 from service.gateway.fleet.routing.router import EQUAL_DIGITS, RoutedPrompt, Router
 from service.gateway.fleet.routing.worker_table import WorkerTable
-from service.messages import Holdings
-from service.records import WorkerLoad
+from service.messages.replies import Holdings, WorkerLoad
 
 NAMES = [bytes([number]) * 16 for number in range(10)]
 BLOCKS = [bytes([number]) * 8 for number in range(6)]

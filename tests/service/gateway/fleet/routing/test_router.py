@@ -13,8 +13,8 @@ from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.prefixes import PrefixMap
 from service.gateway.fleet.routing.router import Policy, RoutedPrompt, Router
 from service.gateway.fleet.routing.worker_table import STALE_S, TRIALS, WorkerTable
-from service.messages import ChunkTokens, Generate, Holdings, Method
-from service.records import WorkerLoad
+from service.messages.replies import Holdings, WorkerLoad
+from service.messages.requests import ChunkTokens, Generate, Method
 
 LOAD = WorkerLoad(token_s=1e-3, token_bytes=1e5, tiers={"ssd": (1e-4, 1e-9)})
 TEXTS = [ChunkTokens(n, [n * 1000 + i for i in range(100)]) for n in range(12)]

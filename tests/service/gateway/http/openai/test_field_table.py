@@ -12,14 +12,15 @@ from openai.types.responses import response_create_params
 from openai.types.shared_params import FunctionDefinition
 from pydantic import BaseModel
 
+from scripts import docs_tables
 from service.errors import InvalidRequest, Unsupported
-from service.gateway.http.openai import field_docs, field_table
+from service.gateway.http.openai import field_table
 from service.gateway.http.openai.field_rules import Rules, check_fields, noted, refused
-from service.gateway.schemas.embeddings import EmbeddingsRequest
 from service.gateway.schemas.openai import responses
 from service.gateway.schemas.openai.chat import (
     ChatMessage,
     ChatRequest,
+    CompletionRequest,
     ContentPart,
     ToolDefinition,
 )
@@ -31,7 +32,7 @@ from service.gateway.schemas.openai.common import (
     StreamOptions,
     StructuredOutputs,
 )
-from service.gateway.schemas.openai.completion import CompletionRequest
+from service.gateway.schemas.search import EmbeddingsRequest
 
 # vLLM's protocol.py of chats and of completions, and what its earlier versions took.
 VLLM_BOTH = """
@@ -114,9 +115,9 @@ def test_what_is_honoured_is_what_the_schema_takes(rules: Rules, model: type[Bas
     assert {name for name, rule in rules.items() if rule.treatment == "honoured"} == taken
 
 
-@pytest.mark.parametrize("title", field_docs.TABLES)
+@pytest.mark.parametrize("title", docs_tables.TABLES)
 def test_what_is_not_honoured_says_why(title: str) -> None:
-    for name, rule in field_docs.TABLES[title].items():
+    for name, rule in docs_tables.TABLES[title].items():
         assert rule.why or rule.treatment == "honoured", name
         value = object()
         if rule.treatment == "refused":
@@ -144,5 +145,5 @@ def test_json_s_false_is_not_0() -> None:
 
 
 def test_the_page_shows_the_tables() -> None:
-    page = field_docs.FILE.read_text(encoding="utf-8")
-    assert field_docs.render(page) == page, field_docs.REMEDY
+    page = docs_tables.OPENAI_PAGE.read_text(encoding="utf-8")
+    assert docs_tables.openai_page(page) == page, docs_tables.REMEDY

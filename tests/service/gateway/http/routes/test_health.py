@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.metrics import TTFT_BUCKETS
+from service.shared.metrics import TTFT_BUCKETS
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, events, running, until
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
-from service.messages import Abort, Failed, Generate
+from service.messages.replies import Failed
+from service.messages.requests import Abort, Generate
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from service.messages import Abort, Generate
+from service.messages.requests import Abort, Generate
 from tests.service.gateway.http.routes.test_openai import (
     ASK,
     CHAT,

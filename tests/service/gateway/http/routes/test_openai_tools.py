@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.gateway.worker_client.testing.fake_worker import FakeWorker
+from tests.fakes.worker import FakeWorker
 from tests.service.gateway.http.routes.test_openai import ASK, chat, frames, last_request, says
 from tests.service.gateway.rig import Rig
 

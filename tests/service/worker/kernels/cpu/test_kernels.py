@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from service.worker.core.steps import run
-from service.worker.kernels.cpu import cpu_linear, huge_pages
-from service.worker.model.decoder.projection import fuse
+from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.cpu.weight import MIN_HUGE_BYTES, zeros_in_huge_pages
+from service.worker.model.projection import fuse
+from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
 # One bf16 rounding of a result of size about 1 to 4.
@@ -68,10 +69,10 @@ def test_full_precision_is_left_alone() -> None:
     assert cpu_linear.linear(x, weight).equal(F.linear(x, weight))
 
 
-@pytest.mark.parametrize("rows", [3, (huge_pages.MIN_BYTES >> 8) + 3])
+@pytest.mark.parametrize("rows", [3, (MIN_HUGE_BYTES >> 8) + 3])
 def test_memory_is_zero_and_writable(rows: int) -> None:
     """Below and above the size from which pages are asked for."""
-    made = huge_pages.zeros((rows, 128), dtype=torch.bfloat16, device=torch.device("cpu"))
+    made = zeros_in_huge_pages((rows, 128), dtype=torch.bfloat16, device=torch.device("cpu"))
     assert made.shape == (rows, 128) and made.dtype == torch.bfloat16
     assert not made.any()
     made[-1] = 1

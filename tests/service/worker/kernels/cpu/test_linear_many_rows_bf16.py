@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.core.steps import run
 from service.worker.kernels.cpu import linear_many_rows_bf16
+from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2

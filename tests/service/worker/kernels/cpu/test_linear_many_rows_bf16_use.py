@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.core.steps import run
 from service.worker.kernels.cpu import (
     cpu_linear,
     linear_few_rows,
@@ -20,7 +19,9 @@ from service.worker.kernels.cpu import (
     native,
     prefill_attention,
 )
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
+from service.worker.steps import run
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2

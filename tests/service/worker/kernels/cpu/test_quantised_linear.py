@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.core.steps import run
-from service.worker.kernels.cpu import linear_few_rows, native, quantised_linear
+from service.worker.kernels.cpu import cpu_linear, linear_few_rows, native
 from service.worker.kernels.cpu.weight import GROUP, LEVELS, Weight, quantised
+from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
 BITS = (8, 4)
@@ -106,8 +106,8 @@ def test_many_rows_and_a_gated_mlp_in_tiles(
     assert len(list(gate_up.tiles())) == 14
     wide = x.double() @ exact(gate_up).t() + bias.double()
     near = 2e-2 if dtype == torch.bfloat16 else 1e-5
-    assert_close("a product", quantised_linear.linear(x, gate_up).double(), wide, near)
+    assert_close("a product", cpu_linear.quantised_linear(x, gate_up).double(), wide, near)
     gate, up = wide.chunk(2, dim=-1)
     expected = (F.silu(gate) * up) @ exact(down).t()
-    ours = run(quantised_linear.gated_mlp(x, gate_up, down, F.silu))
+    ours = run(cpu_linear.quantised_gated_mlp(x, gate_up, down, F.silu))
     assert_close("an MLP", ours.double(), expected, near)

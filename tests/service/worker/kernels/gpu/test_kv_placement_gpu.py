@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from kvstore import ChunkSpec, EncodedChunk, ReadOutcome, encode_chunk
-from service.worker.core.layout import PromptLayout
 from service.worker.forward.kv_placement import KVPlacer
 from service.worker.forward.transfers import Transfers
 from service.worker.kernels.gpu import kv_placement_gpu
+from service.worker.layout import PromptLayout
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.model.addressing import Address
 from service.worker.model.rope import RotaryTable

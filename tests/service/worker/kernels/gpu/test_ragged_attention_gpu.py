@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.worker.kernels.gpu import ragged_attention_gpu
 from service.worker.kernels.gpu.ragged_attention_gpu import BLOCK, HEADS, KEYS, PARTS
-from service.worker.model.decoder.base import decoder_for
+from service.worker.model.families import decoder_for
 from tests.service.worker.forward.test_decode import LENGTHS, STEPS, decoded
 from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
 from tests.service.worker.tiny import assert_close, random_model, tiny_config

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.attention_rule import PLAIN, AttentionRule
-from service.worker.core.flops import FlopCount
-from service.worker.core.layer_view import LayerView
-from service.worker.core.layout import PromptLayout
-from service.worker.core.model_facts import ModelFacts
 from service.worker.forward.evict import evict
 from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod
+from service.worker.methods.layer_view import LayerView
+from service.worker.model.attention_rule import PLAIN, AttentionRule
+from service.worker.model.flops import FlopCount
+from service.worker.model.model_facts import ModelFacts
 from tests.references import eviction as reference
 from tests.references.eviction import Kept, Region, attention_weights
 from tests.service.worker.held import held

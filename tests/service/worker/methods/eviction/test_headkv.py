@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from service.errors import InvalidRequest
-from service.records import Method as Named
-from service.worker.core.model_facts import ModelFacts
+from service.messages.requests import Method as Named
 from service.worker.methods.eviction.headkv import Method as HeadKV
 from service.worker.methods.eviction.snapkv import Method as SnapKV
+from service.worker.model.model_facts import ModelFacts
 from tests.service.worker.engines import rig
 from tests.service.worker.methods.eviction.harness import (
     KV_HEADS,

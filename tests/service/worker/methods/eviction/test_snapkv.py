@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidRequest
-from service.worker.core.layout import PromptLayout
+from service.worker.layout import PromptLayout
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 from service.worker.methods.registry import make_eviction
 from tests.references.prefill import snapkv_kept

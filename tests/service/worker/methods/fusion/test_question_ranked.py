@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from service.worker.core.layer_view import LayerView
 from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.question_ranked import last_layers
+from service.worker.methods.bases.two_pass import last_layers
 from service.worker.methods.fusion.agentkvshift import Method as AgentKVShift
 from service.worker.methods.fusion.fusionrag import Method as FusionRAG
 from service.worker.methods.fusion.infoflow import Method as InfoFlow
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.prophetkv import Method as ProphetKV
 from service.worker.methods.fusion.relaxkv import Method as RelaxKV
+from service.worker.methods.layer_view import LayerView
 from tests.references.question_ranked import (
     agentkvshift,
     document_share,

@@ -143,6 +143,7 @@ class Answering:
     kv: Any
     prompt: int
     tokens: list[int]
+    lora: str = ""
 
     @property
     def position(self) -> int:

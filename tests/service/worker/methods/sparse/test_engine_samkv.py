@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kvstore import MemoryTier, parse_header
-from service.records import ChunkTokens, Method, Report
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, Method
 from service.worker.methods.registry import make_fusion
 from tests.kvstore.chunks import tensors_of
 from tests.service.worker.engines import PIE, Rig, disk, rig

@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.core.layout import Prefix, PromptLayout
-from service.worker.core.model_facts import ModelFacts
-from service.worker.core.prefill_result import PrefillResult
-from service.worker.core.steps import Steps, run
 from service.worker.forward.prefill import prefill
-from service.worker.forward.sparse.kept_tokens import TokenSource
-from service.worker.forward.sparse.layer_loop import BlockSets, SparseLayerLoop
+from service.worker.forward.sparse_kv import TokenSource
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.layout import Prefix, PromptLayout
 from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.fusion.samkv import Method as SamKV
 from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.layer_view import PrefillResult
 from service.worker.methods.sparse.blocks import BlockGrid
 from service.worker.methods.sparse.plan import SparsePlan
 from service.worker.methods.sparse.selection import Selection, SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
+from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import Steps, run
 from tests.references import samkv_sketch as expected
 from tests.service.worker.tiny import Q, S, StoredSegment, Tiny
 

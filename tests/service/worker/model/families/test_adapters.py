@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from service.errors import ModelRefused
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.model.decoder.base import decoder_for
+from service.worker.model.families import decoder_for
 from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
 from tests.service.worker.tiny import (
     D1,

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.forward import selfcheck
-from service.worker.model.decoder.base import DecoderModel, decoder_for
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.families import decoder_for
 from service.worker.model.rope import RotaryTable
 from tests.service.worker.tiny import random_model, rope_of, tiny_config
 

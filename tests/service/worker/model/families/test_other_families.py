@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.records import Method
+from service.messages.requests import Method
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.records import ChunkTokens, Method, Report
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, Method
 from service.worker.sequences.earlier_prompts.prefix_cache import MAX_PROMPTS
 from service.worker.sequences.kept_prompt import holds
 from tests.service.worker.engines import A3, PIE, VANILLA, Rig, rig

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from kvstore import TierUnavailable
-from kvstore.tiers.testing.fake_tier import FakeTier
-from service.records import Method, Report
-from service.worker.checks.correctness_gate import GateSettings
+from service.messages.reports import Report
+from service.messages.requests import Method
+from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.sequences.earlier_prompts.index import PromptIndex
 from service.worker.sequences.kept_prompt import EarlierPrompt, Wanted
-from tests.service.worker.checks.gated_engine import BROKEN, ask, state_of
+from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker.engines import PIE, VANILLA, Rig, rig
+from tests.service.worker.gate.gated_engine import BROKEN, ask, state_of
 from tests.service.worker.sequences.earlier_prompts.test_prefix_cache import (
     ASKED,
     DOCUMENTS,

@@ -1,1 +1,0 @@
-"""A tier for tests that fails on demand."""

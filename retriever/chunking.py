@@ -1,0 +1,230 @@
+"""Splits a text into chunks of at most `max_tokens` tokens.
+
+    text     |-- heading -- paragraph -- paragraph --|-- heading -- ... --|-- ... --|
+    spans     [0 ............................... e0)  [e0 .......... e1)   [e1 ... n)
+
+A chunk is prefilled as a segment of its own, e.g. "{title}\n{text}\n" tokenised by itself. So the
+limit applies to the rendered segment, not to the bare text. Spans never overlap, because an overlap
+would be prefilled and stored twice. Tokens are those of the serving model, whose tokenizer is
+passed in as a `TokenCounter`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from retriever.errors import InvalidDocument
+from retriever.text_boundaries import TextBoundaries
+
+# Render(title, text) gives the segment that is prefilled.
+Render = Callable[[str, str], str]
+
+# Raise this when the same parameters split the same text differently: revisions depend on it.
+_ALGORITHM = 1
+
+
+def plain(title: str, text: str) -> str:
+    """The default rendering: the text alone."""
+    return text
+
+
+@dataclass(frozen=True)
+class ChunkSpan:
+    """One chunk's place in the text.
+
+    Attributes:
+        start: first character.
+        end: end (excluded).
+        tokens: tokens of the rendered segment.
+    """
+
+    start: int
+    end: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ChunkSettings:
+    """How the documents of a corpus are split.
+
+    Attributes:
+        tokenizer: counts the tokens.
+        max_tokens: most tokens of a rendered chunk.
+        render: turns title and text into the segment that is prefilled.
+    """
+
+    tokenizer: TokenCounter
+    max_tokens: int = 512
+    render: Render = plain
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the same document may give other chunks."""
+        samples = [self.render("{title}", "{text}"), self.render("", "{text}")]
+        parts = [_ALGORITHM, self.max_tokens, self.tokenizer.revision, *samples]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def split(self, text: str, title: str = "") -> list[ChunkSpan]:
+        """Split a text with these settings; see the function `split`."""
+        return split(
+            text,
+            tokenizer=self.tokenizer,
+            max_tokens=self.max_tokens,
+            render=self.render,
+            title=title,
+        )
+
+
+def split(
+    text: str,
+    *,
+    tokenizer: TokenCounter,
+    max_tokens: int = 512,
+    render: Render = plain,
+    title: str = "",
+) -> list[ChunkSpan]:
+    """Split `text` into spans that cover it without gap or overlap.
+
+    Each chunk takes as much text as fits. It ends at the best boundary in the second half of what
+    fits: markdown heading, blank line, sentence, line, whitespace; where there is none, between two
+    characters. Boundaries further back are not used, because chunks would get nearly empty.
+
+    Returns:
+        The spans; none if the text holds only whitespace.
+
+    Raises:
+        InvalidDocument: a single character does not fit beside the rendered title.
+    """
+    if not text.strip():
+        return []
+    count = _counter(tokenizer, render, title)
+    budget = max_tokens - count("")
+    if budget <= 0:
+        raise InvalidDocument(
+            f"the rendered title takes all of max_tokens={max_tokens}; shorten it or raise the "
+            "chunk size"
+        )
+    # The tokens of the whole text only estimate those of a piece; each piece is counted exactly.
+    starts = sorted(start for start, _ in tokenizer.encode_offsets(text))
+    splitter = _Splitter(text, TextBoundaries(text), starts, max_tokens, count)
+    spans: list[ChunkSpan] = []
+    position = 0
+    while position < len(text):
+        span = splitter.next_span(position, budget)
+        spans.append(span)
+        position = span.end
+    return spans
+
+
+@dataclass(frozen=True)
+class _Splitter:
+    """Finds one span after the other in a text.
+
+    Attributes:
+        starts: character positions where the tokens of the whole text start.
+        count: tokens of a piece, rendered with the title.
+    """
+
+    text: str
+    boundaries: TextBoundaries
+    starts: list[int]
+    max_tokens: int
+    count: Callable[[str], int]
+
+    def next_span(self, position: int, budget: int) -> ChunkSpan:
+        """The span that starts at `position`; `budget` is the estimate of tokens that fit."""
+        starts, text = self.starts, self.text
+        first = bisect_left(starts, position)
+        while True:
+            fits = first + budget
+            high = starts[fits] if fits < len(starts) else len(text)
+            high = max(high, position + 1)
+            if high < len(text):
+                half = starts[first + budget // 2]
+                end = self.boundaries.best(max(half - 1, position), high)
+            else:
+                end = high
+            tokens = self.count(text[position:end])
+            if tokens <= self.max_tokens:
+                return ChunkSpan(position, end, tokens)
+            # Alone, the piece has more tokens than it had within the text: take less of it.
+            budget = min(budget, bisect_left(starts, end) - first) - (tokens - self.max_tokens)
+            if budget <= 0:
+                return self._halved(position, end)
+
+    def _halved(self, position: int, end: int) -> ChunkSpan:
+        """The last resort if the estimate is useless, e.g. in a word that is one unknown token."""
+        while end - position > 1:
+            end = position + (end - position) // 2
+            tokens = self.count(self.text[position:end])
+            if tokens <= self.max_tokens:
+                return ChunkSpan(position, end, tokens)
+        raise InvalidDocument(
+            f"the character at {position} does not fit into max_tokens={self.max_tokens} beside "
+            "the rendered title; raise the chunk size"
+        )
+
+
+def _counter(tokenizer: TokenCounter, render: Render, title: str) -> Callable[[str], int]:
+    def count(piece: str) -> int:
+        return len(tokenizer.encode_offsets(render(title, piece)))
+
+    return count
+
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class TokenCounter(Protocol):
+    """Splits text into tokens the way the serving model does."""
+
+    @property
+    def revision(self) -> str:
+        """Changes whenever the same text may give other tokens."""
+        ...
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Character range (start, end) of each token of `text`, without special tokens."""
+        ...
+
+
+class TokenizerCounter:
+    """Counts tokens with a copy of a `tokenizers.Tokenizer`.
+
+    The copy has truncation and padding off, because many tokenizer.json files set a truncation that
+    would hide all but the first tokens. It treats the name of a special token in a document as
+    plain text. It is a copy so that the caller's tokenizer keeps its settings.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self._revision = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TokenizerCounter:
+        """Load a tokenizer.json file."""
+        from tokenizers import Tokenizer
+
+        return cls(Tokenizer.from_file(str(path)))
+
+    @property
+    def revision(self) -> str:
+        return self._revision
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        offsets: list[tuple[int, int]] = self._tokenizer.encode(
+            text, add_special_tokens=False
+        ).offsets
+        return offsets

@@ -1,0 +1,1 @@
+"""The indexes that are searched: vectors, words, and both rankings together."""

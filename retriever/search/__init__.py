@@ -1,1 +1,0 @@
-"""Which chunks answer a question: vectors, words, and both."""

@@ -1,0 +1,170 @@
+"""Writes tables of docs/metrics.md, docs/openai.md and docs/models.md from the code.
+
+python -m scripts.docs_tables            write them
+python -m scripts.docs_tables --check    fail if a page is out of date
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from service.gateway.http.openai import field_table
+from service.gateway.http.openai.field_rules import FieldRule, Rules
+from service.shared import metrics
+from service.shared.metrics import WORKER_LABEL, Declared
+
+DOCS = Path(__file__).parents[1] / "docs"
+METRICS_PAGE, OPENAI_PAGE, MODELS_PAGE = (
+    DOCS / "metrics.md",
+    DOCS / "openai.md",
+    DOCS / "models.md",
+)
+REMEDY = "{page} is not what the code declares: run python -m scripts.docs_tables"
+
+HEAD = f"""# Metrics
+
+Made by `python -m scripts.docs_tables` from `service/shared/metrics.py`; `make check` compares.
+
+`GET /metrics` (scope `metrics` where keys are in use) shows both processes. The gateway counts its
+own. The worker sends its numbers about once a second and the gateway shows them with the label
+`{WORKER_LABEL}`, unchanged, so that a restart of the worker is a counter that starts again, which
+`rate()` understands. While the worker is down its metrics are absent: a gauge of a dead process
+would claim what is no longer so. Several replicas are several targets; sum over `instance`, except
+what they share: the bytes of a shared Redis are the same bytes.
+
+Rules of the house: names begin with `kvstitch_`, units are seconds, bytes and tokens, times are
+differences of one process's monotonic clock, hit rate is by token, and no label ever holds a
+tenant, a document or a question. Histogram borders contain the values of the SLO (TTFT 0.3 s,
+between tokens 0.1 s, whole answer 3 s), so that the share of good requests is exact and not
+interpolated.
+
+Names others use for the same thing:
+
+| here | elsewhere |
+|---|---|
+| `kvstitch_request_ttft_seconds` | OpenTelemetry `gen_ai.server.time_to_first_token` |
+| `kvstitch_request_tpot_seconds` | OpenTelemetry `gen_ai.server.time_per_output_token` |
+| stage `queue` and `load` | admit, lookup: waiting for a place, for KV being read |
+| stage `prefill` | recompute: the prompt's layers, rows of documents included |
+| stage `first_token` | first_decode |
+| source `memory` | ram |
+| `kvstitch_tier_operations_total` by `outcome` | errors by kind; full: `rejected` |
+| `kvstitch_sequences`, state `waiting` | queue depth |
+
+The stage `flush` is time the client took for the text it was sent; the worker decodes meanwhile.
+"""
+
+
+def metrics_page() -> str:
+    """Return docs/metrics.md."""
+    return "\n".join(
+        [
+            HEAD,
+            *_table("Counted by the gateway", metrics.GATEWAY_METRICS.values()),
+            *_table("Counted by the worker", metrics.WORKER_METRICS.values()),
+            "## Borders of histograms\n",
+            "| histogram | upper bounds |",
+            "|---|---|",
+            *(
+                f"| `{m.name}` | {' '.join(f'{bound:g}' for bound in m.buckets)} |"
+                for m in metrics.METRICS.values()
+                if m.kind == "histogram"
+            ),
+            "",
+        ]
+    )
+
+
+def _table(title: str, declared: Iterable[Declared]) -> list[str]:
+    rows = [f"| `{m.name}` | {m.kind} | {_labels(m)} | {m.help} |" for m in declared]
+    return [f"## {title}\n", "| name | kind | labels | what |", "|---|---|---|---|", *rows, ""]
+
+
+def _labels(metric: Declared) -> str:
+    return "; ".join(
+        f"`{name}`" + (f": {', '.join(values)}" if values else "")
+        for name, values in metric.labels.items()
+    )
+
+
+TABLES: dict[str, Rules] = {
+    "/v1/chat/completions": field_table.CHAT,
+    "/v1/completions": field_table.COMPLETION,
+    "/v1/responses": field_table.RESPONSES,
+    "/v1/embeddings": field_table.EMBEDDINGS,
+    "A message of a chat": field_table.MESSAGE,
+    "A part of a message's content": field_table.CONTENT_PART,
+    "A tool": field_table.TOOL,
+    "Its function": field_table.FUNCTION,
+    "stream_options": field_table.STREAM_OPTIONS,
+    "response_format": field_table.RESPONSE_FORMAT,
+    "structured_outputs": field_table.STRUCTURED_OUTPUTS,
+    "An item of the input of /v1/responses": field_table.INPUT_ITEM,
+    "text of /v1/responses": field_table.TEXT_OPTIONS,
+}
+
+
+def openai_page(page: str) -> str:
+    """Return docs/openai.md, `page`, with its tables made anew."""
+    return _with_tables(page, "fields", "\n" + "\n".join(_field_tables()) + "\n")
+
+
+def _with_tables(page: str, name: str, tables: str) -> str:
+    """Return a page with other tables between the comments `name` and `end of name`."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    assert found and closed, f"the page has no place for {name}"
+    return f"{before}{begin}{tables}{end}{after}"
+
+
+def _field_tables() -> Iterator[str]:
+    for title, rules in TABLES.items():
+        yield from (f"### {title}\n", "| field | here | |", "|---|---|---|")
+        ordered = sorted(rules.items(), key=lambda item: (_ORDER[item[1].treatment], item[0]))
+        for name, rule in ordered:
+            yield f"| `{name}` | {rule.treatment} | {_why(rule)} |"
+        yield ""
+
+
+_ORDER = {"honoured": 0, "noted": 1, "refused": 2}
+
+
+def _why(rule: FieldRule) -> str:
+    harmless = ", ".join(f"`{json.dumps(value)}`" for value in rule.harmless)
+    return rule.why + (f"; accepted: {harmless}" if harmless else "")
+
+
+def models_page(page: str) -> str:
+    """Return docs/models.md, `page`, with a row per family: what it is, and how it decodes."""
+    from service.worker.model.families import family_decoder  # which needs torch
+    from service.worker.model.supported import FAMILIES
+
+    rows = ["| `model_type` | models, and what is different about them | a decode step on a CPU |"]
+    rows.append("|---|---|---|")
+    for name in sorted(FAMILIES):
+        family = family_decoder(name)
+        said = " ".join((family.__doc__ or "").split())
+        decodes = "one kernel call" if family.has_plain_layers else "layer by layer"
+        rows.append(f"| `{name}` | {said} | {decodes} |")
+    return _with_tables(page, "families", "\n".join(rows) + "\n")
+
+
+def main() -> None:
+    pages = {
+        METRICS_PAGE: metrics_page(),
+        OPENAI_PAGE: openai_page(OPENAI_PAGE.read_text(encoding="utf-8")),
+        MODELS_PAGE: models_page(MODELS_PAGE.read_text(encoding="utf-8")),
+    }
+    for path, text in pages.items():
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            sys.exit(REMEDY.format(page=path.relative_to(DOCS.parent)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""A fake worker without a model, for tests."""

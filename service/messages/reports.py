@@ -1,0 +1,153 @@
+"""What an answer, or the forecast of one, says about how it was computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+from service.messages.requests import ColdMode, Method
+
+
+@dataclass(frozen=True)
+class SegmentReport:
+    """What happened to one segment.
+
+    `tier` is where its KV came from: memory, ssd, redis, s3; "pool" or "prompts" when all of it was
+    in the prefix cache, in the KV pool or on disk; or "cold" when it was computed because no usable
+    copy existed (`problems` says why).
+    """
+
+    chunk_id: int
+    tokens: int
+    tier: str
+    bytes: int  # read from that tier
+    stored_bytes: int  # of the segment's whole stored KV
+    load_s: float
+    rows_recomputed: int  # its rows that were computed with the prompt, all of them or a repair
+    problems: list[str] = field(default_factory=list)  # e.g. "ssd: corrupt"
+    plan: str = ""  # what the planner chose: "load" or "recompute"; empty: there was no choice
+    why: str = ""  # of a plan that is not to load
+    computed: ColdMode | Literal[""] = ""  # how, if its tier is "cold"
+    behind: int = 0  # other chunks of the collection that its stored KV was computed behind
+    reused: int = 0  # its tokens whose KV was in the prefix cache
+
+
+@dataclass(frozen=True)
+class SegmentForecast:
+    """What would happen to one segment."""
+
+    chunk_id: int
+    tokens: int
+    tier: str  # which holds its KV now, or "cold"
+    stored_bytes: int
+    load_bytes: int  # of these, how many would be read
+    action: str  # "load", "recompute", or "reuse" of what is in the prefix cache
+    load_s: float
+    computed: ColdMode | Literal[""] = ""  # how, if it would be
+    behind: int = 0  # other chunks of the collection that its stored KV is computed behind
+    reused: int = 0  # tokens whose KV is in the prefix cache
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a prompt would take."""
+
+    prompt_tokens: int
+    system: SegmentForecast
+    documents: list[SegmentForecast]
+    recomputed_tokens: int
+    flops: float
+    full_prefill_flops: float
+    first_token_s: float  # from when the worker begins with it
+    full_prefill_s: float
+    measured: bool  # computing and the tiers it would read have been timed here; else: assumed
+    warnings: list[str] = field(default_factory=list)
+    reused_tokens: int = 0  # of the prompt; their KV is in the prefix cache
+    reused_from: str = ""  # where: "pool" or "prompts"; empty: nothing is
+
+
+GateStateName = Literal["ok", "ratio_raised", "full_prefill"]
+GATE_STATES: tuple[GateStateName, ...] = get_args(GateStateName)
+
+
+@dataclass(frozen=True)
+class GateNote:
+    """What the correctness gate changed of a request."""
+
+    state: GateStateName  # "ratio_raised" or "full_prefill"
+    used: Method  # that ran
+    why: str  # what was seen of the method that was asked for
+
+    @property
+    def text(self) -> str:
+        instead = (
+            "full prefill was used"
+            if self.state == "full_prefill"
+            else f"its ratio was raised to {self.used.parameters['ratio']:g}"
+        )
+        return f"the correctness gate does not trust the fusion method, {instead}: {self.why}"
+
+
+class TokenRun(NamedTuple):
+    """Neighbouring tokens to which the same happened.
+
+    Attributes:
+        tokens: how many they are.
+        recomputed: whether they are of the segment's `rows_recomputed`.
+        computed_layers: layers at which their KV was computed with the prompt.
+        entries: of layers · KV heads, those that held each of them after the first token.
+    """
+
+    tokens: int
+    recomputed: bool
+    computed_layers: int
+    entries: int
+
+
+@dataclass(frozen=True)
+class SegmentTrace:
+    """What became of a segment's tokens, in order."""
+
+    runs: list[TokenRun]
+    # One per token, three digits: by which the fusion method ranked them. None: it ranks none.
+    scores: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """What became of every token of a prompt, segment by segment."""
+
+    layers: int
+    kv_heads: int
+    system: SegmentTrace
+    documents: list[SegmentTrace]
+    question: SegmentTrace
+
+
+@dataclass(frozen=True)
+class Report:
+    """How an answer was computed, and what that cost."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # prompt tokens whose stored KV was used at the last layer
+    recomputed_tokens: int  # prompt tokens computed anew at the last layer, or in a cold chunk
+    system: SegmentReport
+    documents: list[SegmentReport]
+    rows_per_layer: list[int]
+    kept_per_layer: list[float]  # KV entries per layer after eviction, mean over KV heads
+    coverage: float  # share of the prompt's tokens that some head of some layer kept
+    flops: float  # of the prompt, as scheduled: what a full prefill takes is beside it
+    full_prefill_flops: float
+    kept_ratio: float  # document KV entries held after the first token, of all, mean over layers
+    recomputed_ratio: float  # document tokens computed anew, of all
+    stages: dict[str, float]  # queue, load, prefill, evict, first_token, decode
+    decode_steps: int
+    seed: int | None = None
+    warnings: list[str] = field(default_factory=list)
+    ratio: float | None = None  # of a fusion method that has one, as it was used
+    hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
+    gate: GateNote | None = None  # None: the method that was asked for ran
+    reused_tokens: int = 0  # prompt tokens whose KV was in the prefix cache
+    reused_from: str = ""  # where: "pool", the KV pool, or "prompts", on disk; empty: nothing was
+    token_fates: TokenTrace | None = None  # of a prompt that ran, where it was asked for

@@ -1,0 +1,233 @@
+"""Messages from a gateway to a worker, and the types that they are made of."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+import msgspec
+
+ColdMode = Literal["in_context", "as_stored"]
+"""How a chunk that is not stored is computed: with the prompt, or by itself as precompute does."""
+
+
+@dataclass(frozen=True)
+class ChunkTokens:
+    """One retrieved document segment D_i.
+
+    Attributes:
+        chunk_id: the catalog's.
+        ids: its token ids, which are the truth.
+        behind: token ids of the other chunks that stand between S and this one when its KV is
+            computed by itself, in the prefix modes primer and neighbours.
+    """
+
+    chunk_id: int
+    ids: list[int]
+    behind: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A fusion or eviction method by name with its parameters (checked against its schema)."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer's tokens are chosen.
+
+    `repetition_penalty` counts prompt and answer, the other two penalties the answer alone. With
+    `ignore_end` the model's own end tokens end nothing; those of `stop_ids` do in any case.
+    """
+
+    max_tokens: int = 128  # 0: the prompt is computed and kept, nothing is answered
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0
+    seed: int | None = None  # None: drawn by the worker
+    logprobs: int | None = None  # of every token, and of this many most likely ones; None: none
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)  # by token id
+    min_tokens: int = 0
+    ignore_end: bool = False
+    stop_ids: list[int] = field(default_factory=list)
+    grammar: str = ""  # what the answer must match, in llguidance's form; empty: anything
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all messages, also of a worker's; the class's name is its tag on the wire."""
+
+
+class Hello(Message, frozen=True):
+    """First message of a gateway; answered by `Ready` as soon as the model is loaded.
+
+    A shared worker keeps what it stores for as long as it hears from everyone who may delete
+    documents. `domain` names the place where this gateway's deletions are noted; all gateways of
+    one database have the same. After `lease_s` without a `Ping` of that domain the worker drops
+    what only it holds. 0: this gateway is the only one, and knows when the worker has ended.
+    """
+
+    domain: str = ""
+    lease_s: float = 0.0
+
+
+class Ping(Message, frozen=True):
+    """A gateway that said `Hello` with a lease still runs. No reply.
+
+    `clock` is that of the worker's latest `Stats`, and the lease counts from it, so that a message
+    that comes late renews nothing.
+    """
+
+    domain: str
+    lease_s: float
+    clock: float
+
+
+class Generate(Message, frozen=True):
+    """Answer prompt S ‖ D_1..D_k ‖ Q. Replies: `Tokens`…, then one `Done` or `Failed`."""
+
+    id: str
+    system: Sequence[int]
+    documents: Sequence[ChunkTokens]
+    question: Sequence[int]
+    fusion: Method
+    eviction: Method | None = None
+    sampling: Sampling = Sampling()
+    prefix_mode: str = "none"  # what documents are precomputed behind (docs/specification.md §0)
+    tenant: str = ""  # whose chunks are used; empty: the unnamed tenant's
+    traceparent: str = ""  # the gateway's span, W3C Trace Context; empty: not traced
+    token_fates: bool = False  # whether the report says what became of every token
+    cold: ColdMode = "in_context"  # how chunks that are not stored are computed
+    prefix_cache: bool = True  # whether it may continue an earlier prompt, and be continued
+    lora: str = ""  # name of the LoRA adapter that answers; empty: the base model
+
+
+class Explain(Message, frozen=True):
+    """Forecast what this request would take; nothing is run.
+
+    Reply: `Explained` or `Failed`, under the request's id.
+    """
+
+    request: Generate
+
+
+class Abort(Message, frozen=True):
+    """Stop a sequence (disconnect, stop string). Answered by its `Done` with that reason."""
+
+    id: str
+    reason: str  # "disconnect" | "stop" | "deadline"
+
+
+class Prefetch(Message, frozen=True):
+    """Bring what a request with this fusion method will read whole into the memory tier.
+
+    Sent before the request itself. No reply.
+    """
+
+    fusion: str
+    system: Sequence[int]
+    documents: Sequence[ChunkTokens]
+    prefix_mode: str = "none"
+    tenant: str = ""
+    lora: str = ""
+
+
+class Precompute(Message, frozen=True):
+    """Prefill these chunks in the background and store them. Replies: `Precomputed` per chunk."""
+
+    id: str
+    system: list[int]
+    documents: list[ChunkTokens]
+    prefix_mode: str = "none"
+    tenant: str = ""
+    lora: str = ""  # the LoRA adapter that they are computed with; empty: the base model
+
+
+class Purge(Message, frozen=True):
+    """Delete these chunks' KV from every tier, of all LoRA adapters, too. Reply: `Purged`."""
+
+    id: str
+    system: list[int]
+    documents: list[ChunkTokens]
+    prefix_mode: str = "none"
+    tenant: str = ""
+
+
+class AskGate(Message, frozen=True):
+    """Say how methods stand at the correctness gate. Reply: `GateStates`."""
+
+    id: str
+    reset: str | None = None  # a method to trust again first, "" for all; None: none
+
+
+# The names of this message and of its reply `Holdings` are bytes on the wire, so they stay;
+# elsewhere the chunks that a worker's memory tier holds are its cached chunks.
+class AskHoldings(Message, frozen=True):
+    """Report from now on which chunks the memory tier holds, all of them first.
+
+    Replies: `Holdings`, as things change.
+    """
+
+
+class Shutdown(Message, frozen=True):
+    """Finish what runs, flush the store, exit."""
+
+
+ToWorker = (
+    Hello
+    | Ping
+    | Generate
+    | Explain
+    | Abort
+    | Prefetch
+    | Precompute
+    | Purge
+    | AskGate
+    | AskHoldings
+    | Shutdown
+)
+
+CHUNK_NAME_BYTES = 16
+
+
+class ChunkNames:
+    """Names the chunks of one request alike in both processes.
+
+    Unlike a chunk's key, a name needs neither the model nor a secret. A gateway that routes to
+    several workers counts with names. They live in memory only; on disk and in Redis a chunk has
+    its key.
+
+    Args:
+        system: token ids of S.
+        prefix_mode: what the chunks are computed behind.
+        tenant: whose they are.
+        lora: the LoRA adapter that they are computed with; empty: the base model.
+    """
+
+    def __init__(
+        self, system: Sequence[int], prefix_mode: str, tenant: str, lora: str = ""
+    ) -> None:
+        self._start = blake2b(digest_size=CHUNK_NAME_BYTES)
+        self._start.update(repr((tenant, prefix_mode, lora)).encode())
+        self._start.update(_bytes(system))
+
+    def of(self, chunk: ChunkTokens) -> bytes:
+        """Return the chunk's name: 16 bytes that nothing else has."""
+        name = self._start.copy()
+        for ids in (*chunk.behind, chunk.ids):
+            name.update(_bytes(ids))
+        return name.digest()
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    """Return the ids and their number, so that a border between two lists counts."""
+    return array("q", [len(ids), *ids]).tobytes()

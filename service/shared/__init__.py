@@ -1,0 +1,1 @@
+"""What the gateway, the worker and the command line share; it knows none of them."""

@@ -1,1 +1,0 @@
-"""What methods need to know of a model: which heads retrieve, which layers decide."""

@@ -1,1 +1,0 @@
-"""What a run leaves behind: report.json, report.html and calibration.json."""

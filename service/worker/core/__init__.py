@@ -1,1 +1,0 @@
-"""Plain records and small functions that every other room uses."""

@@ -1,0 +1,181 @@
+"""Decode steps of an engine: with and without LoRA adapters, on a GPU replayed from CUDA graphs.
+
+    rows of the base model   ──► the kernel for whole steps, or recordings   ──┐
+    rows of all adapters     ──► one layer loop: base product + own B·A·x   ──┴──► logits by row
+
+Rows of the base model are computed as if no others were there, so that an answer does not depend on
+what else is decoded; the kernels that compute whole steps round otherwise than the layer loop.
+
+A step is some thousand operations, and launching them from Python takes longer than computing them.
+So they are recorded once as a CUDA graph and replayed from then on.
+A recording is for a number of rows (a power of two) and a greatest length of runs (a power of two
+of keys). Before a recording is used, its result is compared with that of the same step without
+recording. If recording fails or the results differ, all later steps run without recordings, and a
+warning is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from service.worker.forward.decode import Batch, Decodable, compute, decode_step, stays_on_device
+from service.worker.kv.pool import KVPool
+from service.worker.model.decoder import DecoderModel
+
+log = logging.getLogger("kvstitch.decode")
+
+Play = Callable[[], None]
+Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Play]]
+"""Runs a function; returns its result, and a function that computes this result again in place."""
+
+SHORTEST = 2048
+"""Smallest length of runs, in keys, for which recordings are made; shorter ones are rounded up."""
+TOLERANCE = 2**-6
+"""Allowed difference as a share of the largest logit: the same products by other kernels."""
+
+
+class BatchDecoder:
+    """Runs decode steps of sequences whose KV is in `pool`.
+
+    Args:
+        record: how steps are recorded; by default as CUDA graphs if a step runs entirely on a GPU,
+            and not at all otherwise.
+    """
+
+    def __init__(self, decoder: DecoderModel, pool: KVPool, record: Record | None = None) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._record = record
+        if record is None and stays_on_device(decoder, pool):
+            self._record = CudaGraphs()
+        self._recordings: dict[tuple[int, int], _Recording] = {}
+
+    def step(
+        self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
+        """Feed every sequence its last token, and a draft of the next ones.
+
+        Returns:
+            Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence, which the
+            next step overwrites.
+        """
+        pairs = list(zip(sequences, drafts or [()] * len(sequences), strict=True))
+        base = [pair for pair in pairs if not pair[0].lora]
+        adapted = [pair for pair in pairs if pair[0].lora]
+        if not adapted:
+            return self._base(sequences, drafts)
+        logits = decode_step(self._decoder, *zip(*adapted, strict=True))
+        if not base:
+            return logits
+        base_logits = self._base(*zip(*base, strict=True))
+        rows = torch.tensor(
+            [bool(sequence.lora) for sequence, draft in pairs for _ in range(1 + len(draft))],
+            device=logits.device,
+        )
+        joined = logits.new_empty(len(rows), logits.shape[1])
+        joined[rows], joined[~rows] = logits, base_logits
+        return joined
+
+    def _base(
+        self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None
+    ) -> Tensor:
+        """Compute the step of sequences without LoRA adapters."""
+        if self._decoder.lead is not None:
+            return self._decoder.lead.call(
+                decode_step, decoder=self._decoder, sequences=sequences, drafts=drafts
+            )
+        if self._record is None:
+            return self._compute(Batch.of(sequences, drafts, windows=self._decoder.windows))
+        rows = len(sequences) + sum(map(len, drafts or ()))
+        batch = Batch.of(sequences, drafts, _power_of_two(rows), windows=self._decoder.windows)
+        batch = replace(batch, longest=max(SHORTEST, _power_of_two(batch.longest)))
+        key = batch.size, batch.longest
+        try:
+            recording = self._recordings.get(key)
+            if recording is None:
+                recording = self._record_step(batch, rows, self._record)
+        except Exception as error:
+            log.warning("decode steps run unrecorded: %s", error)
+            self._record = None
+            self._recordings.clear()
+            return self._compute(batch)[:rows]
+        self._recordings[key] = recording
+        return recording.play(batch.numbers)[:rows]
+
+    def _compute(self, batch: Batch) -> Tensor:
+        return compute(self._decoder, self._pool, batch.to(self._decoder.device))
+
+    def _record_step(self, batch: Batch, rows: int, record: Record) -> _Recording:
+        """Records the step of a batch; raises RuntimeError if the recording gives other logits.
+
+        Compared are the first `rows`: the KV heads of a padding row all write the pool's
+        spare row, so its logits depend on which of them is last.
+        """
+        expected = self._compute(batch)[:rows]
+        recorded = replace(batch, numbers=batch.numbers.to(self._decoder.device, copy=True))
+        logits, play = record(lambda: compute(self._decoder, self._pool, recorded))
+        recording = _Recording(recorded.numbers, _host_copy(batch.numbers), logits, play)
+        replayed = recording.play(batch.numbers)[:rows]
+        off = float((replayed - expected).abs().max() / expected.abs().max())
+        if not off <= TOLERANCE:
+            raise RuntimeError(f"a recorded step of {batch.size} rows is off by {off:.3g}")
+        return recording
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """One recorded step.
+
+    Attributes:
+        numbers: the batch's numbers that the recorded operations read, on the device.
+        staged: host memory (pinned) from which `numbers` is copied.
+        logits: the tensor that the recorded operations write.
+        run: replays the operations.
+    """
+
+    numbers: Tensor
+    staged: Tensor
+    logits: Tensor
+    run: Play
+
+    def play(self, numbers: Tensor) -> Tensor:
+        # `staged` can be overwritten: the last step's logits were read, so its copy is complete.
+        self.staged.copy_(numbers)
+        self.numbers.copy_(self.staged, non_blocking=True)
+        self.run()
+        return self.logits
+
+
+class CudaGraphs:
+    """Records CUDA graphs that share the memory of their intermediate results."""
+
+    def __init__(self) -> None:
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Play]:
+        # The first run compiles kernels and allocates workspaces, neither of which can be recorded.
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            run()
+        torch.cuda.current_stream().wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        # "thread_local": loader threads may allocate pinned memory during the recording.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            out = run()
+        return out, graph.replay
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def _host_copy(numbers: Tensor) -> Tensor:
+    """Uninitialised host memory of the same shape, pinned if there is a GPU."""
+    return torch.empty_like(numbers, pin_memory=torch.cuda.is_available())

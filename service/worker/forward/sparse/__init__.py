@@ -1,1 +1,0 @@
-"""The forward pass over prompts of which only some tokens are held."""

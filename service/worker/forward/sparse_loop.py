@@ -1,0 +1,289 @@
+"""The layer loop for prompts of which only some tokens are held.
+
+    question_pass   the question's rows run over S and the documents' first and last blocks; this
+                    gives the question's mean queries
+    layers          wait for the blocks of the plan, then at each layer: place what is kept, compute
+                    the rows of the plan and the question, overwrite stored KV with fresh KV, and
+                    compute attention masked by the index in the whole prompt
+
+A layer's KV cache holds its kept tokens in ascending order, then the question; it is equally long
+at every layer. The loop pauses after every layer.
+
+Source:
+    docs/specification.md §1.7, steps Q1 to Q8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from service.errors import WorkerFault
+from service.worker.forward.kv_placement import PromptKV
+from service.worker.forward.sparse_kv import KeptTokens, TokenSource
+from service.worker.layout import PromptLayout
+from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
+from service.worker.methods.layer_view import CachedSegment, PrefillResult
+from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
+from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.model.attention import attend_rows
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.flops import FlopCount
+from service.worker.steps import Steps
+
+BlockSets = list[dict[int, list[int]]]
+"""Per document, the numbers of the blocks to read, by layer."""
+Fetch = Callable[[BlockSets], Steps[list[TokenSource | None]]]
+"""Reads blocks of every document; returns None for a document of which no block is needed."""
+
+
+@dataclass
+class SparseLayerLoop:
+    """The passes over one prompt that a sparse method runs; implements `SparseLoop`.
+
+    Attributes:
+        prompt: its layout, its non-empty documents with their sketches, the model's facts.
+        system: stored KV of S; None if there is no S.
+        ends: KV of the documents' first and last blocks, in order.
+        kv: the prompt's KV cache, which is filled.
+        fetch: reads blocks from the store.
+        on_plan: called with the method's plan.
+    """
+
+    decoder: DecoderModel
+    prompt: SketchedPrompt
+    system: CachedSegment | None
+    ends: list[TokenSource]
+    kv: PromptKV
+    fetch: Fetch
+    on_plan: Callable[[SparsePlan], None] | None = None
+    _flops: FlopCount = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._flops = FlopCount(self.decoder)
+
+    @property
+    def _layout(self) -> PromptLayout:
+        return self.prompt.layout
+
+    @property
+    def _documents(self) -> Sequence[SketchedDocument]:
+        return self.prompt.documents
+
+    def question_pass(self) -> Steps[Tensor]:
+        """Mean query before RoPE of the question's rows, `[layers, heads, head_dim]` fp32."""
+        decoder, layout, flops = self.decoder, self._layout, self._flops
+        rows = layout.question_rows
+        kept = [*range(layout.segments[0].tokens), *fixed_tokens(self._documents)]
+        key_rows = torch.tensor([*kept, *rows.tolist()], device=decoder.device)
+        ends = [KeptTokens((end,)) for end in self.ends]
+        x = decoder.embed(layout.ids[rows])
+        queries = []
+        for layer in range(decoder.layers):
+            q, k, v = decoder.qkv(layer, x)
+            flops.project(len(rows))
+            queries.append(q.float().mean(0))
+            if layer == decoder.layers - 1:
+                break
+            stored_k, stored_v = self._stored(ends, layer, kept)
+            keys = decoder.ropes[layer].rotate(torch.cat([stored_k, k]), key_rows).transpose(0, 1)
+            values = torch.cat([stored_v, v]).transpose(0, 1)
+            q = decoder.ropes[layer].rotate(q, rows)
+            rule = decoder.rules[layer]
+            attended = attend_rows(
+                q, keys, values, rows, decoder.scale, key_rows=key_rows, rule=rule
+            )
+            flops.attend(float(len(rows)) * len(key_rows))
+            x = decoder.finish(layer, x, attended)
+            flops.finish(len(rows))
+            yield None
+        return torch.stack(queries)
+
+    def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
+        """Reads the blocks that `plan` needs, then computes its rows and the question.
+
+        Raises:
+            WorkerFault: the plan cannot be run.
+        """
+        check_plan(self.prompt, plan, self.decoder.layers)
+        if self.on_plan is not None:
+            self.on_plan(plan)
+        middle_blocks = yield from self.fetch(blocks_to_read(self._documents, plan))
+        documents_kv = [
+            KeptTokens((end,) if middle is None else (end, middle))
+            for end, middle in zip(self.ends, middle_blocks, strict=True)
+        ]
+        return (yield from self._run_layers(method, plan, documents_kv))
+
+    def _run_layers(
+        self, method: SparseMethod, plan: SparsePlan, documents_kv: Sequence[KeptTokens]
+    ) -> Steps[PrefillResult]:
+        decoder, layout, flops = self.decoder, self._layout, self._flops
+        device, question = decoder.device, layout.question_rows
+        rows = torch.tensor(plan.rows[0], dtype=torch.long, device=device)
+        x = decoder.embed(layout.ids[torch.cat([rows, question])])
+        rows_per_layer = []
+        padding = plan.padding
+        for layer in range(decoder.layers):
+            kept = torch.tensor(plan.kept[layer], dtype=torch.long, device=device)
+            fresh = torch.tensor(plan.fresh[layer], dtype=torch.long, device=device)
+            key_rows = torch.cat([kept, question])
+            k_all, v_all = self.kv.prompt_layer(layer, len(key_rows))
+            stored_k, stored_v = self._stored(documents_kv, layer, plan.kept[layer])
+            q, k, v = decoder.qkv(layer, x)
+            flops.project(len(x))
+            computed, slot = torch.searchsorted(rows, fresh), torch.searchsorted(kept, fresh)
+            new_k = method.merge(k[computed], stored_k[slot])
+            new_v = method.merge(v[computed], stored_v[slot])
+            # Not in place: stored tensors may be views of bytes that others read too.
+            keys = torch.cat([stored_k.index_copy(0, slot, new_k), k[len(rows) :]])
+            values = torch.cat([stored_v.index_copy(0, slot, new_v), v[len(rows) :]])
+            decoder.ropes[layer].rotate(keys, key_rows, out=k_all.transpose(0, 1))
+            v_all.copy_(values.transpose(0, 1))
+            last = layer == decoder.layers - 1
+            next_rows = torch.tensor(
+                [] if last else plan.rows[layer + 1], dtype=torch.long, device=device
+            )
+            # After the last layer nothing reads rows but the question's last one.
+            asking = question[-1:] if last else question
+            index = torch.cat(
+                [torch.searchsorted(rows, next_rows), len(rows) + asking - question[0]]
+            )
+            x, q = x[index], decoder.ropes[layer].rotate(q[index], torch.cat([next_rows, asking]))
+            count = len(next_rows)
+            rule = decoder.rules[layer]
+            attended = [
+                attend_rows(
+                    q[count:], k_all, v_all, asking, decoder.scale, key_rows=key_rows, rule=rule
+                )
+            ]
+            flops.attend(float(len(asking)) * len(key_rows))
+            if count:
+                seen, seen_k, seen_v = self._with_padding(
+                    documents_kv, layer, kept, (k_all, v_all), padding[layer]
+                )
+                document_rows = attend_rows(
+                    q[:count], seen_k, seen_v, next_rows, decoder.scale, key_rows=seen, rule=rule
+                )
+                attended.insert(0, document_rows)
+                flops.attend(float(torch.searchsorted(seen, next_rows, right=True).sum()))
+            x = decoder.finish(layer, x, torch.cat(attended))
+            flops.finish(len(x))
+            rows_per_layer.append(len(x))
+            rows = next_rows
+            yield None
+        flops.unembed(1)
+        recomputed = torch.tensor(sorted(plan.recomputed), dtype=torch.long, device=device)
+        return PrefillResult(
+            logits=decoder.logits(x)[0],
+            observed=[],
+            rows_per_layer=rows_per_layer,
+            rows=torch.cat([recomputed, question]),
+            flops=flops.total,
+            layout=layout,
+            entries_per_head=len(plan.kept[0]) + len(question),
+            held={
+                layer: torch.cat([torch.tensor(plan.kept[layer], device=device), question])
+                for layer, rule in enumerate(decoder.rules)
+                if rule.window is not None
+            },
+            coverage=(len(set().union(*plan.kept)) + len(question)) / layout.tokens,
+        )
+
+    def _stored(
+        self, documents_kv: Sequence[KeptTokens], layer: int, kept: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Stored keys (before RoPE) and values of some prompt rows.
+
+        Args:
+            kept: rows of S and the documents, ascending.
+
+        Returns:
+            Each `[len(kept), kv_heads, head_dim]`.
+        """
+        device = self.decoder.device
+        parts_k, parts_v = [], []
+        system = self._layout.segments[0].tokens
+        if system:
+            assert self.system is not None
+            k, v = self.system.layer(layer)
+            parts_k.append(k.to(device))
+            parts_v.append(v.to(device))
+        for document, document_kv in zip(self._documents, documents_kv, strict=True):
+            end = document.start + document.grid.tokens
+            local = [t - document.start for t in kept if max(system, document.start) <= t < end]
+            if local:
+                k, v = document_kv.rows(layer, local, device)
+                parts_k.append(k)
+                parts_v.append(v)
+        return torch.cat(parts_k), torch.cat(parts_v)
+
+    def _with_padding(
+        self,
+        documents_kv: Sequence[KeptTokens],
+        layer: int,
+        kept: Tensor,
+        kv: tuple[Tensor, Tensor],
+        padding: Sequence[int],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What document rows see at this layer: kept rows, and padding rows for this layer only.
+
+        Args:
+            kept: prompt rows that the layer keeps, ascending.
+            kv: the layer's cache.
+            padding: prompt rows that run through the layer although it does not hold them.
+
+        Returns:
+            Prompt rows, ascending, and their keys (after RoPE) and values
+            `[kv_heads, rows, head_dim]`.
+        """
+        k, v = (part[:, : len(kept)] for part in kv)
+        if not padding:
+            return kept, k, v
+        extra = torch.tensor(padding, dtype=torch.long, device=kept.device)
+        parts = []
+        for document, document_kv in zip(self._documents, documents_kv, strict=True):
+            span = range(document.start, document.start + document.grid.tokens)
+            local = [t - document.start for t in padding if t in span]
+            if local:
+                parts.append(document_kv.rows(layer, local, kept.device))
+        rope = self.decoder.ropes[layer]
+        pad_k = rope.rotate(torch.cat([k for k, _ in parts]), extra).transpose(0, 1)
+        pad_v = torch.cat([v for _, v in parts]).transpose(0, 1)
+        index, order = torch.cat([kept, extra]).sort()
+        return index, torch.cat([k, pad_k], 1)[:, order], torch.cat([v, pad_v], 1)[:, order]
+
+
+def check_plan(prompt: SketchedPrompt, plan: SparsePlan, layers: int) -> None:
+    """Checks that the loop can run a method's plan.
+
+    Raises:
+        WorkerFault: layers keep different numbers of tokens, or a layer leaves out part of S or of
+            a document's first and last blocks.
+    """
+    always = {*range(prompt.layout.segments[0].tokens), *fixed_tokens(prompt.documents)}
+    if len(plan.kept) != layers or len({len(kept) for kept in plan.kept}) > 1:
+        raise WorkerFault("the method's plan must keep equally many tokens in every layer")
+    if any(not always <= set(kept) for kept in plan.kept):
+        raise WorkerFault(
+            "the method's plan must keep S and every document's first and last blocks"
+        )
+
+
+def blocks_to_read(documents: Sequence[SketchedDocument], plan: SparsePlan) -> BlockSets:
+    """Middle blocks that must be read: those with tokens that a layer keeps or has as padding."""
+    block_sets: BlockSets = []
+    padding = plan.padding
+    tokens = [torch.tensor([*kept, *padding[layer]]) for layer, kept in enumerate(plan.kept)]
+    for document in documents:
+        grid, start = document.grid, document.start
+        middle, layers = set(grid.middle), {}
+        for layer, needed in enumerate(tokens):
+            local = needed[(needed >= start) & (needed < start + grid.tokens)] - start
+            blocks = set((local // grid.block).tolist())
+            layers[layer] = sorted(blocks & middle)
+        block_sets.append(layers)
+    return block_sets

@@ -1,0 +1,149 @@
+"""What a prompt's first token would be with full prefill, or with a method that is not trusted.
+
+Answers are compared with the logits of full prefill. A shadow run with a method that was replaced
+shows when it is good again: chunks are read as for a request, and its KV is in the pool until a
+waiting request needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor
+
+from service.messages.requests import Generate, Sampling
+from service.worker.forward.chunk_prefill import ScratchKV
+from service.worker.forward.prefill import prefill
+from service.worker.gate.policy import Observation
+from service.worker.kv.pool import KVPool
+from service.worker.layout import PromptLayout
+from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.loading.segment_load import PartialLoad
+from service.worker.methods.bases.fusion import FusionMethod, Reads
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.model.addressing import Address
+from service.worker.model.decoder import DecoderModel
+from service.worker.sampling.sampler import Sampler
+from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.sequence import EngineSequence
+from service.worker.steps import Steps
+
+
+@dataclass
+class Shadow:
+    """One prompt at a time.
+
+    Attributes:
+        launcher: without a planner, whose estimates must not learn from what spare time allows, and
+            without stored prompts: the run is to show what the method computes.
+    """
+
+    launcher: PrefillLauncher
+    pool: KVPool
+    precompute_queue: PrecomputeQueue
+    _sequence: EngineSequence | None = field(default=None, repr=False)
+    _wants: int = 0  # tokens of KV that the run waits for
+
+    @property
+    def holds_kv(self) -> bool:
+        return self._sequence is not None and self._sequence.kv is not None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the run waits for KV that is not free."""
+        return not self.pool.make_room(self._wants)
+
+    def steps(
+        self, request: Generate, addresses: Sequence[Address | None], fusion: FusionMethod
+    ) -> Steps[Tensor | None]:
+        """The run, in steps; closing the generator gives everything back.
+
+        Returns:
+            Logits `[vocabulary]`; None if no document's stored KV was used, because such logits
+            are those of full prefill.
+        """
+        asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
+        sequence = self._sequence = EngineSequence(
+            asked,
+            fusion,
+            None,
+            list(addresses),
+            max_tokens=1,
+            sampler=Sampler(asked.sampling),
+        )
+        try:
+            self.launcher.start_loading(sequence)
+            yield from _loaded(sequence)
+            if fusion.reads is Reads.PARTS and not _stored(sequence):
+                return None  # the run would compute and store the missing chunks
+            self._wants = self.launcher.reserved_tokens(sequence)
+            while (kv := self.pool.reserve(self._wants)) is None:
+                yield None
+            self._wants = 0
+            self.launcher.launch(sequence, kv)
+            assert sequence.steps is not None
+            result = yield from sequence.steps
+            sequence.prefilled(result)
+            return result.logits if sequence.reuses_documents else None
+        finally:
+            self._give_back(sequence)
+
+    def _give_back(self, sequence: EngineSequence) -> None:
+        self._sequence, self._wants = None, 0
+        self.launcher.stop_loading(sequence)
+        if sequence.steps is not None:
+            sequence.steps.close()
+        if sequence.kv is not None:
+            sequence.kv.release()
+            sequence.kv = None
+        # Full prefill reads no chunks, so nothing else would notice that these are missing.
+        for load in sequence.segments:
+            if load is not None and load.missed:
+                self.precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
+
+
+def _loaded(sequence: EngineSequence) -> Steps[None]:
+    """Waits until it is known which chunks can be used."""
+    if sequence.found is not None:
+        yield sequence.found
+        sequence.found.result()
+    for load in sequence.segments:
+        while load is not None and (pending := load.pending) is not None:
+            yield pending
+
+
+def _stored(sequence: EngineSequence) -> bool:
+    return not any(load is not None and load.missed for load in sequence.segments)
+
+
+WORST_NATS = 20.0
+"""Upper limit of a KL divergence in nats; also its value where the fused logits are NaN."""
+
+
+def compare(full: Tensor, fused: Tensor) -> Observation:
+    """Compares logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
+    p, q = (torch.log_softmax(logits.double(), -1) for logits in (full, fused))
+    # A token with probability 0 in full prefill adds nothing, even where log q is -inf.
+    kl = float(torch.where(p > -math.inf, p.exp() * (p - q), 0.0).sum())
+    if not math.isfinite(kl):
+        return Observation(WORST_NATS, False)
+    return Observation(min(max(kl, 0.0), WORST_NATS), bool(full.argmax() == fused.argmax()))
+
+
+def full_logits(decoder: DecoderModel, request: Generate) -> Steps[Tensor]:
+    """Logits `[vocabulary]` of the first answer token by full prefill.
+
+    No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.
+    """
+    documents = [document.ids for document in request.documents]
+    cold = [True] * (1 + len(documents))
+    layout = PromptLayout.of(
+        request.system, documents, request.question, uncached=cold, device=decoder.device
+    )
+    decoder = decoder.with_lora(request.lora)
+    scratch = ScratchKV(decoder, layout.tokens)
+    return (yield from prefill(decoder, layout, [None] * len(cold), Vanilla(), scratch)).logits

@@ -1,0 +1,118 @@
+"""What methods read inside the layer loop, and what a prefill leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from service.worker.layout import PromptLayout
+from service.worker.model.attention_rule import PLAIN, AttentionRule
+from service.worker.model.flops import FlopCount
+from service.worker.steps import Ranks
+
+
+class CachedSegment(Protocol):
+    """The stored KV of one segment."""
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys (before RoPE) and values of a layer, each `[tokens, kv_heads, head_dim]`."""
+        ...
+
+
+class ProjectedRows(NamedTuple):
+    """Queries, keys and values of some rows at one layer.
+
+    Attributes:
+        q: queries after RoPE `[m, heads, head_dim]`.
+        fresh_q: queries before RoPE `[m, heads, head_dim]`.
+        fresh_k: keys before RoPE `[m, kv_heads, head_dim]`.
+        fresh_v: values `[m, kv_heads, head_dim]`.
+    """
+
+    q: Tensor
+    fresh_q: Tensor
+    fresh_k: Tensor
+    fresh_v: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerView:
+    """A layer of a prompt after its projections and before its attention.
+
+    Attributes:
+        layer: number of the layer, from 0.
+        layout: the segments of the prompt.
+        rows: ascending indices of the rows computed at this layer `[m]`.
+        q: queries of `rows` after RoPE `[m, heads, head_dim]`.
+        k: keys of the whole prompt after RoPE, those of `rows` already replaced by fresh ones
+            `[kv_heads, n, head_dim]`.
+        v: values of the whole prompt, likewise `[kv_heads, n, head_dim]`.
+        fresh_q: queries of `rows` before RoPE `[m, heads, head_dim]`.
+        fresh_k: keys of `rows` before RoPE `[m, kv_heads, head_dim]`.
+        fresh_v: values of `rows` `[m, kv_heads, head_dim]`.
+        cached: stored KV by segment, None where a segment has none.
+        scale: factor of the attention scores before the softmax.
+        rule: what this layer adds to causal attention: a window, a soft cap, sinks.
+        rotate: RoPE: `[m, kv_heads, head_dim]` and their positions `[m]` → the same, rotated.
+        flops: the prompt's FLOP count, to which a method adds the work it does itself.
+        attention_scores: attention that every token received in an earlier pass over the stitched
+            cache `[n]` fp32, summed over layers; None if there was no such pass.
+        memo: what a method keeps from layer to layer of this prompt, by names of its own.
+        ranks: the processes that have the other heads; None if all heads are here.
+    """
+
+    layer: int
+    layout: PromptLayout
+    rows: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    fresh_q: Tensor
+    fresh_k: Tensor
+    fresh_v: Tensor
+    cached: Sequence[CachedSegment | None]
+    scale: float
+    rotate: Callable[[Tensor, Tensor], Tensor]
+    flops: FlopCount
+    rule: AttentionRule = PLAIN
+    attention_scores: Tensor | None = None
+    memo: dict[str, Any] = field(default_factory=dict)
+    ranks: Ranks | None = None
+
+    def over_all_heads(self, x: Tensor) -> Tensor:
+        """A sum over the heads that are here, summed over those of other processes too."""
+        return x if self.ranks is None else self.ranks.sum(x)
+
+
+@dataclass
+class PrefillResult:
+    """The logits of the first answer token, and the work that computing them took.
+
+    Attributes:
+        logits: `[vocabulary]` fp32.
+        observed: per layer, the tensor that the eviction method's `observe` returned.
+        rows_per_layer: per layer, the number of rows whose attention was computed.
+        rows: prompt rows that were computed anew, question included.
+        flops: floating-point operations, as scheduled.
+        layout: the prompt whose KV is in place now.
+        kept_ids: indices of `layout`'s tokens in the original prompt; None if it is the original
+            prompt (an eviction method may start over with fewer tokens).
+        entries_per_head: KV entries per layer and KV head; None if every token of `layout` has one.
+        held: prompt rows of the entries of layers with a window, by layer, where not every token of
+            `layout` has one.
+        coverage: share of the prompt's tokens whose KV is held by at least one layer.
+    """
+
+    logits: Tensor
+    observed: list[Tensor]
+    rows_per_layer: list[int]
+    rows: Tensor
+    flops: float
+    layout: PromptLayout
+    kept_ids: Tensor | None = None
+    entries_per_head: int | None = None
+    held: Mapping[int, Tensor] = field(default_factory=dict)
+    coverage: float = 1.0

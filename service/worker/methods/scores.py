@@ -1,0 +1,89 @@
+"""Choosing by scores: top-k, pooling over neighbours, and splitting a budget exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def stable_topk(scores: Tensor, k: int) -> Tensor:
+    """Return ascending indices of the k largest scores, `[..., n]` → `[..., min(k, n)]` int64.
+
+    The lower index wins a tie; in torch.topk the order depends on the device.
+    """
+    k = max(0, min(k, scores.shape[-1]))
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
+    return order.sort(dim=-1).values
+
+
+def max_pool(scores: Tensor, kernel: int) -> Tensor:
+    """Largest score within `kernel // 2` tokens on either side, `[rows, n]` → `[rows, n]`."""
+    reach = min(kernel // 2, scores.shape[1])  # there is nothing more to see beyond all n tokens
+    return F.max_pool1d(scores.unsqueeze(0), 2 * reach + 1, stride=1, padding=reach).squeeze(0)
+
+
+def mean_pool(scores: Tensor, kernel: int) -> Tensor:
+    """Sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`.
+
+    Scores beyond the ends count as zero, so results are smaller near the edges, as in the public
+    implementations.
+    """
+    reach = min(kernel // 2, scores.shape[1])
+    width = 2 * reach + 1
+    pooled = F.avg_pool1d(scores.unsqueeze(0), width, stride=1, padding=reach).squeeze(0)
+    return pooled * (width / kernel)
+
+
+def exact(number: float) -> Fraction:
+    """The number as it was written in decimal: 0.29 is 29/100, not the nearest binary fraction."""
+    return Fraction(str(number))
+
+
+def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[int]) -> list[int]:
+    """Splits `total` in proportion to `weights`, with a limit for each part.
+
+    Uses the largest-remainder method: every share is rounded down, and what is left goes to the
+    largest fractions, lower index first. Parts above their limit get the limit, and the others
+    share the rest again by the same weights.
+
+    Args:
+        weights: not negative; if all are zero they count as equal.
+        total: to be split.
+        limits: part i is at most `limits[i]`.
+
+    Returns:
+        Parts that add up to exactly min(total, sum(limits)).
+    """
+    ratios = [Fraction(w) for w in weights]
+    scale = lcm(*(r.denominator for r in ratios))
+    whole = [int(r * scale) for r in ratios]
+    parts = [0] * len(whole)
+    open_parts = list(range(len(whole)))
+    left = max(0, min(total, sum(limits)))
+    while open_parts:
+        shares = _largest_remainder([whole[i] for i in open_parts], left)
+        for i, share in zip(open_parts, shares, strict=True):
+            parts[i] = min(share, limits[i])
+        over = [i for i, s in zip(open_parts, shares, strict=True) if s > limits[i]]
+        if not over:
+            break
+        left -= sum(limits[i] for i in over)
+        open_parts = [i for i in open_parts if i not in over]
+    return parts
+
+
+def _largest_remainder(weights: Sequence[int], total: int) -> list[int]:
+    """`total` in proportion to `weights`; whole numbers, so that equal fractions are equal."""
+    mass = sum(weights)
+    if not mass:
+        weights, mass = [1] * len(weights), len(weights)
+    parts = [total * w // mass for w in weights]
+    by_fraction = sorted(range(len(parts)), key=lambda i: (-(total * weights[i] % mass), i))
+    for i in by_fraction[: total - sum(parts)]:
+        parts[i] += 1
+    return parts

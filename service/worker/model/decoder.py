@@ -1,0 +1,343 @@
+"""The decoder as the layer loop needs it: embed, QKV before RoPE, finish a layer, logits.
+
+The stock transformers modules hold the weights. The decoder calls their parts one by one, so that
+QKV can be computed for all rows and attention for some, and keys are available before RoPE.
+Projections that read the same rows are fused into one product (`projection`), which runs the way
+that is fastest for the number of rows (`service.worker.kernels.cpu.cpu_linear`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
+from service.worker.model.attention_rule import PLAIN, AttentionRule
+from service.worker.model.lora import Lora, rows_by_name, with_updates
+from service.worker.model.projection import (
+    DenseProjection,
+    LayerProjections,
+    Projection,
+    QuantisedProjection,
+    fuse,
+)
+from service.worker.model.rope import RotaryTable, halves_order, static_positions
+from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
+from service.worker.steps import Lead, Ranks, Steps, run
+
+PLAIN_NORMS = frozenset(
+    f"{family}RMSNorm"
+    for family in (
+        *("Granite", "Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3"),
+        *("Qwen3Moe", "SmolLM3"),
+    )
+)
+"""transformers has one class per family, and these compute the same. Others do not: Gemma's adds
+one to the weight, OLMo 2's rounds later."""
+FOR_KERNELS = (DenseProjection, QuantisedProjection)
+"""Projections whose weights a kernel may multiply by itself."""
+
+
+class DecoderModel:
+    """A pre-norm decoder with GQA, RoPE and a gated MLP, whose modules are named like Llama's.
+
+    What other families do differently are the hooks below: a family's class overrides some.
+
+    It computes the base model; `with_lora` and `with_loras` compute what `loras` add, by name.
+
+    `batch` in the methods below means that the rows belong to different sequences. How many there
+    are must not change how they are computed, so that an answer does not depend on other requests.
+
+    Attributes:
+        family: the model's `model_type`.
+        windows: every layer's sliding window in tokens, None for a layer without; empty if no layer
+            has one.
+        heads: query heads of a layer; `own_heads` of them are computed in this process.
+        kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
+        ranks: the processes that compute the other heads; None if there are none.
+        lead: makes them compute what this process does; None if nobody follows it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.model = model
+        self.config = config
+        self.family = str(config.model_type)
+        self.layers = int(config.num_hidden_layers)
+        self.heads = int(config.num_attention_heads)
+        self.kv_heads = int(config.num_key_value_heads or self.heads)
+        self.own_heads, self.own_kv_heads = self.heads, self.kv_heads
+        self.ranks: Ranks | None = None
+        self.lead: Lead | None = None
+        self.hidden = int(config.hidden_size)
+        self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
+        self.vocabulary = int(config.vocab_size)
+        self.intermediate = int(config.intermediate_size)
+        self.scale = float(self.head_dim**-0.5)
+        weight = model.get_input_embeddings().weight
+        self.dtype: torch.dtype = weight.dtype
+        self.device: torch.device = weight.device
+        self.blocks = list(model.model.layers)
+        self.projections = [self.layer_projections(block) for block in self.blocks]
+        self.head: Projection = fuse(model.lm_head)
+        self._let_go_of_the_file()
+        self.max_context = static_positions(config)
+        """Largest prompt plus answer, in tokens."""
+        self.ropes = self.rotary_tables()
+        self.loras: dict[str, Lora] = {}
+        order = self.rotary_order()
+        self.head_order = None if order is None else order.to(self.device)
+        self.rules = self.attention_rules()
+        windows = tuple(rule.window for rule in self.rules)
+        self.windows = windows if any(windows) else ()
+
+    def _let_go_of_the_file(self) -> None:
+        """Copies what was not fused, norms and embeddings: they are views of the checkpoint's
+        mapped file, and a single one keeps the whole file in the process's memory."""
+        linear = (m for m in self.model.modules() if isinstance(m, nn.Linear))
+        fused = {id(parameter) for module in linear for parameter in module.parameters()}
+        for parameter in self.model.parameters():
+            if id(parameter) not in fused and parameter.device.type == "cpu":
+                parameter.data = parameter.data.clone()
+
+    # -- hooks for families -----------------------------------------------------------------------
+
+    has_plain_layers = True
+    """Whether layers compute what Llama's or Qwen3's do, so that a kernel may decode by itself."""
+
+    def layer_projections(self, block: Any) -> LayerProjections:
+        """The projections of a layer."""
+        attention = block.self_attn
+        gate_up, down = self.mlp_projections(block.mlp) or (None, None)
+        return LayerProjections(
+            self.qkv_projection(attention), fuse(attention.o_proj), gate_up, down
+        )
+
+    def qkv_projection(self, attention: Any) -> Projection:
+        """The projection to queries, keys and values."""
+        return fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+        """The projections of an MLP to gate and up, and down; None if it is no gated MLP."""
+        return fuse(mlp.gate_proj, mlp.up_proj), fuse(mlp.down_proj)
+
+    def rotary_tables(self) -> list[RotaryTable]:
+        """The rotation of every layer."""
+        rotary = self.model.model.rotary_emb
+        table = RotaryTable.of(
+            self.config, rotary, self.max_context, self.device, head_dim=self.head_dim
+        )
+        return [table] * self.layers
+
+    def rotary_tables_by_type(self) -> list[RotaryTable]:
+        """`rotary_tables` where the model has a RoPE for each of its `layer_types`."""
+        rotary, types = self.model.model.rotary_emb, self.config.layer_types
+        tables = {
+            kind: RotaryTable.of(
+                self.config, rotary, self.max_context, self.device,
+                head_dim=self.head_dim, layer_type=kind,
+            )
+            for kind in sorted(set(types))
+        }  # fmt: skip
+        return [tables[kind] for kind in types]
+
+    @staticmethod
+    def rotated_only(tables: Sequence[RotaryTable], rotated: Iterable[bool]) -> list[RotaryTable]:
+        """Return the tables of layers of which some rotate nothing."""
+        none = RotaryTable.none(tables[0])
+        return [table if r else none for table, r in zip(tables, rotated, strict=True)]
+
+    def rotary_order(self) -> Tensor | None:
+        """Order in which the dimensions of query and key heads are held, `[head_dim]`, so that i
+        and i + head_dim / 2 turn together; None if they already do in the model's own order."""
+        return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
+
+    def attention_rules(self) -> list[AttentionRule]:
+        """Return what every layer adds to causal attention: by default the family's windows."""
+        by_layer = self.family in WINDOW_BY_LAYER
+        window = by_layer or self.family in WINDOW_IN_EVERY_LAYER
+        if not (window and self.config.sliding_window):
+            return [PLAIN] * self.layers
+        slides = AttentionRule(window=int(self.config.sliding_window))
+        if not by_layer:
+            return [slides] * self.layers
+        kinds = self.config.layer_types
+        return [slides if kind == "sliding_attention" else PLAIN for kind in kinds]
+
+    def attention_input(self, block: Any, x: Tensor) -> Tensor:
+        """What queries, keys and values are projected from."""
+        return norm(block.input_layernorm, x)
+
+    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries `[m, heads, head_dim]` and keys after the norm that some families have."""
+        return q, k
+
+    def attention_residual(self, block: Any, attended: Tensor) -> Tensor:
+        """What is added to the hidden state after attention."""
+        return attended
+
+    def mlp_input(self, block: Any, x: Tensor) -> Tensor:
+        return norm(block.post_attention_layernorm, x)
+
+    def mlp_residual(self, block: Any, out: Tensor) -> Tensor:
+        """What is added to the hidden state after the MLP."""
+        return out
+
+    def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
+        """The MLP of a layer, for rows `[m, hidden]` after its norm."""
+        projections, activation = self.projections[layer], activation_of(self.blocks[layer].mlp)
+        gate_up, down = projections.gate_up, projections.down
+        assert gate_up is not None and down is not None
+        if isinstance(gate_up, QuantisedProjection) and isinstance(down, QuantisedProjection):
+            both = gate_up.stored, down.stored
+            return (yield from cpu_linear.quantised_gated_mlp(x, *both, activation, batch=batch))
+        if (weights := _without_bias(gate_up, down)) is not None:
+            gate, up = weights[0].chunk(2)
+            # The function itself, by which a kernel that computes silu recognises it.
+            silu = getattr(self.config, "hidden_act", None) in ("silu", "swish")
+            parts = (x, gate, up, weights[1], F.silu if silu else activation)
+            if cpu_linear.supports_gated_mlp(*parts, batch=batch):
+                return (yield from cpu_linear.gated_mlp(*parts))
+        gate, up = gate_up(x, batch=batch).chunk(2, dim=-1)
+        return down(activation(gate).mul_(up), batch=batch)
+
+    # -- LoRA adapters ----------------------------------------------------------------------------
+
+    def with_lora(self, name: str) -> Self:
+        """This decoder with a LoRA adapter for all rows; "": the base model."""
+        return self._updated([(None, self.loras[name])]) if name else self
+
+    def with_loras(self, names: Sequence[str]) -> Self:
+        """This decoder for batches in which row i has the LoRA adapter `names[i]`; "": none."""
+        if len(set(names)) == 1:
+            return self.with_lora(names[0])
+        rows = rows_by_name(names, self.device)
+        return self._updated([(rows[name], self.loras[name]) for name in rows])
+
+    def _updated(self, loras: Sequence[tuple[Tensor | None, Lora]]) -> Self:
+        view = copy.copy(self)
+        view.projections = with_updates(self.projections, loras)
+        view.has_plain_layers = False  # no kernel that decodes by itself adds anything
+        return view
+
+    # -- what the layer loops call ----------------------------------------------------------------
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids `[m]` → `[m, hidden]`."""
+        return F.embedding(ids, self.model.get_input_embeddings().weight)
+
+    def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of x `[m, hidden]`, before RoPE and after any norm of q and k.
+
+        Returns:
+            q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`: this process's own heads.
+        """
+        block = self.blocks[layer]
+        out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)
+        heads = out.view(len(x), -1, self.head_dim)
+        first_k, first_v = self.own_heads, self.own_heads + self.own_kv_heads
+        q, k = self.normalise(block.self_attn, heads[:, :first_k], heads[:, first_k:first_v])
+        if self.head_order is not None:
+            q, k = q[..., self.head_order], k[..., self.head_order]
+        return q, k, heads[:, first_v:]
+
+    def finish(self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Tensor:
+        """Output projection, residual, MLP: x `[m, hidden]`, attended `[m, heads * head_dim]`."""
+        return run(self.finish_steps(layer, x, attended, batch=batch))
+
+    def finish_steps(
+        self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False
+    ) -> Steps[Tensor]:
+        """`finish` in steps: pauses where many rows take long."""
+        block = self.blocks[layer]
+        projected = self.projections[layer].output(attended, batch=batch)
+        x = x + self.attention_residual(block, projected)
+        out = yield from self.mlp(layer, self.mlp_input(block, x), batch)
+        return x + self.mlp_residual(block, out)
+
+    def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        """Next-token logits of the last layer's rows: `[m, hidden]` → `[m, vocabulary]` fp32."""
+        return self.head(norm(self.model.model.norm, x), batch=batch).float()
+
+    def weights(self) -> DecoderWeights | None:
+        """All parameters for a kernel that decodes by itself; None if it computes otherwise."""
+        if not self.has_plain_layers or self.config.hidden_act not in ("silu", "swish"):
+            return None
+        if self.head_order is not None:
+            return None
+        if not all(is_plain(block.input_layernorm) for block in self.blocks):
+            return None
+        layers = [self._layer_weights(layer) for layer in range(self.layers)]
+        stored = [weights for weights in layers if weights is not None]
+        head, last = self.head, self.model.model.norm
+        if len(stored) < len(layers) or not isinstance(head, FOR_KERNELS):
+            return None
+        return DecoderWeights(
+            stored, last.weight, head.stored, self.ropes[0].cos, self.ropes[0].sin,
+            heads=self.heads, kv_heads=self.kv_heads, eps=last.variance_epsilon, scale=self.scale,
+        )  # fmt: skip
+
+    def _layer_weights(self, layer: int) -> LayerWeights | None:
+        block, parts = self.blocks[layer], self.projections[layer]
+        qkv, o, gate_up, down = parts.qkv, parts.output, parts.gate_up, parts.down
+        if not (isinstance(qkv, FOR_KERNELS) and isinstance(o, FOR_KERNELS)):
+            return None
+        if not (isinstance(gate_up, FOR_KERNELS) and isinstance(down, FOR_KERNELS)):
+            return None
+        q_norm, k_norm = (getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))
+        return LayerWeights(
+            norm=block.input_layernorm.weight,
+            q_norm=q_norm and q_norm.weight, k_norm=k_norm and k_norm.weight,
+            mlp_norm=block.post_attention_layernorm.weight,
+            qkv=qkv.stored, o=o.stored, gate_up=gate_up.stored, down=down.stored,
+        )  # fmt: skip
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids of the tokens that end an answer."""
+        for source in (getattr(self.model, "generation_config", None), self.config):
+            end = getattr(source, "eos_token_id", None)
+            if end is not None:
+                return frozenset(end if isinstance(end, list) else [end])
+        return frozenset()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def _without_bias(gate_up: Projection, down: Projection) -> tuple[Tensor, Tensor] | None:
+    """The weights of a gated MLP that a kernel may compute as a whole."""
+    if not (isinstance(gate_up, DenseProjection) and isinstance(down, DenseProjection)):
+        return None
+    if gate_up.bias is not None or down.bias is not None:
+        return None
+    return gate_up.weight, down.weight
+
+
+def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
+    """The activation function of a gated MLP, which families name differently."""
+    function: Callable[[Tensor], Tensor] = getattr(mlp, "act_fn", None) or mlp.activation_fn
+    return function
+
+
+def norm(module: Any, x: Tensor) -> Tensor:
+    """Return the norm of x, `[m, width]` or `[m, heads, width]`, by a transformers module.
+
+    Plain norms are computed on a GPU by torch's own operation, in one pass.
+    """
+    if is_plain(module) and x.device.type == "cuda":
+        return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+    normed: Tensor = module(x)
+    return normed
+
+
+def is_plain(module: Any) -> bool:
+    """Return whether a norm computes what Llama's does."""
+    return type(module).__name__ in PLAIN_NORMS

@@ -1,0 +1,172 @@
+"""Families some of whose MLPs are experts, of which a router chooses a few for every row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.cpu import cpu_linear
+from service.worker.model.attention_rule import AttentionRule
+from service.worker.model.decoder import DecoderModel, activation_of, norm
+from service.worker.model.projection import Projection
+from service.worker.steps import Steps
+
+PAUSE_ROWS = 64
+"""Rows of an expert after which other work may run."""
+
+
+class ExpertsModel(DecoderModel):
+    """What these families share.
+
+    A layer's `mlp` with `experts` has a router, `gate`; another is a gated MLP like Llama's.
+    """
+
+    has_plain_layers = False
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        # What a row costs, for the planner: layers with experts decide.
+        self.intermediate = self.config.num_experts_per_tok * self.expert_width()
+
+    def expert_width(self) -> int:
+        """Intermediate size of one expert."""
+        return int(self.config.moe_intermediate_size)
+
+    def router_weights(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
+        """Weights of the experts `[m, chosen]`, from their probabilities fp32."""
+        if self.config.norm_topk_prob:
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        return chosen.to(dtype)
+
+    def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
+        """Numbers of the experts of every row, and the weights of their outputs, each `[m, k]`."""
+        router = cpu_linear.linear(x, mlp.gate.weight, batch=batch)
+        top = router.softmax(-1, dtype=torch.float32).topk(self.config.num_experts_per_tok, dim=-1)
+        return top.indices, self.router_weights(top.values, router.dtype)
+
+    def expert(self, experts: Any, number: int, x: Tensor, batch: bool) -> Tensor:
+        """What an expert makes of its rows `[m, hidden]`."""
+        both = cpu_linear.linear(x, experts.gate_up_proj[number], batch=batch)
+        gate, up = both.chunk(2, dim=-1)
+        inner = experts.act_fn(gate).mul_(up)
+        return cpu_linear.linear(inner, experts.down_proj[number], batch=batch)
+
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+        return None if hasattr(mlp, "experts") else super().mlp_projections(mlp)
+
+    def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
+        mlp = self.blocks[layer].mlp
+        if not hasattr(mlp, "experts"):
+            return (yield from super().mlp(layer, x, batch))
+        chosen, weights = self.route(mlp, x, batch)
+        expert = partial(self.expert, mlp.experts, batch=batch)
+        return (yield from _mixed(expert, x, chosen, weights))
+
+
+def _mixed(
+    expert: Callable[[int, Tensor], Tensor], x: Tensor, chosen: Tensor, weights: Tensor
+) -> Steps[Tensor]:
+    """The weighted sum of the chosen experts' outputs. Rows of one expert are computed together;
+    every row adds its experts in the same order, whatever the other rows are.
+
+    Args:
+        expert: number and rows of an expert → its outputs.
+        x: `[m, hidden]`.
+        chosen: numbers of the experts of every row `[m, k]`.
+        weights: of their outputs `[m, k]`.
+    """
+    out, since = torch.zeros_like(x), 0
+    for number in sorted(set(chosen.flatten().tolist())):
+        rows, place = (chosen == number).nonzero(as_tuple=True)
+        part = expert(number, x[rows])
+        out.index_add_(0, rows, (part * weights[rows, place, None]).to(out.dtype))
+        if (since := since + len(rows)) >= PAUSE_ROWS:
+            since = 0
+            yield None
+    return out
+
+
+class Mixtral(ExpertsModel):
+    """Mixtral: every MLP is several experts, whose probabilities are normalised in fp32."""
+
+    def expert_width(self) -> int:
+        return int(self.config.intermediate_size)
+
+    def router_weights(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
+        return chosen / chosen.sum(-1, keepdim=True)
+
+
+class Qwen2Moe(ExpertsModel):
+    """Qwen1.5 and Qwen2 with experts: biases on q, k and v, and one expert more that all rows
+    share."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.intermediate += int(self.config.shared_expert_intermediate_size)
+
+    def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
+        # Past ExpertsModel, which has no projections for a layer with experts.
+        return DecoderModel.mlp_projections(self, getattr(mlp, "shared_expert", mlp))
+
+    def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
+        mlp, projections = self.blocks[layer].mlp, self.projections[layer]
+        routed = yield from super().mlp(layer, x, batch)
+        if not hasattr(mlp, "experts"):
+            return routed
+        assert projections.gate_up is not None and projections.down is not None
+        gate, up = projections.gate_up(x, batch=batch).chunk(2, dim=-1)
+        inner = activation_of(mlp.shared_expert)(gate).mul_(up)
+        out = projections.down(inner, batch=batch)
+        share = cpu_linear.linear(x, mlp.shared_expert_gate.weight, batch=batch).sigmoid()
+        return routed + share * out
+
+
+class Qwen3Moe(ExpertsModel):
+    """Qwen3 with experts (30B-A3B, 235B-A22B): norms on query and key heads, and some dense
+    layers."""
+
+    def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return norm(attention.q_norm, q), norm(attention.k_norm, k)
+
+
+class GptOss(ExpertsModel):
+    """gpt-oss: experts with biases and a clamped SwiGLU, a sliding window in every other layer, and
+    a sink per head that takes part in every softmax."""
+
+    def __init__(self, model: Any) -> None:
+        for block in model.model.layers:
+            for weights in (block.mlp.experts.gate_up_proj, block.mlp.experts.down_proj):
+                # `[experts, in, out]`, laid out in memory as kernels read it: output by output
+                weights.data = weights.data.transpose(1, 2).contiguous().transpose(1, 2)
+        super().__init__(model)
+
+    def expert_width(self) -> int:
+        return int(self.config.intermediate_size)
+
+    def attention_rules(self) -> list[AttentionRule]:
+        return [
+            replace(rule, sinks=block.self_attn.sinks.detach().float())
+            for rule, block in zip(super().attention_rules(), self.blocks, strict=True)
+        ]
+
+    def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
+        router = cpu_linear.linear(x, mlp.router.weight, mlp.router.bias, batch=batch)
+        top = router.topk(self.config.num_experts_per_tok, dim=-1)
+        return top.indices, top.values.softmax(-1)
+
+    def expert(self, experts: Any, number: int, x: Tensor, batch: bool) -> Tensor:
+        both = cpu_linear.linear(
+            x, experts.gate_up_proj[number].t(), experts.gate_up_proj_bias[number], batch=batch
+        )
+        limit = float(self.config.swiglu_limit)
+        gate = both[..., ::2].clamp(max=limit)
+        up = both[..., 1::2].clamp(-limit, limit)
+        inner = (up + 1) * (gate * torch.sigmoid(gate * self.config.swiglu_alpha))
+        return cpu_linear.linear(
+            inner, experts.down_proj[number].t(), experts.down_proj_bias[number], batch=batch
+        )

@@ -1,1 +1,0 @@
-"""LoRA adapters in the folders that PEFT writes: what is served, and how they are read."""

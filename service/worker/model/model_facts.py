@@ -1,0 +1,128 @@
+"""A model's sizes and its calibration, read from `calibration.json` in the model folder.
+
+    {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}, "stable_layers": [10, 11]}
+
+`kvstitch tune` writes the file, into the data folder; a model's folder may hold one, too. Without
+it, all methods but those that need its values can be used. It is not part of the model's
+fingerprint, because stored KV does not depend on it. What else it holds is not the worker's
+(service/settings/calibration.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.errors import InvalidRequest, ModelRefused
+from service.shared.model_fingerprint import CALIBRATION_FILE
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes of the served model and its calibration.
+
+    Attributes:
+        layers: number of layers.
+        heads: query heads of a layer.
+        kv_heads: KV heads of a layer.
+        head_scores: for each probe, `[layers, heads]` fp32, not negative, with sum 1.
+        stable_layers: layers in which SamKV decides how much of a document a question needs;
+            empty if not measured.
+        ranks: number of processes that its heads are split over.
+
+    Source:
+        docs/specification.md §1.7 (N*) for `stable_layers`.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_scores: Mapping[str, Tensor] = field(default_factory=dict)
+    stable_layers: tuple[int, ...] = ()
+    ranks: int = 1
+
+    def require_all_heads(self, where: str, name: str) -> None:
+        """Checks that one process has all heads of a layer; for methods that compare them.
+
+        Args:
+            where: fusion or eviction.
+            name: the method.
+
+        Raises:
+            InvalidRequest: they are split over several.
+        """
+        if self.ranks > 1:
+            raise InvalidRequest(
+                f"{where}.method {name} compares all heads of a layer, which --tensor-parallel "
+                f"{self.ranks} splits over processes: ask for another method",
+                field=f"{where}.method",
+            )
+
+
+def read_calibration(
+    folder: Path,
+    *,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    first: Path | None = None,
+    ranks: int = 1,
+) -> ModelFacts:
+    """The facts of the model in `folder`; without a calibration file, its sizes alone.
+
+    Args:
+        folder: the model's.
+        layers: number of layers.
+        heads: query heads of a layer.
+        kv_heads: KV heads of a layer.
+        first: a calibration file whose values go before those of the model's folder.
+        ranks: number of processes that the heads are split over.
+
+    Raises:
+        ModelRefused: a file does not fit the model.
+    """
+    facts = ModelFacts(layers, heads, kv_heads, ranks=ranks)
+    for path in (folder / CALIBRATION_FILE, first):
+        if path is not None and path.exists():
+            found = _read(path, layers, heads, kv_heads)
+            facts = replace(
+                facts,
+                head_scores=found.head_scores or facts.head_scores,
+                stable_layers=found.stable_layers or facts.stable_layers,
+            )
+    return facts
+
+
+def _read(path: Path, layers: int, heads: int, kv_heads: int) -> ModelFacts:
+    try:
+        written = json.loads(path.read_text())
+        scores = {
+            name: _head_scores(rows, layers, heads)
+            for name, rows in written.get("head_scores", {}).items()
+        }
+        stable = tuple(int(layer) for layer in written.get("stable_layers", ()))
+        if any(not 0 <= layer < layers for layer in stable):
+            raise ValueError(f"stable_layers {list(stable)} of a model with {layers} layers")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelRefused(
+            f"{path} is not a calibration of this model ({error}): delete it, or make it again "
+            "with `kvstitch tune`",
+            field="model",
+        ) from error
+    return ModelFacts(layers, heads, kv_heads, scores, stable)
+
+
+def _head_scores(rows: Any, layers: int, heads: int) -> Tensor:
+    scores = torch.tensor(rows, dtype=torch.float32)
+    if tuple(scores.shape) != (layers, heads):
+        raise ValueError(f"head scores of shape {tuple(scores.shape)}, not ({layers}, {heads})")
+    total = scores.sum()
+    if not torch.isfinite(scores).all() or bool((scores < 0).any()) or not total > 0:
+        raise ValueError("head scores must be non-negative with a positive sum")
+    return scores / total

@@ -1,0 +1,207 @@
+"""Rows times the weights of linear modules: every place where a decoder multiplies by weights.
+
+Also the quantising of a model's linear modules when it is loaded (the setting `quantize`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.cpu.weight import Weight, quantised, zeros_in_huge_pages
+
+BITS = {"int8": 8, "int4": 4}
+"""By the setting `quantize`."""
+
+
+class Projection(Protocol):
+    """One linear module, or several that read the same rows, one after the other."""
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        """x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderModel`."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseProjection:
+    """A projection with weights as the checkpoint has them.
+
+    Attributes:
+        weight: `[sum of out, in]`.
+        bias: `[sum of out]`, or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        return cpu_linear.linear(x, self.weight, self.bias, batch=batch)
+
+    @property
+    def stored(self) -> Weight:
+        """The weight for kernels that read quantised ones, too."""
+        return Weight(self.weight, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class QuantisedProjection:
+    """A projection with int8 or int4 weights that kernels read.
+
+    Attributes:
+        stored: `[sum of out, in]`.
+    """
+
+    stored: Weight
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        return cpu_linear.quantised_linear(x, self.stored, batch=batch)
+
+
+@dataclass(frozen=True)
+class ModuleProjection:
+    """A projection by modules of a library, each of which knows how its weights are stored.
+
+    Nothing is known of how they compute: how many rows there are may change a row's result.
+
+    Attributes:
+        modules: that read the same rows.
+    """
+
+    modules: tuple[Any, ...]
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        outs = [module(x) for module in self.modules]
+        return torch.cat(outs, dim=-1) if len(outs) > 1 else outs[0]
+
+
+@dataclass(frozen=True)
+class LayerProjections:
+    """The projections of a layer.
+
+    Attributes:
+        qkv: to queries, keys and values.
+        output: of what was attended.
+        gate_up: of a gated MLP to gate and up; None if the layer has no such MLP.
+        down: of the MLP's inner values; None together with `gate_up`.
+    """
+
+    qkv: Projection
+    output: Projection
+    gate_up: Projection | None
+    down: Projection | None
+
+
+def fuse(*modules: Any) -> Projection:
+    """One product of the modules, which read the same rows; also useful for a single module.
+
+    Parameters are concatenated in huge pages. The modules' own become views of the result, so the
+    modules keep working, and extra memory is needed only for a moment, for one module group.
+    Modules whose weights a library has quantised in a way that kernels do not read are called as
+    they are, one after the other.
+    """
+    if all(_is_plain(module) for module in modules):
+        weight = _concatenated([m.weight for m in modules])
+        biases = [getattr(m, "bias", None) for m in modules]
+        if all(b is None for b in biases):
+            return DenseProjection(weight)
+        assert None not in biases, "projections of one kind all have a bias or none has"
+        return DenseProjection(weight, _concatenated(biases))
+    weights = [quantised_weight(module) for module in modules]
+    readable = [weight for weight in weights if weight is not None]
+    if len(readable) < len(modules):
+        return ModuleProjection(modules)
+    return QuantisedProjection(_concatenated_quantised(readable))
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether it multiplies by a weight and adds a bias, and nothing else."""
+    weight = getattr(module, "weight", None)
+    return (
+        type(module) is nn.Linear
+        and "forward" not in vars(module)  # which libraries replace
+        and type(weight) is nn.Parameter
+        and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    )
+
+
+def _concatenated_quantised(weights: Sequence[Weight]) -> Weight:
+    biases = [weight.bias for weight in weights]
+    return Weight(
+        _concatenated([weight.values for weight in weights]),
+        _concatenated([weight.scales for weight in weights]),
+        None if biases[0] is None else _concatenated(biases),
+    )
+
+
+def _concatenated(parameters: Sequence[Any]) -> Tensor:
+    first = parameters[0].detach()
+    shape = (sum(len(p) for p in parameters), *first.shape[1:])
+    whole = zeros_in_huge_pages(shape, dtype=first.dtype, device=first.device)
+    at = 0
+    with torch.no_grad():
+        for parameter in parameters:
+            part = whole[at : at + len(parameter)]
+            parameter.data = part.copy_(parameter)
+            at += len(parameter)
+    return whole
+
+
+class QuantisedLinear(nn.Module):
+    """A linear module with a quantised weight, in place of transformers' own.
+
+    So transformers' forward, which the start-up check compares with, uses the same weights: it
+    multiplies by the dequantised ones.
+    """
+
+    def __init__(self, linear: nn.Linear, bits: int) -> None:
+        super().__init__()
+        self.weight = quantised(linear.weight, bits)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.dequantised(x.dtype), self.bias)
+
+
+def quantised_weight(module: Any) -> Weight | None:
+    """The quantised weight of a linear module; None if it is stored as kernels do not read it.
+
+    They read torchao's int8 with a scale for each row, too, where activations are not rounded.
+    """
+    weight: Any = getattr(module, "weight", None)
+    if isinstance(module, QuantisedLinear):
+        return Weight(module.weight.values, module.weight.scales, module.bias)
+    if type(module) is not nn.Linear or type(weight).__name__ != "Int8Tensor":
+        return None
+    rounds_rows = any(
+        getattr(weight, name, None) is not None for name in ("act_quant_kwargs", "act_pre_scale")
+    )
+    shift, scale = getattr(weight, "zero_point", None), weight.scale
+    if rounds_rows or scale.shape != (len(weight), 1) or (shift is not None and bool(shift.any())):
+        return None
+    on_cpu = weight.qdata.device.type == "cpu"
+    return Weight(weight.qdata, scale.float().flatten(), module.bias) if on_cpu else None
+
+
+def quantise(model: Any, method: str) -> None:
+    """Replaces the linear modules of the layers and the head. Embeddings and norms stay.
+
+    The head is never below 8 bits: it decides between tokens by itself, after all layers.
+
+    Args:
+        model: a transformers model that `quantisation_fault` finds nothing wrong with, on its
+            device.
+        method: "int8" or "int4".
+
+    """
+    bits = BITS[method]
+    for layer in model.model.layers:
+        linears = [(n, m) for n, m in layer.named_modules() if isinstance(m, nn.Linear)]
+        for name, linear in linears:
+            layer.set_submodule(name, QuantisedLinear(linear, bits))
+    model.lm_head = QuantisedLinear(model.lm_head, 8)

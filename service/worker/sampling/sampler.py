@@ -1,0 +1,193 @@
+"""Chooses the next token from logits.
+
+    logits ── grammar, bias, penalties ──┬── likeliest
+                                         └── temperature ── min-p, top-k, top-p ── draw
+
+The order is vLLM's, so that the same fields mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+
+from service.messages.requests import Sampling
+from service.worker.sampling.grammar import PendingGrammar
+
+LOWEST_TEMPERATURE = 1e-6
+"""Below this, exponents of 32 bits overflow; likelier tokens than the likeliest do not exist."""
+
+
+class Sampler:
+    """Samples the tokens of one sequence, so that they do not depend on others in the batch.
+
+    Args:
+        adjustments: changes the logits by what the answer holds so far; None for no change.
+        grammar: what the answer must be; None for anything.
+
+    Attributes:
+        seed: the request's seed, or a random one if it has none.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        adjustments: LogitAdjustments | None = None,
+        grammar: PendingGrammar | None = None,
+    ) -> None:
+        self._sampling = sampling
+        self._adjustments = adjustments
+        self._grammar = grammar
+        self._random = torch.Generator(device="cpu")
+        if sampling.seed is None:
+            self.seed = self._random.seed() % 2**31
+        else:
+            self.seed = sampling.seed
+        self._random.manual_seed(self.seed)
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the most likely token is always taken, as the model gives it."""
+        greedy = self._sampling.temperature <= 0
+        return greedy and self._adjustments is None and self._grammar is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar lets no token follow those that were sampled."""
+        return self._grammar is not None and self._grammar.get().complete
+
+    def forced(self, most: int) -> list[int]:
+        """At most `most` next tokens, of those that the grammar leaves no choice about."""
+        return [] if self._grammar is None else self._grammar.get().forced()[:most]
+
+    def __call__(self, logits: Tensor) -> int:
+        """Samples a token id from logits `[vocabulary]` fp32. It counts as the answer's next one.
+
+        At temperature 0 it is the most likely token, the one with the lowest id on ties.
+
+        Raises:
+            InvalidRequest: the grammar has become too complex to follow.
+        """
+        if self.takes_likeliest:
+            return int(logits.argmax())
+        scores = logits.to("cpu", torch.float32, copy=True)
+        if self._grammar is not None:
+            self._grammar.get().mask(scores)
+        if self._adjustments is not None:
+            self._adjustments.apply(scores)
+        token = int(scores.argmax()) if self._sampling.temperature <= 0 else self._draw(scores)
+        if self._adjustments is not None:
+            self._adjustments.sampled(token)
+        if self._grammar is not None:
+            self._grammar.get().sampled(token)
+        return token
+
+    def _draw(self, scores: Tensor) -> int:
+        # With the highest score subtracted, so that a temperature near 0 does not overflow.
+        temperature = max(self._sampling.temperature, LOWEST_TEMPERATURE)
+        weights = scores.sub_(scores.max()).div_(temperature).exp_()
+        keep_min_p(weights, self._sampling.min_p)
+        keep_top_k(weights, self._sampling.top_k)
+        keep_top_p(weights, self._sampling.top_p)
+        up_to = weights.double().cumsum(0)
+        point = torch.rand((), generator=self._random, dtype=torch.float64) * up_to[-1]
+        return int(torch.searchsorted(up_to, point, right=True).clamp_(max=len(up_to) - 1))
+
+
+SURELY_ENOUGH = (1e-3, 1e-6)
+"""Weights from which on tokens are sorted for top-p: few have more, and they are mostly enough."""
+
+
+def keep_min_p(weights: Tensor, min_p: float) -> None:
+    """Keeps tokens that are at least `min_p` times as likely as the likeliest; 0 keeps all."""
+    if min_p > 0:
+        weights.masked_fill_(weights < min_p, 0)
+
+
+def keep_top_k(weights: Tensor, top_k: int) -> None:
+    """Keeps the `top_k` likeliest tokens, and those as likely as the last of them; 0 keeps all."""
+    if 0 < top_k < len(weights):
+        weights.masked_fill_(weights < weights.topk(top_k).values[-1], 0)
+
+
+def keep_top_p(weights: Tensor, top_p: float) -> None:
+    """Keeps the smallest set of likeliest tokens that together have `top_p` of the weight.
+
+    The likeliest is always kept; of equally likely ones those with the lowest ids. 1 keeps all.
+    """
+    if top_p >= 1:
+        return
+    enough = top_p * float(weights.double().sum())
+    for least in (*SURELY_ENOUGH, 0.0):
+        index = (weights >= least).nonzero()[:, 0]
+        ordered, place = weights[index].double().sort(descending=True, stable=True)
+        before = ordered.cumsum(0) - ordered
+        if least == 0 or float(before[-1] + ordered[-1]) >= enough:
+            break
+    kept = index[place[: max(1, int((before < enough).sum()))]]
+    values = weights[kept]
+    weights.zero_()[kept] = values
+
+
+class LogitAdjustments:
+    """Bias, penalties and the shortest length of one answer, as vLLM defines them.
+
+    Args:
+        prompt: gives the token ids of the prompt `[n]`, which the repetition penalty counts too.
+        end_ids: tokens that end the answer.
+    """
+
+    def __init__(
+        self, sampling: Sampling, prompt: Callable[[], Tensor], end_ids: Collection[int]
+    ) -> None:
+        self._sampling = sampling
+        self._bias = _items(sampling.logit_bias)
+        self._end_ids = torch.tensor(sorted(end_ids), dtype=torch.int64)
+        self._seen: set[int] = set()
+        if sampling.repetition_penalty != 1:
+            self._seen.update(prompt().tolist())
+        self._counts: dict[int, int] = {}
+        self._tokens = 0
+
+    @staticmethod
+    def of(
+        sampling: Sampling, prompt: Callable[[], Tensor], end_ids: Collection[int]
+    ) -> LogitAdjustments | None:
+        """The adjustments that a request asks for; None if it asks for none."""
+        plain = Sampling()
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+        if sampling.logit_bias or any(getattr(sampling, n) != getattr(plain, n) for n in names):
+            return LogitAdjustments(sampling, prompt, end_ids)
+        return None
+
+    def apply(self, logits: Tensor) -> None:
+        """Changes logits `[vocabulary]` fp32 in place."""
+        if self._tokens < self._sampling.min_tokens:
+            logits[self._end_ids] = -torch.inf
+        if self._bias is not None:
+            logits[self._bias[0]] += self._bias[1]
+        if self._seen:
+            seen = torch.tensor(list(self._seen), dtype=torch.int64)
+            penalty, values = self._sampling.repetition_penalty, logits[seen]
+            logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        counts = _items(self._counts)
+        if counts is not None:
+            per_token = self._sampling.frequency_penalty * counts[1]
+            logits[counts[0]] -= per_token + self._sampling.presence_penalty
+
+    def sampled(self, token: int) -> None:
+        """Notes the answer's next token."""
+        self._tokens += 1
+        if self._sampling.repetition_penalty != 1:
+            self._seen.add(token)
+        if self._sampling.presence_penalty or self._sampling.frequency_penalty:
+            self._counts[token] = self._counts.get(token, 0) + 1
+
+
+def _items(values: dict[int, float] | dict[int, int]) -> tuple[Tensor, Tensor] | None:
+    if not values:
+        return None
+    numbers = torch.tensor(list(values.values()), dtype=torch.float32)
+    return torch.tensor(list(values), dtype=torch.int64), numbers

@@ -1,0 +1,175 @@
+"""What the worker says of itself: its counters, and how busy and how fast its engine is."""
+
+from __future__ import annotations
+
+from kvstore.store_stats import StoreStats, TierStats
+from service import __version__
+from service.messages.replies import Ready, WorkerLoad
+from service.messages.requests import ChunkTokens
+from service.shared.metrics import Sample
+from service.worker.engine.engine import Engine
+from service.worker.loading.chunk_stream import stored_bytes
+from service.worker.methods.bases.fusion import PromptShape
+from service.worker.model.flops import full_prefill
+from service.worker.planner.planner import Planner
+from service.worker.sequences.sequence import EngineSequence
+
+# These exist at 0 from the start. Monitoring sees no increase in a counter that appears with its
+# first failure, so an alert would notice only the second one.
+FAILURES = ("corrupt", "refused", "timeout", "unavailable", "error")
+ALERTED = (
+    *((op, outcome) for op in ("read", "read_blocks") for outcome in FAILURES),
+    *(("scan", outcome) for outcome in ("corrupt", "refused", "foreign")),
+)
+
+
+def tier_values(tier: TierStats) -> list[Sample]:
+    """Samples of one tier: operations, bytes and seconds, and its size."""
+    name = {"tier": tier.name}
+    values: list[Sample] = [
+        ("kvstitch_tier_operations_total", {**name, "op": op, "outcome": outcome}, count)
+        for (op, outcome), count in sorted({**dict.fromkeys(ALERTED, 0), **tier.ops}.items())
+    ]
+    for metric, amounts in (
+        ("kvstitch_tier_operation_seconds_total", tier.seconds),
+        ("kvstitch_tier_transferred_bytes_total", tier.bytes),
+    ):
+        values.extend((metric, {**name, "op": op}, n) for op, n in amounts.items())
+    for metric, known in (
+        ("kvstitch_tier_used_bytes", tier.usage.used_bytes),
+        ("kvstitch_tier_capacity_bytes", tier.usage.capacity_bytes),
+        ("kvstitch_tier_entries", tier.usage.entries),
+        ("kvstitch_tier_evictions_total", tier.usage.evictions),
+    ):
+        if known is not None:
+            values.append((metric, name, known))
+    if tier.usage.servers:
+        values.append(("kvstitch_tier_servers", name, tier.usage.servers))
+        values.append(("kvstitch_tier_servers_down", name, tier.usage.servers_down))
+    values.append(("kvstitch_tier_healthy", name, float(tier.healthy)))
+    values.append(("kvstitch_tier_pending_deletes", name, tier.pending_deletes))
+    return values
+
+
+def store_values(stats: StoreStats) -> list[Sample]:
+    """Samples of the store: its tiers, keys and writes."""
+    values = [value for tier in stats.tiers for value in tier_values(tier)]
+    values.append(("kvstitch_store_new_keys_total", {}, stats.new_keys))
+    values.append(("kvstitch_store_already_present_total", {}, stats.already_present))
+    values.append(("kvstitch_store_dropped_writes_total", {}, stats.dropped_writes))
+    values.append(("kvstitch_store_pending_writes", {}, stats.pending_writes))
+    return values
+
+
+def own_values(ready: Ready, backlog_s: float) -> list[Sample]:
+    """Samples of the worker itself: what it is, and how long a prompt that comes now would wait."""
+    what = {"device": ready.model.device, "version": __version__}
+    return [("kvstitch_worker_info", what, 1.0), ("kvstitch_backlog_seconds", {}, backlog_s)]
+
+
+def engine_values(engine: Engine) -> list[Sample]:
+    """Samples of the engine: sequences by state, pool, decode steps, precompute, gate, planner."""
+    scheduler = engine.scheduler
+    states = {
+        "waiting": len(scheduler.waiting),
+        "prefilling": len(scheduler.prefilling),
+        "running": len(scheduler.running),
+    }
+    values: list[Sample] = [
+        ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
+    ]
+    values.append(("kvstitch_pool_free_ratio", {}, engine.pool_free_share))
+    values.append(("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.kept_share))
+    values.extend(
+        ("kvstitch_continued_prompts_total", {"place": place}, count)
+        for place, count in engine.prefix_cache.counts.items()
+    )
+    if engine.prompts is not None:
+        values.extend(
+            ("kvstitch_stored_prompts_total", {"outcome": outcome}, count)
+            for outcome, count in engine.prompts.counts.items()
+        )
+    values.append(("kvstitch_decode_steps_total", {}, engine.answering.steps))
+    values.extend(
+        ("kvstitch_draft_tokens_total", {"outcome": outcome}, count)
+        for outcome, count in engine.answering.drafts.items()
+    )
+    values.extend(
+        ("kvstitch_precomputed_chunks_total", {"status": status}, count)
+        for status, count in engine.precompute_queue.counts.items()
+    )
+    values.append(("kvstitch_shared_reads_total", {}, engine.streams.shared))
+    if engine.gate is not None:
+        values.extend(engine.gate.values())
+    return values + (_planner_values(engine.planner) if engine.planner is not None else [])
+
+
+def _planner_values(planner: Planner) -> list[Sample]:
+    values: list[Sample] = [
+        ("kvstitch_planner_segments_total", {"decision": decision}, count)
+        for decision, count in planner.counts.items()
+    ]
+    for tier, (latency, bandwidth) in planner.tiers.known().items():
+        values.append(("kvstitch_tier_estimated_latency_seconds", {"tier": tier}, latency))
+        values.append(("kvstitch_tier_estimated_bytes_per_second", {"tier": tier}, bandwidth))
+    rate = 1 / planner.compute.flop_s
+    values.append(("kvstitch_prefill_estimated_flops_per_second", {}, rate))
+    return values
+
+
+SAMPLE_TOKENS = 512  # length of the prompt and of the chunk by which a token is reckoned
+LOOKED_AT = 16  # sequences of a long queue; the others are reckoned to be like these
+DIGITS = 4  # of reported seconds, so that small changes are not worth a message
+
+
+class LoadMeter:
+    """Measures one engine, on the engine's thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._token_flops = full_prefill(engine.decoder, SAMPLE_TOKENS) / SAMPLE_TOKENS
+        chunk = ChunkTokens(0, [0] * SAMPLE_TOKENS)
+        address = engine.admission.addresses([], [chunk], "none", "")[1]
+        assert address is not None
+        self._token_bytes = stored_bytes(address) / SAMPLE_TOKENS
+
+    def measure(self) -> WorkerLoad:
+        """The load now."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        compute, decode = engine.estimator.compute, engine.decode_times
+        token_s = self._token_flops * compute.flop_s
+        backlog_s = 0.0
+        queue = [*scheduler.prefilling, *scheduler.waiting]
+        for sequence in queue[:LOOKED_AT]:
+            rows = _rows(sequence, engine.decoder.layers)
+            backlog_s += max(0.0, compute.overhead_s + rows * token_s - sequence.computed_s)
+        backlog_s *= max(1.0, len(queue) / LOOKED_AT)
+        if scheduler.running:  # decode steps take half of the time
+            backlog_s *= 2.0
+        return WorkerLoad(
+            backlog_s=round(backlog_s, DIGITS),
+            running=len(scheduler.running) + len(scheduler.prefilling),
+            token_s=token_s,
+            overhead_s=compute.overhead_s,
+            step_s=decode.overhead,
+            step_sequence_s=decode.slope,
+            token_bytes=self._token_bytes,
+            tiers={
+                tier: (latency, 1 / bandwidth)
+                for tier, (latency, bandwidth) in engine.estimator.tiers.known().items()
+            },
+        )
+
+
+def _rows(sequence: EngineSequence, layers: int) -> int:
+    """Rows that its prefill computes, as far as is known."""
+    if sequence.reuse is not None:
+        return sequence.prompt_tokens - sequence.reuse.tokens
+    if not sequence.segments:  # the method reads nothing, or the chunks have not been looked up
+        return sequence.prompt_tokens
+    loads = [load for load in sequence.segments[1:] if load is not None]
+    documents = [len(load.address.ids) for load in loads if load.usable]
+    uncached = sum(sequence.document_tokens) - sum(documents)
+    question = len(sequence.request.question)
+    shape = PromptShape(sequence.prompt_tokens, question, layers, uncached, documents)
+    return question + uncached + sequence.fusion.recomputed_tokens(shape)

@@ -1,0 +1,67 @@
+"""Fake models: deterministic, and they need no files and no network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from retriever.embedders.base import CountedVectors, Vectors
+
+
+class HashingEmbedder:
+    """Deterministic across processes and machines; needs no files and no `start`."""
+
+    name = "hashing"
+    revision = "crc32-1"
+
+    def __init__(self, dim: int = 256) -> None:
+        self.dim = dim
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        return self.embed_counted(texts).vectors
+
+    def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
+        vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
+        words = [re.findall(r"\w+", text.lower()) for text in texts]
+        for row, text in enumerate(texts):
+            # A text without words counts as one word, so that no vector has length 0.
+            for word in words[row] or [text]:
+                vectors[row, crc32(word.encode()) % self.dim] += 1.0
+        norms: Vectors = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return CountedVectors(vectors / norms, sum(map(len, words)))
+
+
+class OverlapReranker:
+    """Deterministic; needs no model and no network."""
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        wanted = _words(query)
+        return [len(wanted & _words(text)) / max(1, len(wanted)) for text in texts]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
+class WordCounter:
+    """Counts each run of word characters, and each other visible character, as one token."""
+
+    revision = "words-1"
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        return [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]

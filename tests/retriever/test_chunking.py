@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+
+import pytest
+from tokenizers import Tokenizer
+
+from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, TokenizerCounter, split
+from retriever.errors import InvalidDocument
+from retriever.text_boundaries import is_inside_character
+from tests.fakes.models import WordCounter
+
+COUNTERS = ("bytes", "word_pieces", "words")
+PIECES = [
+    "word",
+    " the",
+    "Sentence ends here. ",
+    "\n\n",
+    "\r\n",
+    "\r\n\r\n",
+    "\n# Heading\n",
+    "\n## Two\n",
+    "漢字仮名交じり文。",
+    "中文字符",
+    "👨‍👩‍👧‍👦",
+    "🇩🇪🇫🇷",
+    "e\u0301\u0323",
+    "👍🏽",
+    "x" * 40,
+    "\t",
+    "    ",
+    "\x00",
+    "\u00a0",
+    "؟ العربية ",
+    "क्षि",
+    "...!?",
+    "\u2028",
+    "[SEP]",
+]
+
+
+def titled(title: str, text: str) -> str:
+    return f"{title}\n{text}\n"
+
+
+def words(text: str, max_tokens: int) -> list[str]:
+    spans = split(text, tokenizer=WordCounter(), max_tokens=max_tokens)
+    return [text[span.start : span.end] for span in spans]
+
+
+def assert_covers(text: str, spans: list[ChunkSpan]) -> None:
+    assert spans[0].start == 0 and spans[-1].end == len(text)
+    assert all(left.end == right.start for left, right in pairwise(spans))
+    assert all(span.start < span.end for span in spans)
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+@pytest.mark.parametrize("seed", range(40))
+def test_any_text_is_covered_within_the_limit(
+    counters: dict[str, TokenCounter], counter: str, seed: int
+) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choices(PIECES, k=rng.randrange(1, 300)))
+    title = "".join(rng.choices(PIECES, k=rng.randrange(0, 3)))
+    # The longest title takes some 100 tokens; above it any character fits.
+    max_tokens = rng.choice([150, 256, 512])
+    tokenizer = counters[counter]
+    spans = split(text, tokenizer=tokenizer, max_tokens=max_tokens, render=titled, title=title)
+    if not text.strip():
+        assert spans == []
+        return
+    assert_covers(text, spans)
+    for span in spans:
+        rendered = titled(title, text[span.start : span.end])
+        assert span.tokens == len(tokenizer.encode_offsets(rendered)) <= max_tokens
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+@pytest.mark.parametrize("seed", range(20))
+def test_small_limits_hold_too(counters: dict[str, TokenCounter], counter: str, seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    text = "a" + "".join(rng.choices(PIECES, k=60))
+    spans = split(text, tokenizer=counters[counter], max_tokens=rng.randrange(4, 24))
+    assert_covers(text, spans)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\r\n\t \u3000"])
+def test_nothing_to_read_gives_no_chunks(text: str) -> None:
+    assert split(text, tokenizer=WordCounter()) == []
+
+
+def test_what_fits_is_one_chunk() -> None:
+    assert words("# A\n\nOne. Two.\n\n# B\n\nThree.", 100) == ["# A\n\nOne. Two.\n\n# B\n\nThree."]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("a b c d e. f\n\ng h\n# i j k l m n o p", "a b c d e. f\n\ng h\n"),
+        ("a b c d e\n\nf g. h i j k l m n o p", "a b c d e\n\n"),
+        ("a b c d e\r\n\r\nf g. h i j k l m n o p", "a b c d e\r\n\r\n"),
+        ("a b c d e f. g h\ni j k l m n o p", "a b c d e f. "),
+        ('a b c d "e f." g h i j k l m n o p', 'a b c d "e f." '),
+        ("a b c d e f\ng h i j k l m n o p", "a b c d e f\n"),
+        ("a b c d e f g h i j  k l m n o p", "a b c d e f g h i j  "),
+    ],
+)
+def test_best_border_of_the_second_half_wins(text: str, first: str) -> None:
+    assert words(text, 10)[0] == first
+
+
+def test_border_in_the_first_half_does_not_leave_a_small_chunk() -> None:
+    assert words("a.\n\nb c d e f g h i j k l m n", 10)[0] == "a.\n\nb c d e f g h i "
+
+
+def test_cjk_is_cut_after_its_full_stop(counters: dict[str, TokenCounter]) -> None:
+    text = "これは文です。" * 50
+    spans = split(text, tokenizer=counters["bytes"], max_tokens=100)
+    assert len(spans) > 5
+    assert all(text[span.end - 1] == "。" for span in spans)
+
+
+def test_huge_word_is_cut_into_full_chunks(counters: dict[str, TokenCounter]) -> None:
+    spans = split("q" * 10_000, tokenizer=counters["bytes"], max_tokens=64)
+    assert_covers("q" * 10_000, spans)
+    assert all(span.tokens > 50 for span in spans[:-1])
+
+
+@pytest.mark.parametrize(
+    "unit", ["👨‍👩‍👧‍👦", "🇩🇪", "e\u0301", "👍🏽", "\r\n", "🏴\U000e0067\U000e0062\U000e007f"]
+)
+def test_what_is_seen_as_one_character_stays_whole(
+    counters: dict[str, TokenCounter], unit: str
+) -> None:
+    text = "a" + unit * 200
+    spans = split(text, tokenizer=counters["bytes"], max_tokens=96)
+    assert len(spans) > 1
+    assert not any(is_inside_character(text, span.start) for span in spans)
+
+
+def test_whitespace_ahead_of_a_word_does_not_count_as_a_chunk_of_its_own() -> None:
+    assert words("a b c d" + " " * 1000 + "e f g h", 4) == ["a b c d" + " " * 1000, "e f g h"]
+
+
+def test_limit_counts_title_and_frame() -> None:
+    text = "a b c d e f g h i j k l"
+    spans = split(text, tokenizer=WordCounter(), max_tokens=6, render=titled, title="x y")
+    assert [span.tokens for span in spans] == [6, 6, 6]
+
+
+def test_title_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(InvalidDocument, match="title"):
+        split("a b c", tokenizer=WordCounter(), max_tokens=4, render=titled, title="a b c d e")
+
+
+def test_character_that_does_not_fit_is_refused(counters: dict[str, TokenCounter]) -> None:
+    with pytest.raises(InvalidDocument, match="character at 0"):
+        split("👍👍", tokenizer=counters["bytes"], max_tokens=2)
+
+
+def test_counter_ignores_truncation_and_special_tokens(byte_tokenizer: Tokenizer) -> None:
+    truncating = Tokenizer.from_str(byte_tokenizer.to_str())
+    truncating.enable_truncation(4)
+    counter = TokenizerCounter(truncating)
+    assert len(counter.encode_offsets("q z " * 50)) >= 100
+    assert len(counter.encode_offsets("<|end|>")) > 1
+    assert truncating.truncation is not None
+
+
+def test_fingerprint_follows_limit_tokenizer_and_template(
+    counters: dict[str, TokenCounter],
+) -> None:
+    settings = [
+        ChunkSettings(WordCounter(), 64),
+        ChunkSettings(WordCounter(), 65),
+        ChunkSettings(WordCounter(), 64, titled),
+        ChunkSettings(counters["bytes"], 64),
+        ChunkSettings(counters["word_pieces"], 64),
+    ]
+    assert len({setting.fingerprint for setting in settings}) == len(settings)
+    assert settings[0].fingerprint == ChunkSettings(WordCounter(), 64).fingerprint
+
+
+@pytest.mark.parametrize("unit", ["a", ".", '."', "\n", "\n   ", "# x\n", "🇩", "ab\r\n", "。"])
+def test_time_is_linear(unit: str) -> None:
+    def seconds(size: int) -> float:
+        text = (unit * size)[:size] + "x"
+        start = time.process_time()
+        split(text, tokenizer=WordCounter(), render=titled)
+        return time.process_time() - start
+
+    seconds(1000)
+    # Quadratic time would be 64 times as long; the constant forgives a noisy machine.
+    assert seconds(160_000) < 24 * seconds(20_000) + 0.2

@@ -1,0 +1,47 @@
+"""Trials by a formula, so that it is known which candidate is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tuning.candidates import Candidate
+from tuning.prompts import Prompt
+from tuning.trial import Trial
+
+Errors = Callable[[Candidate, Prompt], float]
+
+
+def cost(candidate: Candidate) -> float:
+    """Roughly that of the methods: a share for the question, and the ratio."""
+    parameters = dict(candidate.parameters)
+    rows = float(parameters.get("ratio", 0.0)) + 0.01 * float(parameters.get("first", 0.0))
+    return 0.05 + rows + 0.02 * float(parameters.get("selection_layer", 1))
+
+
+class FakeRunner:
+    """Records what it was asked; `seconds` is called for every trial, as time that passes."""
+
+    def __init__(self, kl: Errors, pass_time: Callable[[], None] = lambda: None) -> None:
+        self._kl = kl
+        self._pass_time = pass_time
+        self.asked: list[tuple[str, str]] = []
+
+    def measure(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Iterator[list[Trial]]:
+        for candidate in candidates:
+            self.asked.append((prompt.key, candidate.key))
+            self._pass_time()
+            yield [self._trial(prompt, candidate)]
+
+    def _trial(self, prompt: Prompt, candidate: Candidate) -> Trial:
+        kl = self._kl(candidate, prompt)
+        size = {"raw": 1000, "int8": 510, "int4": 260}[candidate.codec]
+        return Trial(
+            prompt=prompt.key, configuration=candidate.key, tokens=prompt.tokens, answer_tokens=10,
+            kl_first=kl, kl=kl, agree_first=1.0, agreement=max(0.0, 1 - kl), same=float(kl < 0.05),
+            operations=cost(candidate), seconds=cost(candidate), full_seconds=1.0, bytes=size,
+            kept=1.0,
+        )  # fmt: skip
+
+
+def prompts(task: str, count: int) -> list[Prompt]:
+    return [Prompt(task, (1, 2), ((3, number), (4, 5)), (6,)) for number in range(count)]

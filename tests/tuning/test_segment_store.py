@@ -1,0 +1,49 @@
+"""A prompt's stored KV goes with it; what many prompts' documents stand behind is computed once."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from weakref import ref
+
+import pytest
+import torch
+
+from service.worker.api import DecoderModel
+from tests.service.worker.tiny import D1, D2, D3, Q, S, tiny
+from tuning.prompts import Prompt, SegmentStore, part_store
+
+BEHIND = [[], [tuple(D3)]]
+PROMPT = Prompt("", tuple(S), (tuple(D1), tuple(D2)), tuple(Q), (), {"primer": BEHIND})
+
+
+@pytest.fixture
+def decoder() -> DecoderModel:
+    return tiny("llama").decoder
+
+
+@torch.inference_mode()
+def test_a_part_is_computed_once_for_all_prompts(decoder: DecoderModel) -> None:
+    parts = part_store()
+    first = SegmentStore(decoder, parts).segments(PROMPT, "primer", "raw")
+    held = parts.usage().entries
+    assert held
+    other = replace(PROMPT, question=(5, 6))
+    again = SegmentStore(decoder, parts).segments(other, "primer", "raw")
+    assert parts.usage().entries == held
+    for one, two in zip(first, again, strict=True):
+        assert one is not None and two is not None
+        assert torch.equal(one.layer(1)[0], two.layer(1)[0])
+
+
+@torch.inference_mode()
+def test_a_prompt_that_is_measured_leaves_nothing(decoder: DecoderModel) -> None:
+    gc.disable()
+    try:
+        store = SegmentStore(decoder, part_store())
+        store.segments(PROMPT, "system", "raw")
+        alive = ref(store)
+        del store
+        assert alive() is None
+    finally:
+        gc.enable()

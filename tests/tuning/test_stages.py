@@ -1,0 +1,134 @@
+"""The stages find what is best, keep to their time, and refuse a choice that does not hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.worker.methods.api import ModelFacts
+from tests.tuning.fake_runner import Errors, FakeRunner, cost, prompts
+from tuning.candidates import Candidate, fixed_defaults
+from tuning.prompts import Prompt
+from tuning.records import TimeBudget, Trials
+from tuning.stages import Stages
+
+FIXED = fixed_defaults("none")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def tick(self) -> None:
+        self.now += 1.0
+
+
+def error_of(candidate: Candidate, prompt: Prompt) -> float:
+    """question_scout behind S is best, the more the better; int8 costs little, int4 much."""
+    method = {"question_scout": 0.05, "a3": 0.1}.get(candidate.method, 0.2)
+    modes = {"system": 0.0, "primer": 0.02, "neighbours": 0.03, "bos": 0.05, "none": 0.1}
+    mode = modes[candidate.prefix_mode]
+    codec = {"raw": 0.0, "int8": 0.001, "int4": 0.3}[candidate.codec]
+    ratio = float(dict(candidate.parameters).get("ratio", 0.0))
+    slow = 0.001 * len(candidate.parameters)
+    return method * (1 - ratio) + mode + codec + slow + 0.0001 * prompt.documents[0][1]
+
+
+def stages_of(
+    folder: Path, kl: Errors = error_of, *, seconds: float = 1e6, count: int = 8
+) -> tuple[Stages, FakeRunner]:
+    clock = Clock()
+    budget = TimeBudget(folder / "time.json", seconds, clock=clock)
+    budget.load()
+    runner = FakeRunner(kl, clock.tick)
+    trials = Trials(folder / "trials.jsonl", runner, budget, lambda *_: None)
+    made = Stages(
+        trials, prompts("dev", count), prompts("test", count), FIXED,
+        facts=ModelFacts(12, 4, 2), has_bos=True, seed=0,
+    )  # fmt: skip
+    return made, runner
+
+
+def choose(stages: Stages) -> tuple[Candidate, Candidate]:
+    """What is chosen on the development part, and what is recommended after the test."""
+    screened = stages.screen()
+    prefixed = stages.prefix(screened)
+    allowed = [s for s in prefixed.summaries if cost(s.candidate) <= cost(FIXED) * 1.02]
+    raw = min(allowed, key=lambda s: s.kl.mean).candidate
+    best = stages.codec_of(stages.storage(raw), raw)
+    return best, stages.holding(stages.test(screened, best), best).candidate
+
+
+def test_the_best_is_found(tmp_path: Path) -> None:
+    best, recommended = choose(stages_of(tmp_path)[0])
+    assert best == recommended
+    assert (best.method, best.prefix_mode, best.codec) == ("question_scout", "system", "int8")
+    assert dict(best.parameters)["ratio"] == 0.15
+
+
+def test_what_does_not_hold_on_the_test_part_is_not_recommended(tmp_path: Path) -> None:
+    def misleading(candidate: Candidate, prompt: Prompt) -> float:
+        good = error_of(candidate, prompt)
+        return good if prompt.task == "dev" or candidate == FIXED else 1.0 + good
+
+    best, recommended = choose(stages_of(tmp_path, misleading)[0])
+    assert best.method == "question_scout" and recommended == FIXED
+
+
+def test_raw_chunks_where_only_the_codec_does_not_hold(tmp_path: Path) -> None:
+    def codec_fails(candidate: Candidate, prompt: Prompt) -> float:
+        fails = prompt.task == "test" and candidate.codec == "int8"
+        return error_of(candidate, prompt) + fails
+
+    best, recommended = choose(stages_of(tmp_path, codec_fails)[0])
+    assert best.codec == "int8" and recommended.codec == "raw"
+    assert recommended.method == "question_scout"
+
+
+def test_screening_halves_and_keeps_the_frontier(tmp_path: Path) -> None:
+    screened = stages_of(tmp_path)[0].screen()
+    assert screened.prompts == 8
+    assert len(screened.left) < len(screened.summaries) / 2
+    left = {s.candidate.label for s in screened.left}
+    assert "question_scout ratio=0.15 · system" in left
+    assert fixed_defaults("system").label in left  # the cost that is compared with
+    dropped = [s for s in screened.summaries if s not in screened.left]
+    assert all(len(s.trials) in (2, 4) for s in dropped)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 150.0, 400.0])
+def test_every_stage_ends_in_time_but_measures_something(tmp_path: Path, seconds: float) -> None:
+    stages, runner = stages_of(tmp_path, seconds=seconds, count=50)
+    _, recommended = choose(stages)
+    asked = [(p, c) for p, c in runner.asked]
+    assert len(asked) == len(set(asked))
+    assert recommended.method == "question_scout"
+    overtime = max(0, len(asked) - seconds)
+    assert overtime <= 170  # two prompts in every stage, four in the last
+
+
+def test_a_stopped_run_measures_only_what_is_missing(tmp_path: Path) -> None:
+    whole, first = stages_of(tmp_path / "whole", seconds=300.0), tmp_path / "parts"
+    for folder in (tmp_path / "whole", first):
+        folder.mkdir()
+    expected = choose(whole[0])
+
+    class Killed(Exception):
+        pass
+
+    def kill(candidate: Candidate, prompt: Prompt) -> float:
+        if len(cut.asked) > 100:
+            raise Killed
+        return error_of(candidate, prompt)
+
+    stages, cut = stages_of(first, kill, seconds=300.0)
+    with pytest.raises(Killed):
+        choose(stages)
+    again, rest = stages_of(first, seconds=300.0)
+    assert choose(again) == expected
+    assert not set(rest.asked) & set(cut.asked[:-1])
+    assert len(rest.asked) + 100 == len(whole[1].asked)

@@ -1,0 +1,194 @@
+"""A configuration to try: fusion method, prefix mode, codec and eviction, by their names.
+
+The configurations that are tried: which methods, over which range of costs.
+
+Every stage asks for its own part, because the parts multiply: methods and their amounts first, then
+prefix modes, codecs and evictions of those that have turned out well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from service.settings.calibration import BUILT_IN_FUSION
+from service.worker.api import make_eviction, make_fusion
+from service.worker.methods.api import EvictionMethod, FusionMethod, ModelFacts
+
+Parameters = tuple[tuple[str, Any], ...]
+"""Names and values of a method's parameters; those left out have the method's defaults."""
+
+FULL_PREFILL = "vanilla"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration.
+
+    Attributes:
+        method: name of the fusion method.
+        parameters: of the fusion method.
+        prefix_mode: what chunks are precomputed behind.
+        codec: that chunks are stored with.
+        eviction: name of the eviction method; empty: nothing is evicted.
+        eviction_parameters: of the eviction method.
+    """
+
+    method: str
+    parameters: Parameters = ()
+    prefix_mode: str = "none"
+    codec: str = "raw"
+    eviction: str = ""
+    eviction_parameters: Parameters = ()
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Candidate:
+        """What `fields` wrote."""
+        fusion, eviction = dict(fields["fusion"]), dict(fields["eviction"] or {})
+        return cls(
+            fusion.pop("method"),
+            _parameters(fusion),
+            fields["prefix_mode"],
+            fields["codec"],
+            eviction.pop("method", ""),
+            _parameters(eviction),
+        )
+
+    @property
+    def key(self) -> str:
+        """16 hex characters that identify it, with the values of all parameters."""
+        text = (
+            f"{self.fusion_method()!r} {self.prefix_mode} {self.codec} {self.eviction_method()!r}"
+        )
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """For people: `a3 ratio=0.15 · system · int8`; what is usual is left out."""
+        parts = [_call(self.method, self.parameters), self.prefix_mode]
+        if self.codec != "raw":
+            parts.append(self.codec)
+        if self.eviction:
+            parts.append(_call(self.eviction, self.eviction_parameters))
+        return " · ".join(parts)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As requests and settings name them; ready for JSON."""
+        eviction = {"method": self.eviction, **dict(self.eviction_parameters)}
+        return {
+            "fusion": {"method": self.method, **dict(self.parameters)},
+            "prefix_mode": self.prefix_mode,
+            "codec": self.codec,
+            "eviction": eviction if self.eviction else None,
+        }
+
+    def fusion_method(self) -> FusionMethod:
+        """The method.
+
+        Raises:
+            UnknownMethod: there is none of this name.
+            InvalidRequest: a parameter is wrong.
+        """
+        return make_fusion(self.method, dict(self.parameters))
+
+    def eviction_method(self) -> EvictionMethod | None:
+        """The eviction method, None if nothing is evicted; raises as `fusion_method` does."""
+        return (
+            make_eviction(self.eviction, dict(self.eviction_parameters)) if self.eviction else None
+        )
+
+
+def _parameters(values: Mapping[str, Any]) -> Parameters:
+    return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in values.items())
+
+
+def _call(name: str, parameters: Parameters) -> str:
+    written = (f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+               for key, value in parameters)  # fmt: skip
+    return " ".join([name, *written])
+
+
+RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
+ENDS = (4, 20, 32)
+"""First and last tokens of every document that LegoLink recomputes."""
+PREFIX_MODES = ("none", "bos", "system", "primer", "neighbours")
+CODECS = ("int8", "int4")
+EVICTIONS = ("snapkv", "ada_snapkv", "h2o", "kvec", "streaming_llm")
+BUDGETS = (0.75, 0.5)
+"""Of a typical prompt's tokens, kept by an eviction method."""
+SPARSE_TOKENS = 256
+"""SamKV keeps shorter documents whole, so there is nothing to gain from it."""
+LAYER_SHARES = (0.07, 0.13, 0.2, 0.27, 0.33)
+"""Depths at which A3 may rank tokens; a deeper one means more layers computed for every token."""
+
+LAYER_METHOD, LAYER_RATIO = "a3", 0.15
+"""Ranks tokens at one layer, which is looked for at the ratio of the papers."""
+
+
+def fixed_defaults(prefix_mode: str) -> Candidate:
+    """What the service uses where nothing was tuned."""
+    parameters = {name: value for name, value in BUILT_IN_FUSION.items() if name != "method"}
+    return Candidate(str(BUILT_IN_FUSION["method"]), tuple(parameters.items()), prefix_mode)
+
+
+def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Candidate]:
+    """All methods over their range of costs, with chunks stored raw in one prefix mode.
+
+    Args:
+        prefix_mode: what chunks are precomputed behind.
+        layers: of the model.
+        document_tokens: median length of a prompt's documents.
+    """
+    named: list[tuple[str, Parameters]] = [("full_reuse", ()), ("pie", ())]
+    named += [("legolink", (("first", k), ("last", k))) for k in ENDS]
+    named += [
+        (name, (("ratio", ratio),))
+        for name in ("a3", "cacheblend", "question_scout", "infoflow")
+        for ratio in RATIOS
+    ]
+    named += [
+        (LAYER_METHOD, (("ratio", LAYER_RATIO), ("selection_layer", layer)))
+        for layer in selection_layers(layers)
+    ]
+    if document_tokens >= SPARSE_TOKENS:
+        named.append(("samkv", ()))
+    found = [Candidate(name, parameters, prefix_mode) for name, parameters in named]
+    return _distinct([fixed_defaults(prefix_mode), *found])
+
+
+def selection_layers(layers: int) -> list[int]:
+    """Layers at which A3 is tried besides the paper's, 1."""
+    wanted = {math.ceil(share * layers) for share in LAYER_SHARES}
+    return sorted(layer for layer in wanted if 1 < layer < layers)
+
+
+def prefix_modes(of: Sequence[Candidate], *, has_bos: bool) -> list[Candidate]:
+    """The same candidates in the other prefix modes; `bos` is `none` for a model without BOS."""
+    modes = [mode for mode in PREFIX_MODES if has_bos or mode != "bos"]
+    return _distinct(replace(c, prefix_mode=mode) for c in of for mode in modes)
+
+
+def codecs(of: Candidate) -> list[Candidate]:
+    """The same candidate with smaller codecs."""
+    return [replace(of, codec=codec) for codec in CODECS]
+
+
+def evictions(of: Candidate, *, prompt_tokens: float, facts: ModelFacts) -> list[Candidate]:
+    """The same candidate with evictions of a typical prompt."""
+    names = [*EVICTIONS, *(["headkv"] if facts.head_scores else [])]
+    return [
+        replace(of, eviction=name, eviction_parameters=(("budget", int(share * prompt_tokens)),))
+        for share in BUDGETS
+        for name in names
+    ]
+
+
+def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    found: dict[str, Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.key, candidate)
+    return list(found.values())

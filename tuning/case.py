@@ -1,0 +1,229 @@
+"""One prompt with stored segments in one prefix mode and codec, to be prefilled by any method.
+
+The prefill is the engine's. The question rows' queries are taken out through the hook with which
+eviction methods observe.
+
+Decoding after prefill, with the engine's own decode steps.
+
+Full prefill answers greedily. Every other sequence is fed this answer, to compare logits, and then
+answers by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvstore import EncodedChunk
+from service.worker.api import Capture, DecoderModel, SequenceKV, decode_step, prefill_prompt
+from service.worker.methods.api import (
+    CachedSegment,
+    DenseMethod,
+    EvictionMethod,
+    LayerView,
+    PrefillResult,
+    PromptLayout,
+    attention_probabilities,
+)
+from tuning.prompts import Prompt, SegmentStore
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, ready to be prefilled.
+
+    Attributes:
+        decoder: the model.
+        layout: the prompt.
+        segments: stored KV of its segments; None for empty ones.
+        kv: where its KV goes.
+        attention_scores: attention that full prefill's question rows pay each token, summed over
+            layers, heads and rows, `[n]` fp32. Only the oracle may rank by it.
+    """
+
+    decoder: DecoderModel
+    layout: PromptLayout
+    segments: Sequence[EncodedChunk | None]
+    kv: SequenceKV
+    attention_scores: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        decoder: DecoderModel,
+        prompt: Prompt,
+        store: SegmentStore,
+        kv: SequenceKV,
+        *,
+        prefix_mode: str,
+        codec: str,
+        attention_scores: Tensor,
+    ) -> Case:
+        segments = store.segments(prompt, prefix_mode, codec)
+        layout = PromptLayout.of(
+            prompt.system,
+            prompt.documents,
+            prompt.question,
+            uncached=[segment is None for segment in segments],
+            prefixes=store.prefixes(prompt, prefix_mode),
+            device=decoder.device,
+        )
+        return cls(decoder, layout, segments, kv, attention_scores)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(segment.nbytes for segment in self.segments if segment is not None)
+
+    def prefill(
+        self,
+        method: DenseMethod,
+        *,
+        segments: Sequence[CachedSegment | None] | None = None,
+        capture: Capture | None = None,
+    ) -> PrefillResult:
+        """Prefills the prompt; `segments` replaces the stored KV."""
+        cached = self.segments if segments is None else segments
+        return prefill_prompt(
+            self.decoder,
+            self.layout,
+            cached,
+            method,
+            self.kv,
+            eviction=QuestionQueries(),
+            capture=capture,
+        )
+
+
+class Recipe(Protocol):
+    """A way to prefill that needs the prompt to choose its method, or that runs more than once."""
+
+    def run(self, case: Case) -> PrefillResult: ...
+
+
+@dataclass(frozen=True)
+class QuestionQueries(EvictionMethod):
+    """Evicts nothing; observes the question rows' queries `[|Q|, heads, d]` of every layer."""
+
+    def applies(self, layout: PromptLayout) -> bool:
+        return True  # whatever the budget is, because nothing is evicted
+
+    def observe(self, view: LayerView) -> Tensor:
+        # The question is computed at every layer, and its rows are the last ones.
+        return view.q[len(view.rows) - len(view.layout.question_rows) :].clone()
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The KV and the question's queries after a prefill."""
+
+    decoder: DecoderModel
+    layout: PromptLayout
+    kv: SequenceKV
+    queries: Sequence[Tensor] = field(repr=False)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Views of K (after RoPE) and V, `[kv_heads, n, d]`; valid until the KV is released."""
+        return self.kv.prompt_layer(layer, self.layout.tokens)
+
+    def question_attention(self, layer: int) -> Tensor:
+        """Softmax weights `[heads, |Q|, n]` fp32 of the question's rows at a layer."""
+        k, _ = self.layer(layer)
+        rows = self.layout.question_rows
+        rule = self.decoder.rules[layer]
+        return attention_probabilities(self.queries[layer], k, rows, self.decoder.scale, rule=rule)
+
+    def attention_scores(self) -> Tensor:
+        """The question's attention to each token, summed over layers, heads and rows, `[n]`."""
+        total = torch.zeros(self.layout.tokens, device=self.layout.ids.device)
+        for layer in range(self.decoder.layers):
+            total += self.question_attention(layer).sum((0, 1))
+        return total
+
+
+NEXT = 32
+"""How many answer tokens after the first are compared."""
+
+
+@dataclass
+class Answering:
+    """A prefilled prompt of `prompt_tokens` tokens, and the answer tokens so far."""
+
+    kv: SequenceKV
+    prompt_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    lora: str = ""
+
+    @property
+    def position(self) -> int:
+        return self.prompt_tokens + len(self.tokens) - 1
+
+
+def greedy(decoder: DecoderModel, kv: SequenceKV, n: int, first: Tensor) -> Tensor:
+    """Full prefill's logits `[m, vocabulary]` along its own greedy answer.
+
+    The last logits predict the end token, or are those after `NEXT` tokens.
+    """
+    answering, logits = Answering(kv, n), [first]
+    while len(logits) <= NEXT:
+        answering.tokens.append(int(logits[-1].argmax()))
+        if answering.tokens[-1] in decoder.end_ids:
+            break
+        logits.append(decode_step(decoder, [answering])[0])
+    return torch.stack(logits)
+
+
+def forced(
+    decoder: DecoderModel, filled: Sequence[tuple[SequenceKV, Tensor]], n: int, taught: Tensor
+) -> Tensor:
+    """Logits of every sequence when it is fed a given answer.
+
+    Args:
+        decoder: the model.
+        filled: KV and first logits of every sequence.
+        n: tokens of the prompt.
+        taught: the answer, `[m]`; its last token is not fed.
+
+    Returns:
+        `[sequences, m, vocabulary]`.
+    """
+    answering = [Answering(kv, n) for kv, _ in filled]
+    logits = [torch.stack([first for _, first in filled])]
+    for token in taught[:-1].tolist():
+        for each in answering:
+            each.tokens.append(token)
+        logits.append(decode_step(decoder, answering))
+    return torch.stack(logits, dim=1)
+
+
+def free(
+    decoder: DecoderModel,
+    kvs: Sequence[SequenceKV],
+    n: int,
+    taught: Tensor,
+    logits: Tensor,
+) -> list[list[int]]:
+    """Greedy answers of the sequences that `forced` ran, without the end token.
+
+    Each continues from where its own choice first differs from `taught`; KV after that is dropped.
+    """
+    answers, running = [], []
+    for kv, own in zip(kvs, logits.argmax(-1), strict=True):
+        differs = torch.nonzero(own != taught).flatten()
+        common = int(differs[0]) if len(differs) else len(taught) - 1
+        kv.set_length(n + common)
+        each = Answering(kv, n, [*taught[:common].tolist(), int(own[common])])
+        answers.append(each)
+        if len(differs):
+            running.append(each)
+    while running := [each for each in running if _goes_on(decoder, each)]:
+        for each, step in zip(running, decode_step(decoder, running), strict=True):
+            each.tokens.append(int(step.argmax()))
+    return [[t for t in each.tokens if t not in decoder.end_ids] for each in answers]
+
+
+def _goes_on(decoder: DecoderModel, each: Answering) -> bool:
+    return each.tokens[-1] not in decoder.end_ids and len(each.tokens) <= NEXT

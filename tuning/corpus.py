@@ -1,0 +1,272 @@
+"""The documents to tune on, and prompts over them as the service would build them.
+
+Passages are found by the service's retriever and written by its prompt builder, so that what is
+measured is what is served.
+
+Copies a collection out of PostgreSQL into a catalog file, with the vectors that it has there.
+
+Nothing is written to the database: tuning chooses companions, which a shared catalog would keep.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from retriever import Chunk, Document, Kind, Retriever, Scope
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.tables import catalog_database
+from retriever.chunking import ChunkSpan
+from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.errors import CatalogError
+from service.errors import InvalidRequest, InvalidSetting
+from service.gateway.api import PromptBuilder, make_embedder
+from service.prompt import Turn
+from service.settings import Settings
+from tuning.case import NEXT
+from tuning.prompts import Prompt
+
+PAGE = 500
+KINDS: tuple[Kind, Kind] = ("primer", "neighbours")
+CATALOG = "catalog.db"
+
+
+class Corpus:
+    """Documents that can be searched, as one collection of the service.
+
+    Args:
+        retriever: a started retriever that holds them.
+        prompts: the served model's prompt builder.
+        settings: of the service: how passages are searched.
+        scope: the tenant's collection.
+        max_context: tokens that the model takes.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        prompts: PromptBuilder,
+        settings: Settings,
+        scope: Scope,
+        *,
+        max_context: int,
+    ) -> None:
+        self._retriever = retriever
+        self._prompts = prompts
+        self._settings = settings
+        self._scope = scope
+        self._max_context = max_context
+        self._chosen: dict[tuple[Kind, int], Sequence[Sequence[int]]] = {}
+
+    def passages(self, count: int, rng: random.Random) -> list[Chunk]:
+        """Up to `count` passages in random order, each of another document while there are some."""
+        by_document = [self._retriever.chunks_of(doc, scope=self._scope) for doc in self._names()]
+        for chunks in by_document:
+            rng.shuffle(chunks)
+        rng.shuffle(by_document)
+        found: list[Chunk] = []
+        while len(found) < count and any(by_document):
+            found += [chunks.pop() for chunks in by_document if chunks]
+        return found[:count]
+
+    def prompt(self, question: str, *, task: str) -> Prompt:
+        """The prompt that the service would answer this question from.
+
+        Raises:
+            PromptTooLong: it does not fit into the model's context with an answer.
+        """
+        mode, top_k = self._settings.retrieval, self._prompts.format.top_k
+        ranked = self._retriever.search(question, top_k, scope=self._scope, mode=mode)
+        passages = self._prompts.format.in_prompt_order(ranked)
+        plan = self._prompts.plan(
+            self._prompts.segments([passage.chunk for passage in passages]),
+            self._prompts.encode_question([Turn("user", question)]),
+            max_context=self._max_context - NEXT - 2,
+        )
+        documents = tuple(tuple(document.ids) for document in plan.documents)
+        chunks = [passage.chunk for passage in passages]
+        behind: dict[str, Sequence[Sequence[Sequence[int]]]] = {
+            kind: [(), *(self._companions(kind, chunk) for chunk in chunks[1:])] for kind in KINDS
+        }
+        return Prompt(task, tuple(plan.system), documents, tuple(plan.question), behind=behind)
+
+    def _companions(self, kind: Kind, chunk: Chunk) -> Sequence[Sequence[int]]:
+        """What the service would compute this chunk behind, as token ids."""
+        known = self._chosen.get((kind, chunk.chunk_id))
+        if known is None:
+            found = self._retriever.companions.choose(
+                chunk,
+                kind,
+                scope=self._scope,
+                count=self._settings.companions,
+                max_tokens=(self._max_context - self._prompts.format.chunk_tokens) // 2,
+            )
+            known = self._chosen[kind, chunk.chunk_id] = [self._prompts.segment(c) for c in found]
+        return known
+
+    @property
+    def documents(self) -> int:
+        return self._retriever.counts(scope=self._scope).documents
+
+    def _names(self) -> Iterator[str]:
+        cursor = None
+        while True:
+            page = self._retriever.list_documents(PAGE, cursor, scope=self._scope)
+            yield from (document.doc_id for document in page.documents)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+
+@contextmanager
+def of_documents(
+    documents: list[Document],
+    prompts: PromptBuilder,
+    settings: Settings,
+    *,
+    max_context: int,
+) -> Iterator[Corpus]:
+    """A corpus of documents that are given.
+
+    Raises:
+        InvalidRequest: none of them can be indexed.
+    """
+    with _folder() as folder, _started(folder, prompts, settings) as retriever:
+        results = retriever.ingest(documents)
+        if not any(result.chunks for result in results):
+            why = next((str(r.error) for r in results if r.error), "there is no text in them")
+            raise InvalidRequest(f"no document can be used: {why}", field="documents")
+        yield Corpus(retriever, prompts, settings, Scope(), max_context=max_context)
+
+
+@contextmanager
+def of_collection(
+    collection: str,
+    prompts: PromptBuilder,
+    settings: Settings,
+    *,
+    max_context: int,
+) -> Iterator[Corpus]:
+    """A collection of the service's data folder or database, also while the service runs.
+
+    The catalog of a folder is copied, because an index has one owner; of a database only the
+    collection is. The copy is gone at the end: a document that is deleted later must be nowhere.
+
+    Raises:
+        InvalidRequest: there is no such collection.
+        InvalidSetting: the database cannot be read.
+    """
+    if settings.database:
+        from tuning.corpus import copy_collection
+
+        with _folder() as folder:
+            copy_collection(settings.database, Scope(collection=collection), folder / CATALOG)
+            yield from _collection(folder, collection, prompts, settings, max_context)
+        return
+    source = settings.data_dir / CATALOG
+    if not source.is_file():
+        raise InvalidRequest(f"{settings.data_dir} holds no documents", field="collection")
+    with _folder() as folder:
+        with (
+            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as served,
+            closing(sqlite3.connect(folder / CATALOG)) as copy,
+        ):
+            served.backup(copy)
+        yield from _collection(folder, collection, prompts, settings, max_context)
+
+
+def _collection(
+    folder: Path, collection: str, prompts: PromptBuilder, settings: Settings, max_context: int
+) -> Iterator[Corpus]:
+    with _started(folder, prompts, settings) as retriever:
+        scope = Scope(collection=collection)
+        if not retriever.counts(scope=scope).chunks:
+            known = ", ".join(name for name, _ in retriever.collections()) or "none"
+            raise InvalidRequest(
+                f"there is no collection {collection!r} with documents; there are: {known}",
+                field="collection",
+            )
+        yield Corpus(retriever, prompts, settings, scope, max_context=max_context)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kvstitch-tune-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _started(folder: Path, prompts: PromptBuilder, settings: Settings) -> Iterator[Retriever]:
+    retriever = Retriever.in_folder(folder, make_embedder(settings), prompts.chunking())
+    retriever.start()
+    try:
+        yield retriever
+    finally:
+        retriever.close()
+
+
+PAGE = 500
+
+
+def copy_collection(url: str, scope: Scope, file: Path) -> None:
+    """Make a catalog of this collection alone; an unknown one makes an empty catalog.
+
+    A document that is replaced or deleted meanwhile may be left out.
+
+    Args:
+        url: of the database.
+        scope: the tenant's collection.
+        file: the new catalog; needs room for the collection's texts and vectors.
+
+    Raises:
+        InvalidSetting: the database cannot be read.
+    """
+    source, target = Catalog(catalog_database(url, connections=2)), Catalog(file)
+    try:
+        source.start()
+        target.start()
+        for space in source.spaces():
+            _copy(source, target, scope, space)
+    except CatalogError as error:
+        raise InvalidSetting(f"database (KVSTITCH_DATABASE): {error}") from error
+    finally:
+        target.close()
+        source.close()
+
+
+def _copy(source: Catalog, target: Catalog, scope: Scope, space: EmbeddingSpace) -> None:
+    vectors: dict[int, Vectors] = {}
+    for found, ids, rows in source.vectors(space):
+        if found == scope:
+            vectors |= zip(ids.tolist(), rows, strict=True)
+    for doc_id in _names(source, scope):
+        stored = source.get(doc_id, scope=scope)
+        chunks = source.chunks_of(doc_id, scope=scope)
+        if stored is None or not all(chunk.chunk_id in vectors for chunk in chunks):
+            continue
+        spans = [ChunkSpan(chunk.char_start, chunk.char_end, chunk.tokens) for chunk in chunks]
+        of_chunks = np.array([vectors[chunk.chunk_id] for chunk in chunks], dtype=np.float32)
+        target.upsert(
+            stored.document,
+            stored.info.revision,
+            spans,
+            of_chunks.reshape(len(spans), space.dim),
+            space,
+            scope=scope,
+        )
+
+
+def _names(source: Catalog, scope: Scope) -> Iterator[str]:
+    cursor = None
+    while True:
+        page = source.page(PAGE, cursor, scope=scope)
+        yield from (document.doc_id for document in page.documents)
+        cursor = page.next_cursor
+        if cursor is None:
+            return

@@ -1,0 +1,136 @@
+"""Prompts as token ids, and stored KV of their segments, computed as the service does it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from weakref import WeakMethod
+
+from kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
+from service.worker.api import Address, Addressing, ChunkPrefill, DecoderModel, compute_chunk
+from service.worker.methods.api import Prefix
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as token ids.
+
+    Attributes:
+        answers: the accepted texts, empty if none is known.
+        behind: for a prefix mode in which other documents stand between S and a document when it is
+            precomputed, these, for each document. Further modes to compare have names that begin
+            with `primer` or `neighbours`.
+    """
+
+    task: str
+    system: tuple[int, ...]
+    documents: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...]
+    answers: tuple[str, ...] = ()
+    behind: Mapping[str, Sequence[Sequence[Sequence[int]]]] = field(
+        default_factory=dict, compare=False
+    )
+
+    @property
+    def tokens(self) -> int:
+        return len(self.system) + sum(map(len, self.documents)) + len(self.question)
+
+    @property
+    def key(self) -> str:
+        """16 hex characters that identify the prompt."""
+        text = json.dumps([self.task, self.system, self.documents, self.question, self.answers])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+PARTS_BYTES = 1 << 30
+
+
+def part_store() -> MemoryTier:
+    """For what the documents of all prompts stand behind."""
+    return MemoryTier(PARTS_BYTES, name="parts")
+
+
+class SegmentStore:
+    """The segments of one prompt, as the engine would read them from the memory tier.
+
+    Args:
+        parts: shared by the stores of all prompts of this model.
+    """
+
+    def __init__(self, decoder: DecoderModel, parts: MemoryTier) -> None:
+        self._decoder = decoder
+        # A reference both ways would keep the KV of many prompts until the next collection of
+        # garbage, which comes rarely.
+        read = WeakMethod(self._read)
+
+        def read_part(address: Address) -> Future[EncodedChunk | None]:
+            own = read()
+            assert own is not None
+            return own(address)
+
+        self._chunks = ChunkPrefill(decoder, read_part)
+        # There is one model, so the fingerprint need not tell models apart.
+        self._addressing = Addressing(decoder, fingerprint="fidelity", codec="raw")
+        self._parts = parts
+        self._encoded: dict[tuple[str, str], EncodedChunk] = {}
+
+    def prefixes(self, prompt: Prompt, prefix_mode: str) -> list[Prefix]:
+        """What each document is precomputed behind."""
+        return [
+            self._document(prompt, number, prefix_mode).prefix if ids else Prefix()
+            for number, ids in enumerate(prompt.documents)
+        ]
+
+    def segments(
+        self, prompt: Prompt, prefix_mode: str, codec: str
+    ) -> Sequence[EncodedChunk | None]:
+        """S first, then the documents; None for an empty one."""
+        return [
+            None if address is None else self._chunk(address, codec)
+            for address in self._addresses(prompt, prefix_mode)
+        ]
+
+    def _addresses(self, prompt: Prompt, prefix_mode: str) -> list[Address | None]:
+        documents = [
+            self._document(prompt, number, prefix_mode) if ids else None
+            for number, ids in enumerate(prompt.documents)
+        ]
+        return [self._addressing.system(prompt.system, "") if prompt.system else None, *documents]
+
+    def _document(self, prompt: Prompt, number: int, prefix_mode: str) -> Address:
+        ids = prompt.documents[number]
+        behind = prompt.behind.get(prefix_mode)
+        if behind is None:
+            return self._addressing.document(ids, prefix_mode, prompt.system, "")
+        mode = "neighbours" if prefix_mode.startswith("neighbours") else "primer"
+        return self._addressing.document(ids, mode, prompt.system, "", behind[number])
+
+    def _chunk(self, address: Address, codec: str) -> EncodedChunk:
+        found = self._encoded.get((address.key, codec))
+        if found is None:
+            raw = codec == "raw"
+            found = compute_chunk(self._chunks, address) if raw else self._encode(address, codec)
+            self._encoded[address.key, codec] = found
+        return found
+
+    def _read(self, address: Address) -> Future[EncodedChunk | None]:
+        """What another chunk stands behind: computed when it is first asked for."""
+        part = self._parts.read(address.key)
+        if part is None:
+            part = self._chunk(address, "raw")
+            with suppress(TierFull):
+                self._parts.put(address.key, part)
+        found: Future[EncodedChunk | None] = Future()
+        found.set_result(part)
+        return found
+
+    def _encode(self, address: Address, codec: str) -> EncodedChunk:
+        """What precompute would store with another codec: it encodes the same tensors."""
+        raw = self._chunk(address, "raw")
+        layers = [raw.layer(layer) for layer in range(self._decoder.layers)]
+        spec = replace(address.spec, codec=codec)
+        return encode_chunk(spec, [k for k, _ in layers], [v for _, v in layers])

@@ -1,0 +1,154 @@
+"""The outcome of a run as JSON: the report, and the calibration that the service reads.
+
+What an operator should know about the measured documents, whatever is recommended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from service.prompt import COMPANION_MODES
+from tuning.run import Outcome, Plan
+from tuning.stages import Stage
+from tuning.statistics import Estimate, Summary
+
+GATE_MARGIN = 0.05
+"""The gate tolerates this much less agreement than the lower end of the measured interval."""
+GATE_FACTOR = 2.0
+"""The gate tolerates this many times the upper end of the measured mean KL."""
+GATE_PROMPTS = 20
+"""From fewer prompts no bounds follow: all of four first tokens agree with most methods."""
+LEAST_KL = 0.01
+"""Nats; a tighter bound would be about rounding."""
+
+
+def evidence(outcome: Outcome, plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the figures rest on; `about` names model, machine and versions."""
+    return {
+        **about,
+        "seed": plan.seed,
+        "minutes": plan.minutes,
+        "spent_s": round(outcome.spent_s),
+        "documents": outcome.documents,
+        "questions": outcome.questions,
+        "prompt_tokens_median": outcome.prompt_tokens,
+        "prompts": {name: stage.prompts for name, stage in outcome.stages.items()},
+        "head_probes": {"tried": outcome.model.probes, "answered": outcome.model.answered},
+        "layer_documents": outcome.model.documents,
+        "kl_minus_fixed_defaults": _estimate(outcome.against_fixed.difference),
+        "prompts_won_against_fixed_defaults": round(outcome.against_fixed.won, 3),
+    }
+
+
+def calibration(outcome: Outcome, model: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The fields of calibration.json that this run decides.
+
+    Args:
+        outcome: of the run.
+        model: fingerprint of the model.
+        found: the evidence.
+    """
+    best, tested = outcome.recommended, outcome.stages["test"]
+    return {
+        "model": model,
+        "defaults": {**best.candidate.fields, "eviction": None, **gate_bounds(best)},
+        "measured": [_row(s) for s in tested.summaries if not s.candidate.eviction],
+        "evidence": found,
+        **outcome.model.fields,
+        "selection_layer": outcome.selection_layer,
+    }
+
+
+def gate_bounds(best: Summary) -> dict[str, float]:
+    """What the correctness gate may demand of the recommended settings without false alarms.
+
+    It compares first tokens, so the bounds come from those; none if there are too few.
+    """
+    if len(best.trials) < GATE_PROMPTS:
+        return {}
+    return {
+        "gate_min_agreement": round(max(0.0, best.agree_first.low - GATE_MARGIN), 3),
+        "gate_max_kl": round(max(LEAST_KL, GATE_FACTOR * best.kl_first.high), 4),
+    }
+
+
+def report(outcome: Outcome, found: dict[str, Any]) -> dict[str, Any]:
+    """All stages with all candidates, and what was made of them."""
+    stages = [_stage(stage) for stage in outcome.stages.values()]
+    return {
+        "recommended": _row(outcome.recommended),
+        "fixed_defaults": _row(outcome.fixed),
+        "best_on_development_part": _row(outcome.chosen),
+        "selection_layer": outcome.selection_layer,
+        "stable_layers": outcome.model.stable_layers,
+        "evidence": found,
+        "stages": stages,
+        "warnings": warnings(stages),
+    }
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    rows = sorted(stage.summaries, key=lambda s: (s.operations, s.kl.mean))
+    return {"name": stage.name, "prompts": stage.prompts, "candidates": [_row(s) for s in rows]}
+
+
+def _row(s: Summary) -> dict[str, Any]:
+    return {
+        "label": s.candidate.label,
+        **s.candidate.fields,
+        "prompts": len(s.trials),
+        "kl": _estimate(s.kl),
+        "kl_first": _estimate(s.kl_first),
+        "agreement": _estimate(s.agreement),
+        "agree_first": _estimate(s.agree_first),
+        "same_answer": _estimate(s.same),
+        "operations": round(s.operations, 4),
+        "ttft_ratio": round(s.ttft, 4),
+        "ttft_s": round(s.seconds, 4),
+        "bytes": round(s.bytes),
+        "kept": round(s.kept, 4),
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in asdict(estimate).items()}
+
+
+Row = Mapping[str, Any]
+
+
+def warnings(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One sentence for each prefix mode that puts other chunks before a chunk and does harm.
+
+    Args:
+        stages: of `report`.
+    """
+    rows = [r for s in stages if s["name"] == "prefix" for r in s["candidates"]]
+    return [text for mode in COMPANION_MODES for text in _harm(mode, rows)]
+
+
+def _harm(mode: str, rows: list[Row]) -> Iterator[str]:
+    pairs = [
+        (row["kl"]["mean"], alone["kl"]["mean"])
+        for row in rows
+        if row["prefix_mode"] == mode
+        for alone in rows
+        if alone["prefix_mode"] == "system" and _same_but_mode(row, alone)
+    ]
+    if not pairs:
+        return
+    behind, alone = (fmean(each) for each in zip(*pairs, strict=True))
+    if behind > alone:
+        yield (
+            f"prefix_mode {mode} does harm on these documents: KL {behind:.3g} nats per token, "
+            f"behind the system prompt alone {alone:.3g} (mean of {len(pairs)} configurations). "
+            "Chunks stand behind others than those that they are asked with: use system, or put "
+            "documents of different kinds into collections of their own."
+        )
+
+
+def _same_but_mode(a: Row, b: Row) -> bool:
+    return all(a[name] == b[name] for name in ("fusion", "codec", "eviction"))

@@ -1,0 +1,201 @@
+"""One run of `kvstitch tune`: prompts are made, stages run, and the outcome is put together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.errors import InvalidRequest, PromptTooLong
+from service.worker.api import DecoderModel
+from service.worker.methods.api import ModelFacts
+from tuning import questions as question_making
+from tuning.candidates import LAYER_METHOD, LAYER_RATIO, fixed_defaults
+from tuning.case import NEXT
+from tuning.corpus import Corpus
+from tuning.model_calibration import ModelCalibration, measured
+from tuning.prompts import Prompt
+from tuning.records import TimeBudget, Trials
+from tuning.stages import Stage, Stages
+from tuning.statistics import Bootstrap, Comparison, Summary, best_within, versus
+from tuning.trial import TrialRunner
+
+MOST_PROMPTS = 100
+"""Of the development part and of the test part each."""
+CALIBRATED_SHARE = 0.1
+"""Of the time budget, for heads and layers."""
+CALIBRATED_PASSAGES = 64
+MEMORY_BYTES = 1 << 30
+"""Of KV that is held at the same time."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do.
+
+    Attributes:
+        out: folder of its records and report.
+        minutes: that it may take, those before it was stopped included.
+        seed: of everything that is drawn.
+        questions: the user's own; empty: they are made from the documents.
+        prefix_mode: of the fixed defaults: what the service would use.
+    """
+
+    out: Path
+    minutes: float
+    seed: int
+    questions: Sequence[str]
+    prefix_mode: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has found out.
+
+    Attributes:
+        stages: by name, in their order.
+        fixed: the fixed defaults on the test part.
+        chosen: what was best on the development part, on the test part.
+        recommended: what holds on the test part.
+        against_fixed: mean KL per token, recommended minus fixed, in pairs.
+        selection_layer: at which A3 ranked best on the development part.
+        questions: how many were made or given, and how.
+        documents: how many there are.
+        prompt_tokens: median length of a prompt.
+        spent_s: seconds that the run has taken.
+        trials: that were made in this part of the run.
+        model: heads and layers.
+    """
+
+    stages: dict[str, Stage]
+    fixed: Summary
+    chosen: Summary
+    recommended: Summary
+    against_fixed: Comparison
+    selection_layer: int
+    questions: str
+    documents: int
+    prompt_tokens: int
+    spent_s: float
+    trials: int
+    model: ModelCalibration
+
+
+def run(
+    plan: Plan,
+    corpus: Corpus,
+    decoder: DecoderModel,
+    facts: ModelFacts,
+    *,
+    model_folder: Path,
+    records: Path,
+    has_bos: bool,
+    on_progress: Callable[[str, int, int], None],
+) -> Outcome:
+    """Run, or go on with, what `plan` says.
+
+    Args:
+        plan: what to do.
+        corpus: the documents.
+        decoder: the model.
+        facts: its sizes and calibration.
+        model_folder: the model's.
+        records: the file that trials are appended to; what is in it is not measured again.
+        has_bos: whether the model has a token that begins every prompt.
+        on_progress: as in `Trials`.
+
+    Raises:
+        InvalidRequest: there are too few documents or questions.
+    """
+    plan.out.mkdir(parents=True, exist_ok=True)
+    budget = TimeBudget(records.with_suffix(".time.json"), 60 * plan.minutes)
+    budget.load()
+    prompts, how = _prompts(plan, corpus)
+    heads_end = budget.spent + CALIBRATED_SHARE * budget.seconds
+    passages = corpus.passages(CALIBRATED_PASSAGES, random.Random(plan.seed))
+    model = measured(
+        records.with_suffix(".model.json"),
+        decoder,
+        model_folder,
+        [passage.text for passage in passages],
+        seed=plan.seed,
+        time_is_up=lambda: budget.spent >= heads_end,
+    )
+    facts = model.facts(facts)
+    budget.save()
+    half = (len(prompts) + 1) // 2
+    development, test = prompts[:half][:MOST_PROMPTS], prompts[half:][:MOST_PROMPTS]
+    longest = max(prompt.tokens for prompt in (*development, *test))
+    runner = TrialRunner(decoder, facts, longest=longest, memory_bytes=MEMORY_BYTES)
+    trials = Trials(records, runner, budget, on_progress)
+    fixed = fixed_defaults(plan.prefix_mode)
+    stages = Stages(trials, development, test, fixed, facts=facts, has_bos=has_bos, seed=plan.seed)
+    screened = stages.screen()
+    prefixed = stages.prefix(screened)
+    cost = max(
+        screened.find(fixed_defaults("system")).operations,
+        min(s.operations for s in prefixed.summaries),
+    )
+    raw = best_within(prefixed.summaries, cost).candidate
+    stored = stages.storage(raw)
+    best = stages.codec_of(stored, raw)
+    tested = stages.test(screened, best)
+    recommended = stages.holding(tested, best)
+    budget.save()
+    return Outcome(
+        stages={stage.name: stage for stage in (screened, prefixed, stored, tested)},
+        fixed=tested.find(fixed),
+        chosen=tested.find(best),
+        recommended=recommended,
+        against_fixed=versus(
+            recommended, tested.find(fixed), Bootstrap(tested.prompts, seed=plan.seed)
+        ),
+        selection_layer=_selection_layer(screened),
+        questions=how,
+        documents=corpus.documents,
+        prompt_tokens=sorted(p.tokens for p in prompts)[len(prompts) // 2],
+        spent_s=budget.spent,
+        trials=trials.made,
+        model=model,
+    )
+
+
+def _prompts(plan: Plan, corpus: Corpus) -> tuple[list[Prompt], str]:
+    """Prompts in random order, and how their questions came about."""
+    rng = random.Random(plan.seed)
+    if plan.questions:
+        questions, how = list(plan.questions), "given"
+    else:
+        passages = corpus.passages(2 * MOST_PROMPTS, rng)
+        questions = question_making.of_passages([p.text for p in passages], rng)
+        how = "made from sentences of the documents"
+    rng.shuffle(questions)
+    made, too_long = list[Prompt](), 0
+    for question in questions[: 2 * MOST_PROMPTS]:
+        try:
+            made.append(corpus.prompt(question, task="tune"))
+        except PromptTooLong:
+            too_long += 1
+    found = [p for p in made if any(p.documents)]
+    if len(found) < 2:
+        raise InvalidRequest(
+            f"there are {len(found)} questions with passages that fit into the model's context "
+            f"with {NEXT + 2} tokens of answer ({too_long} are too long): two at least are "
+            "needed. Give more documents or --questions, or a lower --top-k or --chunk-tokens",
+            field="documents",
+        )
+    return found, f"{len(found)} questions, {how}"
+
+
+def _selection_layer(screened: Stage) -> int:
+    """The layer at which A3 at the usual ratio ranked best, over prompts common to all layers."""
+    tried = [
+        s
+        for s in screened.summaries
+        if s.candidate.method == LAYER_METHOD
+        and dict(s.candidate.parameters)["ratio"] == LAYER_RATIO
+    ]
+    common = min(len(s.trials) for s in tried)
+    best = min(tried, key=lambda s: sum(t.kl for t in s.trials[:common]))
+    return int(dict(best.candidate.parameters).get("selection_layer", 1))
