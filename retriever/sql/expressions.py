@@ -45,7 +45,8 @@ class among(FunctionElement[bool]):  # noqa: N801: it is used as a function
         values: The values, or the name of a parameter that brings them.
     """
 
-    type = sa.Boolean()
+    # Not Boolean: SQLite has no such type, so `= 1` would be added, and no index be used.
+    type = sa.types.NullType()
     inherit_cache = True
 
     def __init__(self, column: sa.ColumnElement[Any], values: Collection[Any] | str) -> None:
