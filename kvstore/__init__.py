@@ -25,12 +25,20 @@ from kvstore.format.chunk import EncodedChunk, encode_chunk
 from kvstore.format.chunk_blocks import EncodedBlocks
 from kvstore.format.chunk_header import ChunkHeader, chunk_file_bytes, parse_header
 from kvstore.format.chunk_identity import BLOCK_TOKENS, ChunkSpec, chunk_key
-from kvstore.read_outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadOutcome
+from kvstore.outcomes import (
+    BadBlock,
+    BlocksOutcome,
+    ExtraOutcome,
+    ReadOutcome,
+    ReadProblem,
+    StoreStats,
+    TierStats,
+)
 from kvstore.store import TieredStore
 from kvstore.tiers.memory_tier import MemoryTier
 from kvstore.tiers.redis.redis_tier import RedisTier
-from kvstore.tiers.s3.bucket import Place as S3Place
-from kvstore.tiers.s3.s3_tier import S3Tier
+from kvstore.tiers.s3_bucket import Place as S3Place
+from kvstore.tiers.s3_tier import S3Tier
 from kvstore.tiers.ssd.ssd_tier import SsdTier
 
 __all__ = [
@@ -49,13 +57,16 @@ __all__ = [
     "KvStoreError",
     "MemoryTier",
     "ReadOutcome",
+    "ReadProblem",
     "RedisTier",
     "S3Place",
     "S3Tier",
     "SsdTier",
     "StoreConfigError",
+    "StoreStats",
     "TierError",
     "TierFull",
+    "TierStats",
     "TierTimeout",
     "TierUnavailable",
     "TieredStore",

@@ -1,4 +1,4 @@
-"""Wraps one tier with what all tiers need, so that its faults never fail a request.
+"""A tier whose faults never fail a request.
 
 It verifies what is read, remembers headers, and retries failed deletes until they succeed. A broken
 tier or bad bytes become a problem in the result.
@@ -21,7 +21,7 @@ from kvstore.format.chunk_blocks import (
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.extra_tensors import EncodedExtra, parse_extra
-from kvstore.store_stats import TierStats
+from kvstore.outcomes import TierStats
 from kvstore.tier_caller import CallResult, TierCaller
 from kvstore.tiers.base import Tier, TierUsage
 
@@ -163,7 +163,7 @@ class FaultTolerantTier:
         return self._caller.count_found("read_extra", result, nbytes)
 
     def put(self, key: str, chunk: EncodedChunk) -> bool:
-        """Store a chunk; False when the tier did not take it."""
+        """Store a chunk; return False if the tier did not take it."""
         with self._lock:
             # A pending delete is of this same content, which is wanted again now.
             self._pending_deletes.discard(key)
@@ -178,7 +178,7 @@ class FaultTolerantTier:
         return result.value is not None
 
     def put_extra(self, key: str, extra: EncodedExtra) -> bool:
-        """Store extra tensors; False when the tier did not take them.
+        """Store extra tensors; return False if the tier did not take them.
 
         Disk and shared tiers take them only if they hold the chunk itself.
         """
@@ -191,9 +191,8 @@ class FaultTolerantTier:
         return kept
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Which of these keys the tier holds; none if it cannot be asked."""
-        result = self._caller.call("contains", lambda: self._tier.contains(keys))
-        self._caller.count("contains", result.problem or "ok")
+        """Return which of these keys the tier holds; none if it does not answer."""
+        result = self._caller.ask("contains", lambda: self._tier.contains(keys))
         return self._without_pending_deletes(result.value or set())
 
     def delete(self, keys: Collection[str]) -> int | None:
@@ -203,18 +202,16 @@ class FaultTolerantTier:
             How many copies were deleted; None when it failed and will be retried.
         """
         self._forget(keys)
-        result = self._caller.call("delete", lambda: self._tier.delete(keys))
-        self._caller.count("delete", result.problem or "ok")
+        result = self._caller.ask("delete", lambda: self._tier.delete(keys))
         if result.problem is not None:
             with self._lock:
                 self._pending_deletes.update(keys)
         return result.value
 
     def delete_all(self) -> bool:
-        """Delete every key; False when some could not be listed or deleted: call it again."""
-        result = self._caller.call("keys", lambda: set(self._tier.keys()))
-        self._caller.count("keys", result.problem or "ok")
-        return result.value is not None and self.delete(result.value) is not None
+        """Delete every key; return False if some could not be listed or deleted: call it again."""
+        held = self._keys()
+        return held is not None and self.delete(held) is not None
 
     def retry_deletes(self) -> None:
         """Try the failed deletes again, a few at a time: a slow tier gets some of them done."""
@@ -228,15 +225,12 @@ class FaultTolerantTier:
                 self._pending_deletes.difference_update(some)
 
     def keys(self) -> set[str]:
-        """All keys the tier holds; none if it cannot be asked."""
-        result = self._caller.call("keys", lambda: set(self._tier.keys()))
-        self._caller.count("keys", result.problem or "ok")
-        return self._without_pending_deletes(result.value or set())
+        """Return all keys the tier holds; none if it does not answer."""
+        return self._without_pending_deletes(self._keys() or set())
 
     def stats(self) -> TierStats:
-        """A snapshot of the counters, and what the tier holds now if it can be asked."""
-        result = self._caller.call("usage", self._tier.usage)
-        self._caller.count("usage", result.problem or "ok")
+        """Return the counters, and what the tier holds now if it answers."""
+        result = self._caller.ask("usage", self._tier.usage)
         ops, nbytes, seconds = self._caller.counted()
         with self._lock:
             pending = len(self._pending_deletes)
@@ -250,6 +244,9 @@ class FaultTolerantTier:
             healthy=self._caller.healthy,
             pending_deletes=pending,
         )
+
+    def _keys(self) -> set[str] | None:
+        return self._caller.ask("keys", lambda: set(self._tier.keys())).value
 
     def _delete_if_bad(self, key: str, problem: str | None) -> None:
         if problem in ("corrupt", "refused"):

@@ -14,22 +14,18 @@ from typing import Self
 
 from torch import Tensor
 
-from kvstore import tiered_extras
-from kvstore.background_writes import BackgroundWrites
+from kvstore import tiered_parts
 from kvstore.circuit_breaker import BreakerSettings
-from kvstore.deletion_epoch import DeletionEpoch
+from kvstore.coordination import DeletionEpoch, SingleFlight
 from kvstore.errors import StoreConfigError, TierUnavailable
 from kvstore.fault_tolerant_tier import FaultTolerantTier
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_blocks import block_selection, check_selection
 from kvstore.format.chunk_identity import ChunkSpec, require_chunk_key, require_extra_name
 from kvstore.format.extra_tensors import encode_extra
-from kvstore.read_outcomes import BlocksOutcome, ExtraOutcome, ReadOutcome, ReadProblem
-from kvstore.single_flight import SingleFlight
-from kvstore.store_stats import StoreStats
-from kvstore.tiered_blocks import read_blocks
+from kvstore.outcomes import BlocksOutcome, ExtraOutcome, ReadOutcome, ReadProblem, StoreStats
 from kvstore.tiers.base import Tier
-from kvstore.write_behind import QueueLimits
+from kvstore.write_behind import BackgroundWrites, QueueLimits
 
 
 class TieredStore:
@@ -181,7 +177,7 @@ class TieredStore:
         selection = block_selection(layer_blocks)
         if expect is not None:
             check_selection(selection, expect)
-        return read_blocks(self._tiers, require_chunk_key(key), selection, expect)
+        return tiered_parts.read_blocks(self._tiers, require_chunk_key(key), selection, expect)
 
     def put_extra(self, key: str, name: str, version: int, tensors: Mapping[str, Tensor]) -> bool:
         """Store extra tensors beside a chunk, in place of older ones with that name.
@@ -204,7 +200,7 @@ class TieredStore:
         """
         require_chunk_key(key)
         extra = encode_extra(name, version, tensors, key=key)
-        return tiered_extras.put_extra(
+        return tiered_parts.put_extra(
             self._tiers, self._writer, self._deletions, key, extra, write_to=self._write_to
         )
 
@@ -219,7 +215,7 @@ class TieredStore:
         """
         require_chunk_key(key)
         require_extra_name(name)
-        return tiered_extras.read_extra(self._tiers, self._deletions, key, name, version)
+        return tiered_parts.read_extra(self._tiers, self._deletions, key, name, version)
 
     def locate(self, keys: Collection[str]) -> dict[str, str]:
         """The name of the fastest tier that holds each key; keys that no tier holds are absent."""

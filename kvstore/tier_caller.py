@@ -1,4 +1,4 @@
-"""Makes the calls to one tier: asks its circuit breaker, turns exceptions into results, counts."""
+"""Calls to one tier: through its circuit breaker, with results for exceptions, and counted."""
 
 import logging
 import threading
@@ -95,6 +95,12 @@ class TierCaller:
             self._seconds[op] += time.perf_counter() - started
         return CallResult(value, problem)
 
+    def ask(self, op: str, work: Callable[[], T | None]) -> CallResult[T]:
+        """Do the work like `call`, and count it under its problem, or as ok."""
+        result = self.call(op, work)
+        self.count(op, result.problem or "ok")
+        return result
+
     def count(self, op: str, outcome: str, nbytes: int = 0, times: int = 1) -> None:
         with self._lock:
             self._ops[op, outcome] += times
@@ -107,7 +113,7 @@ class TierCaller:
         return result
 
     def counted(self) -> tuple[dict[tuple[str, str], int], dict[str, int], dict[str, float]]:
-        """A copy of the counters: calls by (op, outcome), bytes by op, seconds by op."""
+        """Return the counters: calls by (op, outcome), bytes by op, seconds by op."""
         with self._lock:
             return dict(self._ops), dict(self._bytes), dict(self._seconds)
 

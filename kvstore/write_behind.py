@@ -1,13 +1,13 @@
-"""Background writes: a bounded queue and one thread.
+"""Background writes: a bounded queue and a thread for each tier, so a slow tier holds up no other.
 
-When the queue is full, the oldest write is dropped and counted, because the newest chunks are the
+When a queue is full, its oldest write is dropped and counted, because the newest chunks are the
 most likely to be read by other processes.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from kvstore.fault_tolerant_tier import FaultTolerantTier
@@ -52,7 +52,7 @@ class _Write:
 
 
 class WriteBehindQueue:
-    """The queue and its thread.
+    """One queue and its thread.
 
     Args:
         limits: bounds of the queue.
@@ -120,7 +120,7 @@ class WriteBehindQueue:
             self._changed.notify_all()
 
     def holds(self, tier: FaultTolerantTier, key: str) -> bool:
-        """Whether a write of that chunk is waiting or under way."""
+        """Return whether a write of that chunk is waiting or under way."""
         with self._changed:
             return self._holds(tier, key)
 
@@ -142,7 +142,7 @@ class WriteBehindQueue:
             self._changed.wait_for(lambda: self._current is None)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the queue is empty; False when `timeout` (seconds) ran out first."""
+        """Wait until the queue is empty; return False if `timeout` (seconds) ran out first."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._queue and self._current is None, timeout
@@ -173,3 +173,69 @@ class WriteBehindQueue:
             if time.monotonic() >= chores_due:
                 self._chores()
                 chores_due = time.monotonic() + 1.0
+
+
+class BackgroundWrites:
+    """The queues of all tiers. Each thread also tries the failed deletes of its tier again.
+
+    Args:
+        tiers: all tiers of the store. Memory needs no queue.
+        limits: bounds of each queue. A chunk that waits in two queues is in memory once.
+    """
+
+    def __init__(self, tiers: Sequence[FaultTolerantTier], limits: QueueLimits) -> None:
+        self._limits = limits
+        self._queues = {
+            tier: WriteBehindQueue(limits, tier.retry_deletes)
+            for tier in tiers
+            if tier.kind != "memory"
+        }
+
+    @property
+    def dropped(self) -> int:
+        """Writes dropped since the start."""
+        return sum(queue.dropped for queue in self._queues.values())
+
+    @property
+    def pending(self) -> int:
+        """Writes waiting or under way."""
+        return sum(queue.pending for queue in self._queues.values())
+
+    def start(self) -> None:
+        for queue in self._queues.values():
+            queue.start()
+
+    def close(self) -> None:
+        """Write as much as possible within the limit of one queue; drop and count the rest."""
+        give_up_at = time.monotonic() + self._limits.drain_s
+        for queue in self._queues.values():
+            queue.close(max(give_up_at - time.monotonic(), 0.0))
+
+    def submit(self, tier: FaultTolerantTier, key: str, item: Item) -> None:
+        """Queue a write unless the same chunk is already waiting for that tier."""
+        self._queues[tier].submit(tier, key, item)
+
+    def holds(self, tier: FaultTolerantTier, key: str) -> bool:
+        """Return whether a write of that chunk is waiting or under way."""
+        queue = self._queues.get(tier)
+        return queue is not None and queue.holds(tier, key)
+
+    def discard(self, keys: Collection[str]) -> None:
+        """Drop the waiting writes of these keys, and wait for those that are under way."""
+        for queue in self._queues.values():
+            queue.discard(keys)
+
+    def discard_all(self) -> None:
+        """Drop all waiting writes, and wait for those that are under way."""
+        for queue in self._queues.values():
+            queue.discard_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all queues are empty; return False if `timeout` (seconds) ran out first."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        # All are asked, also after one that did not become empty in time.
+        empty = [
+            queue.flush(None if give_up_at is None else max(give_up_at - time.monotonic(), 0.0))
+            for queue in self._queues.values()
+        ]
+        return all(empty)

@@ -19,19 +19,16 @@ from pathlib import Path
 from typing import get_args
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import CorpusCounts
 from retriever.chunking import ChunkSettings
 from retriever.companions import Companions
 from retriever.documents import (
     Chunk,
     DocFilter,
     Document,
-    DocumentPage,
     Passage,
     SearchMode,
-    StoredDocument,
 )
-from retriever.embedders.base import Embedder, space_of
+from retriever.embedders.base import Embedder, Vectors, space_of
 from retriever.errors import CatalogUnreachable, EmbedderMismatch, InvalidQuery, RetrieverError
 from retriever.index.inverted_lists import BuildStopped, Stopped
 from retriever.index.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
@@ -40,7 +37,6 @@ from retriever.index.vector_index import EXACT_UP_TO, VectorIndex
 from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror, OwnChanges
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
-from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sql.database import Database
 
@@ -69,6 +65,8 @@ class Retriever:
         index_dir: where the index is saved; None: it is never saved, and every start rebuilds it.
 
     Attributes:
+        catalog: the documents, for look-ups.
+        index: their vectors.
         companions: which other chunks a chunk's KV is computed behind.
     """
 
@@ -81,8 +79,8 @@ class Retriever:
         *,
         index_dir: Path | None = None,
     ) -> None:
-        self._catalog = catalog
-        self._index = index
+        self.catalog = catalog
+        self.index = index
         self._embedder = embedder
         self._chunking = chunking
         self._mirror: IndexMirror | OwnChanges = IndexMirror(catalog, index, embedder, index_dir)
@@ -143,21 +141,21 @@ class Retriever:
             EmbedderError: the embedder cannot start.
         """
         self._embedder.start()
-        self._catalog.start()
+        self.catalog.start()
         space = space_of(self._embedder)
-        if others := [str(other) for other in self._catalog.spaces() if other != space]:
+        if others := [str(other) for other in self.catalog.spaces() if other != space]:
             raise EmbedderMismatch(
                 f"documents were embedded by {', '.join(others)}, the embedder is {space}; start "
                 "with that embedder, or ingest the documents into an empty folder"
             )
-        self._catalog.purge()  # documents that the last process removed but did not purge
+        self.catalog.purge()  # documents that the last process removed but did not purge
         with self._consistency.write():
             reason = self._mirror.start()
-        return StartReport(len(self._index), reason)
+        return StartReport(len(self.index), reason)
 
     def close(self) -> None:
         """Release everything. It saves nothing: call `save` first."""
-        self._catalog.close()
+        self.catalog.close()
         self._embedder.close()
 
     def ingest(
@@ -193,6 +191,7 @@ class Retriever:
         *,
         scope: Scope = DEFAULT_SCOPE,
         mode: SearchMode = "dense",
+        vector: Vectors | None = None,
     ) -> list[Passage]:
         """Find the best passages of a scope.
 
@@ -203,6 +202,7 @@ class Retriever:
             scope: the tenant's collection.
             mode: `"dense"` searches by meaning, `"sparse"` by words (only passages that share a
                 word with the query), `"hybrid"` by both.
+            vector: the query's, from `embed_query`; None: it is embedded here.
 
         Returns:
             At most `top_k` passages, best first, ties by chunk_id.
@@ -212,49 +212,55 @@ class Retriever:
             EmbedderError: embedding the query failed.
             CatalogError: the database failed.
         """
-        _check_query(query, top_k, mode)
-        vector = None if mode == "sparse" else self._embedder.embed([query])[0]
+        _check_query(query)
+        if top_k < 1:
+            raise InvalidQuery(f"top_k must be at least 1, not {top_k}")
+        if mode not in get_args(SearchMode):
+            modes = ", ".join(get_args(SearchMode))
+            raise InvalidQuery(f"mode must be one of {modes}, not {mode!r}")
+        if vector is None and mode != "sparse":
+            vector = self.embed_query(query)
         wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
         dense = sparse = None
         self.catch_up()
         with self._consistency.read():
             allowed = None
             if doc_filter is not None:
-                allowed = self._catalog.chunk_ids(doc_filter, scope=scope)
+                allowed = self.catalog.chunk_ids(doc_filter, scope=scope)
             if vector is not None:
-                hits = self._index.search(vector, wanted, allowed, scope=scope)
+                hits = self.index.search(vector, wanted, allowed, scope=scope)
                 # Rounding can make the cosine of equal vectors slightly larger than 1.
                 dense = [(chunk_id, max(-1.0, min(1.0, score))) for chunk_id, score in hits]
             if mode != "dense":
-                sparse = self._catalog.search(query, wanted, allowed, scope=scope)
+                sparse = self.catalog.search(query, wanted, allowed, scope=scope)
             best = {
                 ranked.chunk_id: ranked for ranked in reciprocal_rank_fusion(dense, sparse)[:top_k]
             }
-            chunks = self._catalog.chunks(list(best))
+            chunks = self.catalog.chunks(list(best))
         return [_passage(chunk, best[chunk.chunk_id]) for chunk in chunks]
+
+    def embed_query(self, query: str) -> Vectors:
+        """Embed a query for `search`: `[dim]`. Raises as `search`."""
+        _check_query(query)
+        vector: Vectors = self._embedder.embed([query])[0]
+        return vector
 
     def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
         with self._consistency.write():
-            removed, state = self._catalog.delete(doc_ids, scope=scope)
-            if self._catalog.shared:
+            removed, state = self.catalog.delete(doc_ids, scope=scope)
+            if self.catalog.shared:
                 self._mirror.catch_up()
             else:
-                self._index.remove(removed, scope=scope)
+                self.index.remove(removed, scope=scope)
                 self._mirror.record(state)
         return removed
 
     def catch_up(self) -> None:
         """Follow what other processes have changed; nothing to do if the catalog is not shared."""
-        if self._catalog.shared and not self._mirror.current:
+        if self.catalog.shared and not self._mirror.current:
             with self._consistency.write():
                 self._mirror.catch_up()
-
-    def set_pinned(
-        self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
-    ) -> list[str]:
-        """Pin or unpin documents; returns those of the ids that exist."""
-        return self._catalog.set_pinned(doc_ids, pinned, scope=scope)
 
     def save(self) -> None:
         """Write the index, so that the next start need not rebuild it.
@@ -264,12 +270,10 @@ class Retriever:
         with self._consistency.read():
             self._mirror.save()
 
-    def overdue_indexes(self) -> list[Scope]:
-        """Scopes whose vector index does not suit their size."""
-        return self._index.overdue()
-
     def rebuild_indexes(self, stopped: Stopped = lambda: False) -> bool:
-        """Give these scopes a suitable one; searches and changes go on meanwhile.
+        """Give scopes whose vector index does not suit their size one that does.
+
+        Searches and changes go on meanwhile.
 
         Args:
             stopped: asked from time to time; true ends the work, and the old indexes stay.
@@ -277,18 +281,13 @@ class Retriever:
         Returns:
             Whether any was rebuilt.
         """
-        overdue = self._index.overdue()
+        overdue = self.index.overdue()
         try:
             for scope in overdue:
-                self._index.rebuild(scope, stopped)
+                self.index.rebuild(scope, stopped)
         except BuildStopped:
             return False
         return bool(overdue)
-
-    @property
-    def index_recall(self) -> float:
-        """Recall of the least exact vector index, as measured when it was built; 1: all exact."""
-        return self._index.recall
 
     def purge(self) -> None:
         """Save, and make sure that no file holds anything of removed or replaced documents.
@@ -299,79 +298,25 @@ class Retriever:
         Raises:
             CatalogError: reads under way did not end in time.
         """
-        self._catalog.purge()
+        self.catalog.purge()
         self.save()
 
-    def get_document(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
-        return self._catalog.get(doc_id, scope=scope)
-
-    def list_documents(
-        self,
-        limit: int = 100,
-        cursor: str | None = None,
-        doc_filter: DocFilter | None = None,
-        *,
-        scope: Scope = DEFAULT_SCOPE,
-    ) -> DocumentPage:
-        """One page of documents in the order of doc_id, without texts.
-
-        Args:
-            limit: documents per page.
-            cursor: `next_cursor` of the previous page; None: the first page.
-            doc_filter: only documents that pass it.
-            scope: the tenant's collection.
-
-        Raises:
-            InvalidQuery: `limit` is below 1.
-        """
-        if limit < 1:
-            raise InvalidQuery(f"limit must be at least 1, not {limit}")
-        return self._catalog.page(limit, cursor, doc_filter, scope=scope)
-
-    def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
-        """All chunks of a document in reading order; none if there is no such document."""
-        return self._catalog.chunks_of(doc_id, scope=scope)
-
-    def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
-        """Page and heading of a character of a document, e.g. of a quotation within a chunk."""
-        return self._catalog.marks_at(doc_id, start, scope=scope)
-
-    def get_chunks(self, chunk_ids: Collection[int]) -> list[Chunk]:
-        """Chunks in the order of the ids; ids that no longer exist are left out.
-
-        Chunk ids are unique over all scopes, and this method does not check the scope: use it for
-        housekeeping, not to answer a tenant.
-        """
-        return self._catalog.chunks(list(chunk_ids))
-
-    def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
-        """Sizes of a scope, or of all tenants together if `scope` is None."""
-        return self._catalog.counts(scope=scope)
-
-    def pinned(self) -> list[tuple[Scope, str]]:
-        """(scope, doc_id) of all pinned documents of all tenants."""
-        return self._catalog.pinned()
-
-    def collections(self, tenant: str = "") -> list[tuple[str, CorpusCounts]]:
-        """A tenant's collections that have documents, with their sizes, sorted by name."""
-        return self._catalog.collections(tenant)
-
     def _embedded(self, documents: Iterable[Document], scope: Scope) -> Iterator[EmbeddedDocument]:
-        return embed_documents(documents, self._chunking, self._embedder, self._catalog, scope)
+        return embed_documents(documents, self._chunking, self._embedder, self.catalog, scope)
 
     def _store(self, item: EmbeddedDocument, scope: Scope) -> IngestResult:
         doc_id = item.document.doc_id
         try:
             if item.error is None and item.vectors is None:
-                if self._catalog.revision(doc_id, scope=scope) == item.revision:
-                    chunks = self._catalog.chunks_of(doc_id, scope=scope)
+                if self.catalog.revision(doc_id, scope=scope) == item.revision:
+                    chunks = self.catalog.chunks_of(doc_id, scope=scope)
                     return IngestResult(doc_id, "unchanged", chunks)
                 [item] = self._embedded([item.document], scope)  # it was removed meanwhile
             if item.error is not None:
                 return IngestResult(doc_id, "failed", error=item.error)
             assert item.vectors is not None
             with self._consistency.write():
-                done = self._catalog.upsert(
+                done = self.catalog.upsert(
                     item.document,
                     item.revision,
                     item.spans,
@@ -387,7 +332,7 @@ class Retriever:
             return IngestResult(doc_id, "failed", error=error)
 
 
-def _check_query(query: str, top_k: int, mode: str) -> None:
+def _check_query(query: str) -> None:
     if not query.strip():
         raise InvalidQuery("the query is empty")
     try:
@@ -396,10 +341,6 @@ def _check_query(query: str, top_k: int, mode: str) -> None:
         raise InvalidQuery(
             f"the query holds a lone surrogate at character {error.start}; send valid Unicode"
         ) from error
-    if top_k < 1:
-        raise InvalidQuery(f"top_k must be at least 1, not {top_k}")
-    if mode not in get_args(SearchMode):
-        raise InvalidQuery(f"mode must be one of {', '.join(get_args(SearchMode))}, not {mode!r}")
 
 
 def _passage(chunk: Chunk, ranked: FusedHit) -> Passage:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kvstore import EncodedChunk
-from service.worker.api import Capture, DecoderModel, SequenceKV, decode_step, prefill_prompt
+from service.worker.api import Capture, DecoderModel, SequenceKV, decode_step
 from service.worker.methods.api import (
     CachedSegment,
     DenseMethod,
@@ -30,6 +30,7 @@ from service.worker.methods.api import (
     attention_probabilities,
 )
 from tuning.prompts import Prompt, SegmentStore
+from tuning.single_prompts import prefill_prompt
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,9 @@ class Corpus:
 
     def passages(self, count: int, rng: random.Random) -> list[Chunk]:
         """Up to `count` passages in random order, each of another document while there are some."""
-        by_document = [self._retriever.chunks_of(doc, scope=self._scope) for doc in self._names()]
+        by_document = [
+            self._retriever.catalog.chunks_of(doc, scope=self._scope) for doc in self._names()
+        ]
         for chunks in by_document:
             rng.shuffle(chunks)
         rng.shuffle(by_document)
@@ -84,17 +86,15 @@ class Corpus:
         mode, top_k = self._settings.retrieval, self._prompts.format.top_k
         ranked = self._retriever.search(question, top_k, scope=self._scope, mode=mode)
         passages = self._prompts.format.in_prompt_order(ranked)
-        plan = self._prompts.plan(
-            self._prompts.segments([passage.chunk for passage in passages]),
-            self._prompts.encode_question([Turn("user", question)]),
-            max_context=self._max_context - NEXT - 2,
-        )
-        documents = tuple(tuple(document.ids) for document in plan.documents)
         chunks = [passage.chunk for passage in passages]
+        segments = self._prompts.segments(chunks)
+        asked = self._prompts.encode_question([Turn("user", question)])
+        self._prompts.check_length(segments, asked, max_context=self._max_context - NEXT - 2)
+        documents = tuple(tuple(document.ids) for document in segments)
         behind: dict[str, Sequence[Sequence[Sequence[int]]]] = {
             kind: [(), *(self._companions(kind, chunk) for chunk in chunks[1:])] for kind in KINDS
         }
-        return Prompt(task, tuple(plan.system), documents, tuple(plan.question), behind=behind)
+        return Prompt(task, tuple(self._prompts.system), documents, tuple(asked), behind=behind)
 
     def _companions(self, kind: Kind, chunk: Chunk) -> Sequence[Sequence[int]]:
         """What the service would compute this chunk behind, as token ids."""
@@ -112,12 +112,12 @@ class Corpus:
 
     @property
     def documents(self) -> int:
-        return self._retriever.counts(scope=self._scope).documents
+        return self._retriever.catalog.counts(scope=self._scope).documents
 
     def _names(self) -> Iterator[str]:
         cursor = None
         while True:
-            page = self._retriever.list_documents(PAGE, cursor, scope=self._scope)
+            page = self._retriever.catalog.page(PAGE, cursor, scope=self._scope)
             yield from (document.doc_id for document in page.documents)
             cursor = page.next_cursor
             if cursor is None:
@@ -186,8 +186,8 @@ def _collection(
 ) -> Iterator[Corpus]:
     with _started(folder, prompts, settings) as retriever:
         scope = Scope(collection=collection)
-        if not retriever.counts(scope=scope).chunks:
-            known = ", ".join(name for name, _ in retriever.collections()) or "none"
+        if not retriever.catalog.counts(scope=scope).chunks:
+            known = ", ".join(name for name, _ in retriever.catalog.collections("")) or "none"
             raise InvalidRequest(
                 f"there is no collection {collection!r} with documents; there are: {known}",
                 field="collection",

@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from service.errors import PromptTooLong
-from service.worker.api import OUTLIER_SIGMAS, DecoderModel, compute_sketch
+from service.worker.api import OUTLIER_SIGMAS, DecoderModel
 from service.worker.methods.api import ModelFacts
 from tuning.head_scores import Probe, Prober, calibrate
+from tuning.single_prompts import compute_sketch
 
 MOST_PROBES = 16
 LEAST_ANSWERED = 4

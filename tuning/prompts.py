@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakMethod
 
 from kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
-from service.worker.api import Address, Addressing, ChunkPrefill, DecoderModel, compute_chunk
+from service.worker.api import Address, Addressing, ChunkPrefill, DecoderModel
 from service.worker.methods.api import Prefix
+from tuning.single_prompts import compute_chunk
 
 
 @dataclass(frozen=True)

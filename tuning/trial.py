@@ -17,15 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.api import (
-    DecoderModel,
-    SequenceKV,
-    compute_sketch,
-    evict,
-    kv_pool,
-    prefill_prompt,
-    prefill_sparse,
-)
+from service.worker.api import DecoderModel, SequenceKV, evict
 from service.worker.methods.api import (
     DenseMethod,
     ModelFacts,
@@ -36,6 +28,7 @@ from service.worker.methods.api import (
 from tuning.candidates import FULL_PREFILL, Candidate
 from tuning.case import NEXT, Case, forced, greedy
 from tuning.prompts import Prompt, SegmentStore, part_store
+from tuning.single_prompts import compute_sketch, kv_pool, prefill_prompt, prefill_sparse
 
 MOST_TOGETHER = 16
 """Their logits are held too, and a vocabulary is large."""

@@ -28,20 +28,14 @@ from typing import Any, get_args
 
 import torch
 
+from benchmarks.common.engine import open_engine, precompute_now
 from benchmarks.common.provenance import provenance
 from benchmarks.fidelity.prompts import of_file
 from kvstore import MemoryTier, TieredStore
 from service.messages.replies import Done, TokenItem, TokenLogprobs
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, ColdMode, Generate, Method, Sampling
-from service.worker.api import (
-    DecoderModel,
-    Engine,
-    full_prefill_flops,
-    load_model,
-    open_engine,
-    precompute_now,
-)
+from service.worker.api import DecoderModel, Engine, full_prefill_flops, load_model
 from tuning.environment import describe
 from tuning.prompts import Prompt
 from tuning.records import RecordFile

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.engine import open_engine
 from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.workloads import sources
 from benchmarks.quality.tasks import natural_questions
@@ -29,7 +30,7 @@ from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import Generate, Method, Sampling
 from service.prompt import Turn
-from service.worker.api import Engine, load_model, open_engine
+from service.worker.api import Engine, load_model
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/speed/drafts.json")

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.engine import open_engine
 from benchmarks.quality.tasks import natural_questions
 from benchmarks.speed.outcome import Figure, at_least
 from demo.client import Client
@@ -41,15 +42,9 @@ from service.messages.requests import ChunkTokens
 from service.models.model_finder import resolve
 from service.prompt import document_ids
 from service.settings import Settings
-from service.worker.api import (
-    DecoderModel,
-    Engine,
-    load_model,
-    model_fingerprint,
-    open_engine,
-    prefill_ids,
-)
+from service.worker.api import DecoderModel, Engine, load_model, model_fingerprint
 from tuning.environment import describe
+from tuning.single_prompts import prefill_ids
 
 OUT = Path("benchmarks/results/speed")
 PLAIN_TOKENS = 2048

@@ -35,11 +35,11 @@ from service.worker.api import (
     Addressing,
     ChunkPrefill,
     DecoderModel,
-    compute_chunk,
     load_model,
     model_fingerprint,
 )
 from tuning.environment import describe
+from tuning.single_prompts import compute_chunk
 
 OUT = Path("benchmarks/results/real")
 KINDS: tuple[Kind, Kind] = ("primer", "neighbours")
@@ -122,8 +122,12 @@ def choose(retriever: Retriever, kind: Kind) -> dict[int, list[Chunk]]:
 
 
 def every_chunk(retriever: Retriever) -> list[Chunk]:
-    page = retriever.list_documents(100_000, None)
-    return [chunk for document in page.documents for chunk in retriever.chunks_of(document.doc_id)]
+    page = retriever.catalog.page(100_000, None)
+    return [
+        chunk
+        for document in page.documents
+        for chunk in retriever.catalog.chunks_of(document.doc_id)
+    ]
 
 
 def of_groups(retriever: Retriever, primers: dict[int, list[Chunk]], most: int) -> list[Chunk]:
@@ -133,7 +137,7 @@ def of_groups(retriever: Retriever, primers: dict[int, list[Chunk]], most: int) 
         groups.setdefault(tuple(c.chunk_id for c in companions), []).append(chunk_id)
     largest = sorted(groups.values(), key=len, reverse=True)[:GROUPS]
     chosen = sorted(chunk_id for group in largest for chunk_id in group)[:most]
-    return retriever.get_chunks(chosen)
+    return retriever.catalog.chunks(chosen)
 
 
 def time_modes(

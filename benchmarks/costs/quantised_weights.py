@@ -29,16 +29,9 @@ from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.workloads import sources
 from benchmarks.quality.tasks import natural_questions
 from service.prompt import Turn
-from service.worker.api import (
-    DecoderModel,
-    KVPool,
-    SequenceKV,
-    decode_step,
-    kv_pool,
-    load_model,
-    prefill_ids,
-)
+from service.worker.api import DecoderModel, KVPool, SequenceKV, decode_step, load_model
 from tuning.environment import describe
+from tuning.single_prompts import kv_pool, prefill_ids
 
 OUT = Path("benchmarks/results/quantised_weights.json")
 DOCUMENTS = 4

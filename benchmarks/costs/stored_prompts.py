@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.engine import open_engine, precompute_now
 from kvstore import SsdTier, TieredStore
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Generate, Method, Sampling
-from service.worker.api import DecoderModel, Engine, load_model, open_engine, precompute_now
+from service.worker.api import DecoderModel, Engine, load_model
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/stored_prompts.json")
@@ -120,10 +121,10 @@ def first_turns(decoder: DecoderModel, folder: Path, talk: Conversation, tokens:
             _, answer, _ = ask(opened, talk.request(f"turn {turn}", ANSWER_TOKENS))
             talk.go_on(answer)
         started = time.monotonic()
-        assert opened.prompts is not None
-        while not opened.idle or opened.prompts.writing:
+        assert opened.prompts_on_disk is not None
+        while not opened.idle or opened.prompts_on_disk.writing:
             opened.step()
-        assert opened.prompts.counts["stored"] == 1, opened.prompts.counts
+        assert opened.prompts_on_disk.counts["stored"] == 1, opened.prompts_on_disk.counts
         return time.monotonic() - started
 
 

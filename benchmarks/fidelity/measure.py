@@ -16,10 +16,11 @@ from torch import Tensor
 from benchmarks.fidelity.compared.configuration import Configuration
 from benchmarks.fidelity.report import metrics
 from benchmarks.fidelity.report.records import Record
-from service.worker.api import DecoderModel, SequenceKV, Vanilla, full_prefill_flops, kv_pool
+from service.worker.api import DecoderModel, SequenceKV, Vanilla, full_prefill_flops
 from service.worker.methods.api import PrefillResult
 from tuning.case import NEXT, Case, Filled, forced, free, greedy
 from tuning.prompts import Prompt, SegmentStore, part_store
+from tuning.single_prompts import kv_pool
 from tuning.trial import agreement, divergence
 
 TOGETHER = 32

@@ -20,12 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from service.gateway.fleet.routing.backlog import Backlog
 from service.gateway.fleet.routing.cost import Work
-from service.gateway.fleet.routing.directory import Directory
-from service.gateway.fleet.routing.prefixes import PrefixMap
-from service.gateway.fleet.routing.router import RoutedPrompt, Router
-from service.gateway.fleet.routing.worker_table import WorkerTable
+from service.gateway.fleet.routing.directory import Directory, PrefixMap
+from service.gateway.fleet.routing.router import Router
+from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
 from service.messages.replies import Holdings, WorkerLoad
 from tuning.environment import describe
 
@@ -62,10 +60,10 @@ class Pool:
         self.table.set_load(number, self._load())
         self.table.set_backlog(number, self.backlogs[number])
 
-    def prompt(self) -> RoutedPrompt:
+    def prompt(self) -> Work:
         names = {self._rank(): None for _ in range(DOCUMENTS)}
-        work = Work([TOKENS] * len(names), 64, 128.0, 0.15)
-        return RoutedPrompt(work, [rank.to_bytes(16, "big") for rank in names])
+        chunks = [rank.to_bytes(16, "big") for rank in names]
+        return Work(chunks, [TOKENS] * len(names), 64, 128.0, 0.15)
 
     def _rank(self) -> int:
         return int(float(self.chunks) ** self.source.random()) - 1  # Zipf's law with exponent 1

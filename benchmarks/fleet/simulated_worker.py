@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from service.gateway.fleet.routing.cost import Place, document_s
 from service.gateway.fleet.routing.router import Policy
+from service.gateway.fleet.routing.worker_table import UNKNOWN_TIER
 from service.messages.replies import WorkerLoad
 
 PREFILL_SHARE = 0.5
@@ -261,7 +262,12 @@ class SimulatedWorker:
         elif self._stored(document):
             place = "slow"
         tokens = self._fleet.tokens(document)
-        return place, document_s(tokens, place, self._fleet.load, self._fleet.repair)
+        load = self._fleet.load
+        nbytes = tokens * load.token_bytes
+        tiers = load.tiers.values() or [UNKNOWN_TIER]
+        read_s = min(latency + nbytes * byte_s for latency, byte_s in tiers)
+        read_s = {"memory": 0.0, "slow": read_s, "nowhere": float("inf")}[place]
+        return place, float(document_s(tokens * load.token_s, read_s, self._fleet.repair))
 
     def _rates(self) -> tuple[float, float]:
         """Seconds of prefill that a second does, and the seconds of a decoded token."""

@@ -13,14 +13,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from benchmarks.fleet.simulated_worker import Fleet, Outcome, Request, SimulatedWorker
-from service.gateway.fleet.routing.backlog import Backlog
 from service.gateway.fleet.routing.cost import Work
-from service.gateway.fleet.routing.directory import Directory
-from service.gateway.fleet.routing.prefixes import PrefixMap
-from service.gateway.fleet.routing.router import RoutedPrompt, Router
-from service.gateway.fleet.routing.worker_table import WorkerTable
+from service.gateway.fleet.routing.directory import Directory, PrefixMap
+from service.gateway.fleet.routing.router import Router
+from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
 from service.messages.replies import Holdings
 
 __all__ = ["Fleet", "Outcome", "Request", "Simulation", "name"]
@@ -144,15 +143,15 @@ class Simulation:
         fleet = self._fleet
         sizes = [fleet.tokens(document) for document in request.documents]
         names = [name(document) for document in request.documents]
-        prompt = RoutedPrompt(Work(sizes, fleet.question, request.answer, fleet.repair), names)
+        work = Work(names, sizes, fleet.question, request.answer, fleet.repair)
         if fleet.policy == "longest_prefix":
-            prompt = RoutedPrompt(prompt.work, names, blocks=_beginnings(request.documents))
-        number = self._router.choose(prompt, self._numbers).number
+            work = replace(work, beginnings=_beginnings(request.documents))
+        number = self._router.choose(work, self._numbers).number
         for one in names:
             holders = self._directory.holders(one)
             where = "here" if number in holders else "elsewhere" if holders else "nowhere"
             self.outcome.routed[where] = self.outcome.routed.get(where, 0) + 1
-        self._router.sent(prompt, number)
+        self._router.sent(work, number)
         return number
 
     def _is_stored(self, document: int) -> bool:

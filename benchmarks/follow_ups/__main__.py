@@ -40,12 +40,10 @@ from demo.scenario import PROSE
 from retriever import Document, LocalEmbedder, Retriever
 from service.gateway.api import (
     AsyncRetriever,
-    Condensed,
     PassageSearch,
     PromptBuilder,
-    QueryCondenser,
     SearchQuery,
-    TimedEmbedder,
+    find_with_joined,
     joined_query,
 )
 from service.settings import Settings
@@ -101,38 +99,34 @@ def rewritten(
 @asynccontextmanager
 async def library(
     model: Path, documents: Sequence[Document]
-) -> AsyncIterator[tuple[QueryCondenser, int]]:
+) -> AsyncIterator[tuple[PassageSearch, int]]:
     """The service's search over these documents in this process, and their number of chunks."""
     prompts = PromptBuilder(model, settings := Settings.model_validate({}))
     with tempfile.TemporaryDirectory(prefix="kvstitch-follow-ups-") as scratch:
-        embedder = TimedEmbedder(LocalEmbedder())
-        inner = Retriever.in_folder(Path(scratch), embedder, prompts.chunking())
-        retriever = AsyncRetriever(inner, embedder)
+        inner = Retriever.in_folder(Path(scratch), LocalEmbedder(), prompts.chunking())
+        retriever = AsyncRetriever(inner)
         await retriever.start()
         try:
             inner.ingest(documents)
-            yield QueryCondenser(PassageSearch(retriever, settings), None), inner.counts().chunks
+            yield PassageSearch(retriever, settings), inner.catalog.counts().chunks
         finally:
             await retriever.close()
 
 
-def condensed(way: str, each: Conversation, rewriting: str | None) -> Condensed | None:
-    """What is searched; None: nothing."""
+def searched(way: str, each: Conversation, rewriting: str | None) -> tuple[str | None, str | None]:
+    """What is searched, None: nothing; and what is searched beside it."""
     question = each.turns[-1].text
     joined = joined_query(each.turns)
-    search = SearchQuery(question, DEPTH, mode="hybrid")
     match way:
         case "off":
-            return Condensed(search)
+            return question, None
         case "join":
-            return Condensed(search, joined, "join")
+            return question, joined
         case "joined":
-            return Condensed(SearchQuery(joined or question, DEPTH, mode="hybrid"))
+            return joined or question, None
         case "model":
-            if rewriting is None:
-                return None
-            return Condensed(SearchQuery(rewriting, DEPTH, mode="hybrid"))
-    return Condensed(SearchQuery(each.whole, DEPTH, mode="hybrid"))
+            return rewriting, None
+    return each.whole, None
 
 
 async def search_all(
@@ -148,23 +142,24 @@ async def search_all(
         others = dict.fromkeys(each.passage for each in natural_questions.load(NQ_SPLITS[split]))
         documents += [Document(f"nq{n}", p.text, p.title) for n, p in enumerate(others)]
     out = []
-    async with library(model, documents) as (condenser, chunks):
-        condenser.find(Condensed(SearchQuery("warm up", DEPTH, mode="hybrid")))
+    async with library(model, documents) as (passage_search, chunks):
+        passage_search.find(SearchQuery("warm up", DEPTH, mode="hybrid"))
         for each in asked:
             rewriting, model_ms = made.get(each, (None, 0.0))
             for way in WAYS:
-                what = condensed(way, each, rewriting)
-                if what is None:
+                query, joined = searched(way, each, rewriting)
+                if query is None:
                     continue
+                search = SearchQuery(query, DEPTH, mode="hybrid")
                 started = time.perf_counter()
-                passages = condenser.find(what)[0].passages
+                passages = find_with_joined(passage_search, search, joined)[0].passages
                 ms = 1e3 * (time.perf_counter() - started) + (model_ms if way == "model" else 0)
                 hits = (
                     rank
                     for rank, passage in enumerate(passages, 1)
                     if each.is_gold(passage.chunk.doc_id, passage.chunk.text)
                 )
-                question, query = each.turns[-1].text, what.search.text
+                question = each.turns[-1].text
                 out.append(Sample(corpus, each.form, way, question, query, next(hits, None), ms))
     return out, chunks
 

@@ -14,7 +14,8 @@ from benchmarks.kernels.without import EVERY, switches
 from benchmarks.speed.engines import FULL, METHODS, PIE, SCOUT, Prompt, answer, place, precompute
 from benchmarks.speed.paired import Paired, Work, run_paired
 from kvstore import MemoryTier
-from service.worker.api import DecoderModel, SequenceKV, decode_step, kv_pool
+from service.worker.api import DecoderModel, SequenceKV, decode_step
+from tuning.single_prompts import kv_pool
 
 STEPS = 5
 """Decode steps of a sample."""

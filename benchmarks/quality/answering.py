@@ -14,11 +14,12 @@ import torch
 
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.multi_infllm import Context, MultiInfLLM, relevance
-from service.worker.api import DecoderModel, SamKV, compute_sketch, kv_pool, prefill_sparse
+from service.worker.api import DecoderModel, SamKV
 from service.worker.methods.api import ModelFacts, Sketch
 from tuning.case import NEXT, Case, greedy
 from tuning.head_scores import word_overlap
 from tuning.prompts import Prompt, SegmentStore, part_store
+from tuning.single_prompts import compute_sketch, kv_pool, prefill_sparse
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from benchmarks.common.engine import open_engine
 from benchmarks.quality.configuration import METHODS_FOLDER, Configuration
 from benchmarks.quality.sample import Sample
 from benchmarks.quality.scores import score
@@ -20,7 +21,7 @@ from service.errors import WorkerFault
 from service.messages.replies import Done, Failed, Reply, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Generate, Sampling
-from service.worker.api import DecoderModel, Engine, add_folder, fusion_methods, open_engine
+from service.worker.api import DecoderModel, Engine, add_folder, fusion_methods
 from service.worker.methods.api import ModelFacts, Reads
 
 MAX_RUNNING = 64

@@ -23,7 +23,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from service.worker.api import DecoderModel, prefill_ids, weighted_values
+from service.worker.api import DecoderModel, weighted_values
 from service.worker.methods.api import (
     CachedSegment,
     LayerView,
@@ -31,6 +31,7 @@ from service.worker.methods.api import (
     attention_probabilities,
     stable_topk,
 )
+from tuning.single_prompts import prefill_ids
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV, kv_pool
+from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV
+from tuning.single_prompts import kv_pool
 
 
 @dataclass

@@ -28,6 +28,7 @@ from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import redis
 import torch
 
 import kvstore as kv
@@ -36,7 +37,6 @@ from benchmarks.speed.paired import Work
 from kvstore.format.buffers import total_bytes, view_bytes
 from kvstore.format.chunk_blocks import selection_ranges
 from kvstore.tiers.base import Tier
-from kvstore.tiers.redis.resp import command
 from kvstore.tiers.ssd.directory_scan import chunk_path
 
 DIRECT_BYTES = 4 << 20  # bytes per read without the store, like dd bs=4M iflag=direct
@@ -150,14 +150,14 @@ def redis_rows(chunk: kv.EncodedChunk, store: kv.TieredStore, url: str) -> Itera
     spec, head = chunk.spec, f"kvstitch:{{{KEY}}}"
     where = urlsplit(url)
     with socket.create_connection((where.hostname or "", where.port or 0), 10) as connection:
-        commands = [command("GET", f"{head}:{name}") for name in ("h", *range(spec.layers))]
+        commands = [_packed("GET", f"{head}:{name}") for name in ("h", *range(spec.layers))]
         bare = _bare(connection, commands)
         yield Row("redis", chunk.nbytes, lambda: read(store, spec), bare)
         ranges = selection_ranges(half(spec), spec)
         commands.clear()
         for layer, start, end in ranges:
             base = chunk.header.layer_range(layer)[0]
-            commands.append(command("GETRANGE", f"{head}:{layer}", start - base, end - base - 1))
+            commands.append(_packed("GETRANGE", f"{head}:{layer}", start - base, end - base - 1))
         bare = _bare(connection, commands)
         yield Row("redis blocks", total_bytes(ranges), lambda: read_blocks(store, spec), bare)
 
@@ -173,6 +173,11 @@ def rows(chunk: kv.EncodedChunk) -> Iterator[Row]:
         yield from ssd_rows(chunk, disk, folder)
         tier = kv.RedisTier(url, timeout_s=10, deadline_s=60)
         yield from redis_rows(chunk, stack.enter_context(holding(tier, chunk)), url)
+
+
+def _packed(*words: str | int) -> bytes:
+    """The bytes of a command."""
+    return b"".join(redis.Connection().pack_command(*words))
 
 
 def _bare(connection: socket.socket, commands: Sequence[bytes]) -> Work:

@@ -35,7 +35,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import InvalidVectors
+from retriever.errors import InvalidQuery, InvalidVectors
 from retriever.index import bm25, postings
 from retriever.index.full_text import FullText
 from retriever.marks import Place
@@ -196,7 +196,19 @@ class Catalog:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
-        """Return one page of documents in the order of doc_id, starting after `cursor`."""
+        """Return one page of documents in the order of doc_id, without texts.
+
+        Args:
+            limit: Documents per page.
+            cursor: `next_cursor` of the previous page; None: the first page.
+            doc_filter: Only documents that pass it.
+            scope: The tenant's collection.
+
+        Raises:
+            InvalidQuery: `limit` is below 1.
+        """
+        if limit < 1:
+            raise InvalidQuery(f"limit must be at least 1, not {limit}")
         with self.database.read() as read:
             query = queries.INFO.where(
                 documents.c.scope_id == queries.find_scope(read, scope),

@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import threading
 import time
-import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from service.bulk.corpus_access import CorpusAccess
-from service.bulk.documents import DocumentReader
-from service.bulk.range_ingest import RangeIngest
-from service.bulk.range_table import BEAT_S, LEASE_S, RangeTable
-from service.bulk.records import Counts, Run
+from service.bulk.corpus import BulkCorpus
+from service.bulk.range_queue import RangeQueue
+from service.bulk.range_table import RangeTable
+from service.bulk.ranges import DocumentReader
+from service.bulk.records import Counts, Range, Run
 from service.bulk.sources import source
 from service.errors import DatabaseUnavailable, InvalidSetting, KvstitchError, ModelRefused
+from service.gateway.documents.background_loop import retry_after_s, side_by_side
 from service.gateway.worker_client.supervisor import COMMAND
 from service.models.model_finder import ModelFinder
 from service.settings import Settings
@@ -31,9 +31,11 @@ from service.settings import Settings
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 PAUSE_S = 2.0  # after a range that could not be done
+REPORT_S = 2.0  # between two notes of how far a range is
+LOOK_AGAIN_S = 0.05  # while one of the two steps waits for the other
 
 
-class LeaseLost(Exception):
+class RangeLost(Exception):
     """The range is another worker's by now."""
 
 
@@ -43,7 +45,6 @@ class RangeActor:
     Args:
         settings: Of the service, as `Settings.model_dump` makes them.
         run: Which; its input must be visible here.
-        lease_s: As of `RangeTable`.
         input_endpoint: Of the S3 server of the input; "": AWS.
         input_region: Likewise.
         worker_command: Starts a worker process.
@@ -54,24 +55,22 @@ class RangeActor:
         settings: dict[str, Any],
         run: Run,
         *,
-        lease_s: float = LEASE_S,
         input_endpoint: str = "",
         input_region: str = "",
         worker_command: Sequence[str] = COMMAND,
     ) -> None:
         # An actor is its constructor to Ray: what takes long begins here, not at the first range.
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"
         self._settings = Settings(**settings)
         self._run = run
         self._input = (input_endpoint, input_region)
         self._worker_command = worker_command
-        self._table = RangeTable(self._settings.database, connections=2, lease_s=lease_s)
+        self._table = RangeTable(self._settings.database, connections=2)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="bulk")
         self._thread.start()
-        self._ingest: RangeIngest | None = None
         self._refused: str | None = None
-        self._corpus: CorpusAccess | None = None
+        self._corpus: BulkCorpus | None = None
+        self._reader: DocumentReader | None = None
         try:
             self._await(self._start())
         except (InvalidSetting, ModelRefused) as error:
@@ -99,7 +98,7 @@ class RangeActor:
         return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
     def close(self) -> None:
-        """Stop the worker; what is under way is another's after the lease."""
+        """Stop the worker, and give back what is under way."""
         if self._corpus is not None:
             self._await(self._corpus.close())
         self._table.close()
@@ -110,7 +109,7 @@ class RangeActor:
 
     def _worker_cpu_s(self) -> float:
         """Processor seconds of the worker that runs now; 0 where there is none."""
-        pid = None if self._corpus is None else self._corpus.process.pid
+        pid = None if self._corpus is None else self._corpus.worker_pid
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -127,7 +126,7 @@ class RangeActor:
             return "refused", error.message
         except KvstitchError as error:
             return "again", error.message
-        except LeaseLost:
+        except RangeLost:
             return "elsewhere", ""
         except Exception as error:  # a fault of ours must not end the run: the row remembers it
             logger.exception("range %d", number)
@@ -136,54 +135,89 @@ class RangeActor:
     async def _start(self) -> None:
         self._table.start()
         folder: Path = ModelFinder.of(self._settings).prepare(self._settings.model)
-        self._corpus = CorpusAccess(self._settings, folder, worker_command=self._worker_command)
+        self._corpus = BulkCorpus(self._settings, folder, worker_command=self._worker_command)
         await self._corpus.start()
         endpoint, region = self._input
-        reader = DocumentReader(
+        self._reader = DocumentReader(
             source(self._run.input, endpoint=endpoint, region=region),
             self._corpus.settings,
             tenant=self._run.tenant,
             collection=self._run.collection,
             metadata=self._run.metadata,
         )
-        self._ingest = RangeIngest(self._corpus, reader)
 
     async def _claim_and_ingest(self, number: int, counts: Counts) -> tuple[str, str]:
-        assert self._ingest is not None
-        part = await asyncio.to_thread(self._table.claim, number, self.owner)
+        assert self._corpus is not None
+        await self._corpus.ready()
+        owner = self._corpus.owner
+        part = await asyncio.to_thread(self._table.claim, number, owner)
         if part is None:
             return "elsewhere", ""
-        ingesting = asyncio.create_task(self._ingest.ingest(part, counts))
-        beating = asyncio.create_task(self._beat(number, counts))
+        ingesting = asyncio.create_task(self._ingest(part, counts))
+        reporting = asyncio.create_task(self._report_progress(number, counts))
         try:
-            await asyncio.wait({ingesting, beating}, return_when=asyncio.FIRST_COMPLETED)
-            if beating.done():
-                beating.result()
+            await asyncio.wait({ingesting, reporting}, return_when=asyncio.FIRST_COMPLETED)
+            if reporting.done():
+                reporting.result()
             await ingesting
-        except LeaseLost:
+        except RangeLost:
             raise
         except Exception as error:
             message = error.message if isinstance(error, KvstitchError) else repr(error)
-            await asyncio.to_thread(self._table.give_back, number, self.owner, message)
+            await asyncio.to_thread(self._table.give_back, number, owner, message)
             await asyncio.sleep(PAUSE_S)
             raise
         finally:
-            for task in (ingesting, beating):
+            for task in (ingesting, reporting):
                 task.cancel()
-            await asyncio.gather(ingesting, beating, return_exceptions=True)
-        if not await asyncio.to_thread(self._table.finish, number, self.owner, counts):
-            raise LeaseLost
+            await asyncio.gather(ingesting, reporting, return_exceptions=True)
+        if not await asyncio.to_thread(self._table.finish, number, owner, counts):
+            raise RangeLost
         return "done", ""
 
-    async def _beat(self, number: int, counts: Counts) -> None:
-        """Signs of life; raises LeaseLost when the range is another's."""
+    async def _ingest(self, part: Range, counts: Counts) -> None:
+        """Have all documents of a range stored, as the gateway's background tasks do it.
+
+        What is wrong with a document is counted, and the others go on. A worker or a database that
+        is away is waited for.
+
+        Raises:
+            Exception: The range cannot be done now.
+        """
+        corpus, reader = self._corpus, self._reader
+        assert corpus is not None and reader is not None
+        queue = RangeQueue(reader.read(part), counts, corpus.record_sizes)
+        ingestor = corpus.ingestor(queue)
+
+        async def index() -> bool:
+            return await ingestor.index_batch() != "nothing"
+
+        async def work_off(step: Callable[[], Awaitable[bool]]) -> None:
+            while not queue.ended:
+                try:
+                    found = await step()
+                except Exception as error:
+                    if (pause_s := retry_after_s(error)) is None:
+                        raise
+                    logger.warning("range %d waits: %s", part.number, error)
+                    await asyncio.sleep(pause_s)
+                    await corpus.ready()
+                else:
+                    await asyncio.sleep(0 if found else LOOK_AGAIN_S)
+
+        await side_by_side([partial(work_off, index), partial(work_off, ingestor.store_batch)], 2)
+
+    async def _report_progress(self, number: int, counts: Counts) -> None:
+        """Write how far the range is; raises RangeLost when it is another's."""
+        assert self._corpus is not None
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(REPORT_S)
             try:
-                if not await asyncio.to_thread(self._table.beat, number, self.owner, counts):
-                    raise LeaseLost
+                owner = self._corpus.owner
+                if not await asyncio.to_thread(self._table.note_progress, number, owner, counts):
+                    raise RangeLost
             except DatabaseUnavailable as error:
-                logger.warning("no sign of life: %s", error.message)
+                logger.warning("no progress is noted: %s", error.message)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

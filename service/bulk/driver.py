@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-from service.bulk.range_table import LEASE_S, RangeTable
+from service.bulk.range_table import RangeTable
 from service.bulk.records import Run
 from service.errors import InvalidSetting, ModelRefused
 from service.settings import Settings
@@ -32,7 +32,6 @@ class Pool:
         gpus: Of each.
         cpus: Of each.
         address: Of the Ray cluster; "": that of RAY_ADDRESS, else one is started on this machine.
-        lease_s: As of `RangeTable`.
         input_endpoint, input_region: As of `RangeActor`.
     """
 
@@ -40,7 +39,6 @@ class Pool:
     gpus: float = 0.0
     cpus: float = 1.0
     address: str = ""
-    lease_s: float = LEASE_S
     input_endpoint: str = ""
     input_region: str = ""
 
@@ -154,7 +152,6 @@ def _results(ray: Any, settings: Settings, run: Run, numbers: list[int], pool: P
         RangeActor,
         fn_constructor_args=(settings.model_dump(mode="json"), run),
         fn_constructor_kwargs={
-            "lease_s": pool.lease_s,
             "input_endpoint": pool.input_endpoint,
             "input_region": pool.input_region,
         },

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import ChunkSpec, chunk_file_bytes
-from service.bulk.corpus_access import calibrated, file_limits
-from service.bulk.cutting import file_ranges, line_ranges
-from service.bulk.documents import DocumentReader
-from service.bulk.records import MAX_ERRORS, NewRange
+from service.bulk.ranges import DocumentReader, file_ranges, line_ranges
+from service.bulk.records import MAX_ERRORS, Range
 from service.bulk.sources import Source
 from service.errors import KvstitchError, ModelRefused
-from service.gateway.documents.jobs.job_records import SpooledDocument
-from service.gateway.documents.parsing.parser import DocumentParser
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.settings import Settings
+from service.settings.calibration import calibrated
 
 
 @dataclass
@@ -60,19 +59,19 @@ def needs(
     prompts = PromptBuilder(model_folder, settings)
     spec = spec_of(model_folder, settings)
     reader = DocumentReader(source, settings, tenant="", collection=collection, metadata={})
-    parser = DocumentParser(file_limits(settings))
+    parser = DocumentParser(FileLimits.of(settings))
     chunking = prompts.chunking()
     found = Needs()
     sizes: dict[int, int] = {}  # bytes of a chunk by its tokens
     for part in _ranges(source, range_documents):
         for item in reader.read(part):
             try:
-                if not isinstance(item, SpooledDocument):
+                if not isinstance(item, IngestDocument):
                     _fail(found, *item)
                     continue
                 document = asyncio.run(parser.document(item))
             except KvstitchError as error:
-                assert isinstance(item, SpooledDocument)
+                assert isinstance(item, IngestDocument)
                 _fail(found, item.doc_id, error.message)
                 continue
             found.documents += 1
@@ -88,7 +87,7 @@ def needs(
 
 
 def spec_of(model_folder: Path, settings: Settings) -> Any:
-    """Makes the shape of a chunk's KV from its tokens.
+    """Return a function that makes the shape of a chunk's KV from its tokens.
 
     `dtype` auto is counted as 16 bits, which a device without bfloat16 may double.
 
@@ -112,7 +111,7 @@ def spec_of(model_folder: Path, settings: Settings) -> Any:
     return spec
 
 
-def _ranges(source: Source, range_documents: int) -> Iterator[NewRange]:
+def _ranges(source: Source, range_documents: int) -> Iterator[Range]:
     for file in source.files():
         if file.lines:
             yield from line_ranges(source, file.name, range_documents)

@@ -31,7 +31,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class NewRange:
+class Range:
     """A piece of the input: bytes of a file of lines, or some whole files.
 
     Attributes:
@@ -41,6 +41,8 @@ class NewRange:
         first_line: Number of its first line, from 1.
         files: Names of whole files.
         documents: How many there are; lines are counted, not parsed.
+        number: Of its row in the database; 0: it has none.
+        attempts: How often it was claimed.
     """
 
     path: str
@@ -49,19 +51,8 @@ class NewRange:
     first_line: int
     files: list[str]
     documents: int
-
-
-@dataclass(frozen=True)
-class Range(NewRange):
-    """A range that was claimed.
-
-    Attributes:
-        number: Of its row.
-        attempts: How often it was claimed, this time included.
-    """
-
-    number: int
-    attempts: int
+    number: int = 0
+    attempts: int = 0
 
 
 @dataclass
@@ -89,7 +80,7 @@ class Counts:
     errors: list[tuple[str, str]] = field(default_factory=list)
 
     def fail(self, doc_id: str, message: str) -> None:
-        """A document failed."""
+        """Count a document that failed."""
         self.failed += 1
         if len(self.errors) < MAX_ERRORS:
             self.errors.append((doc_id, message[:MAX_ERROR_CHARS]))

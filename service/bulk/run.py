@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from service.bulk.corpus_access import calibrated, check
-from service.bulk.cutting import cut
+from service.bulk.corpus import check
 from service.bulk.driver import Pool, drive, require_ray
-from service.bulk.identity import run_of
 from service.bulk.range_table import RangeTable
+from service.bulk.ranges import cut
 from service.bulk.records import Run, Standing
 from service.bulk.sources import normal, source
 from service.errors import DatabaseUnavailable, InvalidSetting
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.models.model_finder import ModelFinder
 from service.settings import Settings
+from service.settings.calibration import calibrated
+from service.shared.model_fingerprint import fingerprint
 
 RANGE_DOCUMENTS = 256
 SHOWN_EVERY_S = 5.0
@@ -98,7 +103,7 @@ def ingest(
         collection=order.collection,
         metadata=order.metadata,
     )
-    table = RangeTable(settings.database, lease_s=pool.lease_s)
+    table = RangeTable(settings.database)
     table.start()
     try:
         table.begin(run)
@@ -126,7 +131,7 @@ def _drive(
     pool: Pool,
     show: Callable[[Standing], None],
 ) -> list[dict[str, Any]]:
-    """Have the ranges done; returns what the actors say of those that were done here."""
+    """Have the ranges done; return what the actors say of those that were done here."""
     rows: list[dict[str, Any]] = []
     ended = threading.Event()
 
@@ -152,7 +157,7 @@ def _drive(
 
 
 def standings(settings: Settings, given: str | None) -> list[tuple[Standing, list[dict[str, str]]]]:
-    """All runs of the database, newest first, or those of one input, each with its errors.
+    """Return all runs of the database, newest first, or those of one input, each with its errors.
 
     Raises:
         InvalidSetting: No database is set, or it cannot be used.
@@ -166,3 +171,49 @@ def standings(settings: Settings, given: str | None) -> list[tuple[Standing, lis
         return [(table.standing(run), table.errors(run.run_id)) for run in runs]
     finally:
         table.close()
+
+
+def run_of(
+    settings: Settings,
+    model_folder: Path,
+    *,
+    given: str,
+    tenant: str,
+    collection: str,
+    metadata: dict[str, Any],
+) -> Run:
+    """Return the run of a command: the same input for the same model and tiers is the same run.
+
+    Args:
+        given: `--input`.
+
+    Raises:
+        ModelRefused: The model folder cannot be used.
+    """
+    settings, _ = calibrated(settings, model_folder)
+    prompts = PromptBuilder(model_folder, settings)
+    found = normal(given)
+    parts = {
+        "input": found,
+        "tenant": tenant,
+        "collection": collection,
+        "metadata": metadata,
+        "model": fingerprint(str(model_folder), settings.quantize),
+        "chunking": prompts.chunking().fingerprint,
+        "embedder": [settings.embedder, settings.embedder_url, settings.embedder_revision],
+        "system": prompts.system,
+        "prefix_mode": prompts.prefix_mode,
+        "codec": settings.codec,
+        "loras": settings.precomputed_loras,
+        "redis": _place(settings.redis_url),
+        "s3": [settings.s3_endpoint, settings.s3_url],
+        "write_tiers": settings.write_tiers,
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return Run(digest[:16], found, tenant, collection, metadata)
+
+
+def _place(url: str) -> str:
+    """Return a URL without user and password, which may change."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -1,8 +1,8 @@
 """The command line: `kvstitch serve | ingest | ask | jobs | documents | keys | model | …`.
 
 `serve` runs the service, `keys` and `doctor` work on its data folder, `model` on the model cache,
-`cluster` on a Ray cluster, and the other commands speak HTTP to a running service. Arguments are in
-arguments.py, each command is in the file of its name.
+`cluster` on a Ray cluster, and the other commands ask a running service through kvstitch.client.
+Each command with its arguments is in the file of its name.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from service.cli.arguments.parser import parser
+from kvstitch.client import errors
 from service.cli.output import report_error
-from service.cli.service_client import CommandError, WrongArgument
+from service.cli.parser import parser
+from service.cli.service_client import WrongArgument, as_command_error
 from service.errors import InvalidRequest, InvalidSetting, KvstitchError
 
 WRONG_ARGUMENTS = 2  # as argparse
@@ -34,15 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = command(args)
         sys.stdout.flush()
         return code
+    except errors.KvstitchError as error:
+        return _failed(as_command_error(error), args)
     except KvstitchError as error:
-        report_error(error, as_json=args.json)
-        return WRONG_ARGUMENTS if _from_arguments(error) else 1
+        return _failed(error, args)
     except UnicodeEncodeError as error:
-        wrong = WrongArgument(
-            f"an argument is not valid UTF-8: {error.object!r}", code=KvstitchError.code
-        )
-        report_error(wrong, as_json=args.json)
-        return WRONG_ARGUMENTS
+        message = f"an argument is not valid UTF-8: {error.object!r}"
+        return _failed(WrongArgument(message, code=KvstitchError.code), args)
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`). Python must not fail on it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -51,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _from_arguments(error: KvstitchError) -> bool:
-    """Whether other arguments would have made the command succeed, as a service may tell too."""
-    if isinstance(error, CommandError):
-        return isinstance(error, WrongArgument) or error.http_status == InvalidRequest.status
-    return isinstance(error, InvalidSetting | InvalidRequest)
+def _failed(error: KvstitchError, args: argparse.Namespace) -> int:
+    """Report an error; 2 if other arguments would have made the command succeed, else 1."""
+    report_error(error, as_json=args.json)
+    wrong = isinstance(error, InvalidSetting | InvalidRequest | WrongArgument)
+    return WRONG_ARGUMENTS if wrong else 1

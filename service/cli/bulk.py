@@ -7,11 +7,11 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from service.cli.name_value import parse_pairs
+from service.cli.options import parse_pairs, settings_of
 from service.cli.output import console, emit, emit_line, plain, size, table, time_left
 from service.cli.service_client import WrongArgument
 from service.models.model_finder import ModelFinder
-from service.settings import Settings, load
+from service.settings import Settings
 from service.shared import openmp
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ def status(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> Settings:
     # `workers` are Ray's actors; each has one process, which is all that its settings know of.
-    names = set(Settings.model_fields) - {"workers"}
-    given = {name: value for name, value in vars(args).items() if name in names}
-    settings = load(**given)
+    settings = settings_of(args, without={"workers"})
     cpus = getattr(args, "cpus_per_worker", 1.0)
     threads = settings.threads or max(1, int(cpus))
     return settings.model_copy(update={"workers": 1, "threads": threads})

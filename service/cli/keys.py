@@ -22,6 +22,31 @@ from service.settings import default_data_dir, load
 DAY_S = 86_400
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Works on the data folder itself, also while a service runs from it."
+    commands = parser.add_subparsers(required=True, metavar="ACTION")
+    create_command = commands.add_parser("create", help="make a key; it is shown once")
+    add = create_command.add_argument
+    add("--tenant", default="", help="whose documents it sees (default: the unnamed tenant's)")
+    add("--name", default="", help="a word for people")
+    add("--adapter", default="", help="the LoRA adapter that answers its requests (default: any)")
+    add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all)")
+    add("--expires-days", type=float, help="default: never")
+    add("--max-documents", type=int, help="documents the tenant may have when this key adds some")
+    add("--max-bytes", type=int, help="bytes of text, likewise")
+    add("--requests-per-minute", type=int)
+    add("--tokens-per-minute", type=int, help="of prompts and answers")
+    create_command.set_defaults(command=create)
+    list_command = commands.add_parser("list", help="show all keys, without their secrets")
+    list_command.set_defaults(command=show)
+    revoke_command = commands.add_parser("revoke", help="refuse a key from now on")
+    revoke_command.add_argument("key_id", metavar="KEY_ID")
+    revoke_command.set_defaults(command=revoke)
+    for command in (create_command, list_command, revoke_command):
+        command.add_argument("--data-dir", help="the service's data folder")
+        command.add_argument("--json", action="store_true", help="print JSON")
+
+
 def create(args: argparse.Namespace) -> int:
     """Make a key; print it on stdout, and what it may do on stderr."""
     limits = Limits(

@@ -10,6 +10,18 @@ from service.gateway.migration import migrate
 from service.settings import load
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Copy catalog, jobs, deletions, receipts and keys of a data folder to PostgreSQL, all of "
+        "them or nothing. No service may run from the folder, which stays as it is."
+    )
+    parser.add_argument("--from", dest="from_", metavar="DIR", help="the service's data folder")
+    parser.add_argument("--to", metavar="URL", required=True, help="an empty database, "
+                        "postgresql://user:password@host/name")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    parser.set_defaults(command=run)
+
+
 def run(args: argparse.Namespace) -> int:
     """Copy, and print how much."""
     settings = load(database=args.to, data_dir=args.from_)

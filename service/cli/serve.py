@@ -8,14 +8,21 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from service.errors import KvstitchError, ModelRefused
+from service.cli.options import add_settings, settings_of
+from service.errors import KvstitchError
 from service.shared import openmp
 
 if TYPE_CHECKING:
-    from service.cli.checks.finding import Finding
     from service.settings import Settings
 
 CANNOT_BE_SERVED = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run the service. Without options: the demo model on loopback."
+    parser.epilog = "Every setting is also an environment variable, e.g. KVSTITCH_DATA_DIR."
+    add_settings(parser)
+    parser.set_defaults(command=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,10 +35,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this the client adds a `_created` series to every metric, which nothing uses.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
-    from service.settings import Settings, load
 
-    names = set(Settings.model_fields)
-    settings = load(**{name: value for name, value in vars(args).items() if name in names})
+    settings = settings_of(args)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -51,20 +56,19 @@ def _serve(settings: Settings) -> str | None:
     Raises:
         KvstitchError: It cannot start.
     """
-    from service.cli.checks import architecture
+    from service.cli.doctor import model
     from service.gateway.data_folder import UMASK
     from service.models.model_finder import ModelFinder
 
     os.umask(UMASK)  # the worker inherits it
     folder = ModelFinder.of(settings).prepare(settings.model)
     # Before the gateway is imported, which takes longer than all of this.
-    _refuse(architecture.unservable(folder, settings))
-    from service.cli.checks import loras, model
+    model.require_config(folder, settings)
     from service.gateway.composition import Gateway
     from service.gateway.server import listen, serve
 
     # Before gigabytes of weights are loaded, and loaded again because the worker has died of them.
-    _refuse(model.unloadable(folder, settings) or loras.unservable(settings))
+    model.require_loadable(folder, settings)
     gateway = Gateway(settings, folder)
     bound = listen(settings.host, settings.port)
     port = bound.getsockname()[1]
@@ -75,8 +79,3 @@ def _serve(settings: Settings) -> str | None:
         file=sys.stderr,
     )
     return serve(gateway, bound)
-
-
-def _refuse(finding: Finding | None) -> None:
-    if finding is not None:
-        raise ModelRefused(f"{finding.message}: {finding.remedy}")

@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from service.cli.options import add_client_options
 from service.cli.output import console, emit, plain, size, table
-from service.cli.service_client import checked, client
+from service.cli.service_client import client
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_client_options(parser)
+    parser.set_defaults(command=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the status; 0 if the service is ready, else 1."""
-    with client(args) as http:
-        status = checked(http.get("/status"))
+    with client(args) as found:
+        status = found.status()
     if args.json:
         emit(status)
     else:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from service.cli.corpus import files
-from service.cli.corpus.folder_scan import UnsendableDocument, scan
+from service.cli.documents import files
+from service.cli.documents.folder import UnsendableDocument, scan
+from service.cli.options import minutes, settings_of
 from service.cli.output import console, emit
 from service.cli.service_client import WrongArgument
 from service.shared import openmp
@@ -32,6 +33,43 @@ MAX_DOCUMENTS = 1000
 """Of more documents a seeded sample is read: parsing and embedding would take all the time."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Measure methods, ratios, prefix modes, codecs and evictions with a model on documents, "
+        "against full prefill, and write the best settings where `serve` finds them as its "
+        "defaults. Stopped, it goes on when it is given again."
+    )
+    add = parser.add_argument
+    add("--documents", metavar="FOLDER", help="files as for `ingest`")
+    add("--collection", metavar="NAME", help="or a collection of the data folder, also while a "
+        "service runs from it")  # fmt: skip
+    add("--questions", metavar="FILE.jsonl", help="objects with `question` (default: made from "
+        "sentences of the documents)")  # fmt: skip
+    add("--minutes", type=minutes, default=10.0, help="it may take about so long (default: 10)")
+    add("--out", metavar="DIR", help="for report and calibration.json (default: the data folder, "
+        "where `serve` looks)")  # fmt: skip
+    add("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
+    add("--fresh", action="store_true", help="begin anew, without what was measured before")
+    add("--json", action="store_true", help="JSON on stdout and nothing else")
+    for name, help in (
+        ("--model", "as for `serve` (default: the demo model)"),
+        ("--data-dir", "the service's data folder"),
+        ("--dtype", "auto, float32, float16 or bfloat16"),
+        ("--quantize", "off, int8 or int4: weights in fewer bits, as for `serve`"),
+        ("--device", "auto, cpu, cuda or cuda:N"),
+        ("--embedder", "sentence-embedding model folder (default: all-MiniLM-L6-v2)"),
+        ("--prefix-mode", "of the defaults that the choice is compared with"),
+    ):
+        add(name, help=help)
+    for name, help in (
+        ("--threads", "CPU threads"),
+        ("--chunk-tokens", "tokens per chunk (default: the model folder's)"),
+        ("--top-k", "passages per answer (default: the model folder's)"),
+    ):
+        add(name, type=int, help=help)
+    parser.set_defaults(command=run)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run, or go on with, a tuning; 0 when the report is written.
 
@@ -41,12 +79,10 @@ def run(args: argparse.Namespace) -> int:
     openmp.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from service.gateway.data_folder import UMASK
-    from service.settings import Settings, load
 
     if (args.documents is None) == (args.collection is None):
         raise WrongArgument("give --documents FOLDER, or --collection NAME of the data folder")
-    names = set(Settings.model_fields)
-    settings = load(**{name: value for name, value in vars(args).items() if name in names})
+    settings = settings_of(args)
     os.umask(UMASK)
     return _tune(args, settings)
 
@@ -158,18 +194,14 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
         WrongArgument: There are none.
     """
     from service.errors import InvalidRequest
-    from service.gateway.api import DocumentParser, FileLimits, SpooledDocument
+    from service.gateway.api import DocumentParser, FileLimits, IngestDocument
     from service.gateway.documents.parsing.file_kinds import file_kind
-    from service.shared.worker_settings import MIB
 
     found = scan([folder])
     contents = [*found.failed, *files.read(found.sources, {})]
     if len(contents) > MAX_DOCUMENTS:
         contents = random.Random(seed).sample(contents, MAX_DOCUMENTS)
-    parser = DocumentParser(
-        FileLimits(settings.max_file_pages, settings.max_file_chars, settings.file_cpu_s,
-                   settings.file_memory_mib * MIB)
-    )  # fmt: skip
+    parser = DocumentParser(FileLimits.of(settings))
 
     async def parse() -> list[Document]:
         parsed = []
@@ -181,8 +213,8 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
             row = json.loads(read.content) if read.media_type == files.ROW else None
             content = read.content if row is None else str(row["text"]).encode()
             kind = "text" if row else file_kind(read.doc_id, read.media_type, content)
-            meta = {"title": (row or {}).get("title", ""), "metadata": {}}
-            item = SpooledDocument(number, "", "", "", read.doc_id, kind, meta, content)
+            title = (row or {}).get("title", "")
+            item = IngestDocument(read.doc_id, "", kind, content, title, number=number)
             try:
                 parsed.append(await parser.document(item))
             except InvalidRequest as error:

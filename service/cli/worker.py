@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
-import subprocess
 import sys
-from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from service.errors import InvalidSetting, KvstitchError, ModelRefused
+from service.cli.options import add_settings, settings_of
+from service.errors import InvalidSetting, KvstitchError
 from service.shared import openmp
 
 if TYPE_CHECKING:
@@ -19,22 +17,33 @@ if TYPE_CHECKING:
     from service.shared.worker_settings import WorkerSettings
 
 CANNOT_BE_SERVED = 3
+WORKER_ADDRESS = "tcp://127.0.0.1:5700"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a worker by itself, for gateways that name it in KVSTITCH_WORKER_ADDRESSES. It takes "
+        "the settings of `serve`; SIGTERM lets it finish what runs."
+    )
+    parser.epilog = "Beyond loopback KVSTITCH_FLEET_SECRET must be set, the same for all."
+    parser.add_argument("--listen", metavar="ADDRESS", default=WORKER_ADDRESS, help="tcp://HOST:"
+                        f"PORT; port 0: any (default: {WORKER_ADDRESS})")  # fmt: skip
+    add_settings(parser)
+    parser.set_defaults(command=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run until a signal; the worker's exit code: 0, or 3 if it cannot serve.
+    """Become a worker process; 3 if it cannot serve. A worker ends by a signal.
 
     Raises:
         InvalidSetting: A setting is wrong by itself.
     """
     openmp.prepare()
-    from service.settings import Settings, load
 
-    names = set(Settings.model_fields)
-    settings = load(**{name: value for name, value in vars(args).items() if name in names})
+    settings = settings_of(args)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
-        return _supervise(_prepare(settings, args.listen))
+        _become_worker(_prepare(settings, args.listen))
     except KvstitchError as error:
         print(f"kvstitch: {error.message}", file=sys.stderr)
         return CANNOT_BE_SERVED
@@ -46,11 +55,11 @@ def _prepare(settings: Settings, address: str) -> WorkerSettings:
     Raises:
         KvstitchError: It cannot be started.
     """
-    from service.cli.checks import architecture, loras, model
+    from service.cli.doctor import model
     from service.gateway.auth.secret_file import own_secret
     from service.gateway.data_folder import FOLDER_MODE, UMASK
     from service.models.model_finder import ModelFinder
-    from service.settings import calibration
+    from service.settings.calibration import calibrated
     from service.shared import fleet_secret
 
     fleet_secret.require_secret(address, settings.fleet_secret)
@@ -58,49 +67,34 @@ def _prepare(settings: Settings, address: str) -> WorkerSettings:
         raise InvalidSetting("workers (KVSTITCH_WORKERS) is for `serve`: start one for each")
     os.umask(UMASK)
     folder = ModelFinder.of(settings).prepare(settings.model)
-    for finding in (
-        architecture.unservable(folder, settings),
-        model.unloadable(folder, settings),
-        loras.unservable(settings),
-    ):
-        if finding is not None:
-            raise ModelRefused(f"{finding.message}: {finding.remedy}")
+    model.require_config(folder, settings)
+    model.require_loadable(folder, settings)
     try:
         settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSetting(
             f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
         ) from error
-    calibrated = calibration.find(settings, folder)
-    if calibrated is not None:
-        settings = calibrated.settings(settings)
+    settings, calibration_file = calibrated(settings, folder)
     return settings.worker(
         folder,
         address,
         shared=True,
         tenants_secret="" if settings.fleet_secret else own_secret(settings.data_dir),
-        calibration=None if calibrated is None else calibrated.path,
+        calibration=calibration_file,
     )
 
 
-def _supervise(settings: WorkerSettings) -> int:
-    """Run the worker process, which gets our signals; returns its exit code."""
+def _become_worker(settings: WorkerSettings) -> NoReturn:
+    """Replace this process by the worker process, which reads its settings from standard input."""
     print(
         f"kvstitch: a worker of {settings.model} is starting at {settings.address}; KV in "
         f"{settings.kv_dir or 'memory'}",
         file=sys.stderr,
+        flush=True,
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service.worker"], stdin=subprocess.PIPE, start_new_session=True
-    )
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        process.send_signal(signal.SIGTERM)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, forward)
-    assert process.stdin is not None
-    process.stdin.write(settings.to_json().encode() + b"\n")
-    process.stdin.flush()  # and stays open: the worker ends when we do
-    code = process.wait()
-    return code if code >= 0 else 128 - code
+    end, beginning = os.pipe()
+    os.write(beginning, settings.to_json().encode() + b"\n")
+    os.dup2(end, 0)
+    os.set_inheritable(beginning, True)  # a worker ends when its standard input is closed
+    os.execv(sys.executable, [sys.executable, "-m", "service.worker"])

@@ -1,19 +1,34 @@
-"""The Ray actor: keeps one worker process alive. It runs on the worker's machine."""
+"""A Ray actor, and the worker process on a TCP address that it keeps alive.
+
+The process is supervised as the gateway supervises its own, heartbeat included. One that is
+restarted gets its predecessor's address where that is free, so gateways need no new list: they see
+the connection break and connect again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import importlib
 import logging
 import os
 import socket
 import sys
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 from service import __version__
 from service.cluster.actor_state import ActorState, name_of
 from service.cluster.plan import WorkerPlan
-from service.cluster.worker import ClusterWorker, free_address
+from service.errors import InvalidSetting, KvstitchError
 from service.gateway.data_folder import UMASK
+from service.gateway.worker_client.connection import WorkerConnection
+from service.gateway.worker_client.supervisor import COMMAND, Supervisor
+from service.shared import openmp
+from service.shared.worker_settings import WorkerSettings
+
+log = logging.getLogger("kvstitch.cluster")
 
 
 class WorkerActor:
@@ -55,3 +70,161 @@ class WorkerActor:
 def _ray() -> Any:
     """Return Ray, which the process that this runs in has imported; its types are partial."""
     return importlib.import_module("ray")
+
+
+class Prepared(Protocol):
+    """A worker whose model is on this machine."""
+
+    @property
+    def secret(self) -> str:
+        """The fleet's secret."""
+        ...
+
+    def at(self, address: str) -> WorkerSettings:
+        """Return the process's settings for an address."""
+        ...
+
+
+class ClusterWorker:
+    """One worker of the cluster: its model is prepared, then its process is supervised."""
+
+    def __init__(
+        self,
+        identity: ActorState,
+        prepare: Callable[[], Prepared],
+        next_address: Callable[[str], str],
+        *,
+        command: Sequence[str] = COMMAND,
+        backoff_s: tuple[float, float] = (0.5, 30.0),
+        heartbeat_timeout_s: float = 10.0,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            identity: Name, machine, version and plan.
+            prepare: Finds the model; called on a thread.
+            next_address: Returns the address of the next process, given that of the one before;
+                "": there was none.
+            command: Starts the worker process.
+            backoff_s: First and longest pause between two starts.
+            heartbeat_timeout_s: A process that is silent for so long is replaced.
+        """
+        self._identity = identity
+        self._prepare = prepare
+        self._next_address = next_address
+        self._command = command
+        self._backoff_s = backoff_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._starting: asyncio.Task[None] | None = None
+        self._connection: WorkerConnection | None = None
+        self._supervisor: Supervisor | None = None
+        self._refused = ""
+        self._draining = self._ended = False
+
+    def start(self) -> None:
+        """Begin; `state` tells how far it is."""
+        self._starting = asyncio.create_task(self._start())
+
+    @property
+    def state(self) -> ActorState:
+        """The state as it is now."""
+        supervisor, connection = self._supervisor, self._connection
+        made = self._identity
+        if supervisor is not None and not (self._refused or self._ended):
+            made = replace(
+                made,
+                address=supervisor.address,
+                pid=supervisor.pid,
+                restarts=supervisor.restarts,
+            )
+        if self._ended:
+            return replace(made, phase="ended", reason="it was drained")
+        if self._refused:
+            return replace(made, phase="refused", reason=self._refused)
+        if self._draining:
+            return replace(made, phase="draining", reason="it finishes what runs")
+        if supervisor is None or connection is None:
+            return replace(made, phase="preparing", reason="the model is looked for")
+        if supervisor.pid is None and supervisor.last_end:
+            return replace(made, phase="restarting", reason=supervisor.last_end)
+        if connection.ready is not None:
+            return replace(made, phase="ready")
+        return replace(made, phase="loading", reason=connection.reason)
+
+    async def drain(self) -> None:
+        """Let the process finish what runs; return when it has ended. No other is started."""
+        self._draining = True
+        if self._starting is not None:
+            await self._starting
+        if self._supervisor is not None:
+            await self._supervisor.drain()
+        if self._connection is not None:
+            await self._connection.close()
+        self._ended = True
+
+    async def _start(self) -> None:
+        try:
+            prepared = await asyncio.to_thread(self._prepare)
+            if self._draining:
+                return
+            self._connection = WorkerConnection(
+                heartbeat_timeout_s=self._heartbeat_timeout_s, secret=prepared.secret
+            )
+            self._supervisor = Supervisor(
+                self._connection,
+                prepared.at,
+                on_refused=self._refuse,
+                command=self._command,
+                backoff_s=self._backoff_s,
+                next_address=self._next_address,
+                environment=_environment(),
+            )
+            await self._supervisor.start()
+        except KvstitchError as error:
+            self._refuse(error.message)
+        except Exception as error:
+            log.exception("the worker cannot be started")
+            self._refuse(f"it cannot be started: {error}")
+
+    def _refuse(self, reason: str) -> None:
+        self._refused = reason
+
+
+def _environment() -> dict[str, str]:
+    """Return variables with which a process loads the same kvstitch as this one.
+
+    Ray sets OMP_NUM_THREADS for the actor, so those of OpenMP are set again.
+    """
+    search_path = os.pathsep.join(filter(None, sys.path))
+    return {**openmp.ENVIRONMENT, "PYTHONPATH": search_path, "PYTHONSAFEPATH": "1"}
+
+
+def free_address(host: str, ports: tuple[int, int] | None, before: str = "") -> str:
+    """Return tcp://HOST:PORT with a port that nobody listens on now.
+
+    Args:
+        host: IP address of this machine.
+        ports: First and last that may be used; None: any.
+        before: Address that is taken again if it is free.
+
+    Raises:
+        InvalidSetting: All of them are taken, or this machine has no such address.
+    """
+    candidates: Iterable[int] = (0,) if ports is None else range(ports[0], ports[1] + 1)
+    earlier = before.rpartition(":")[2]
+    for port in (*((int(earlier),) if earlier else ()), *candidates):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ binds
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise InvalidSetting(f"no worker can listen on {host}: {error.strerror}") from error
+            written = f"[{host}]" if ":" in host else host
+            return f"tcp://{written}:{probe.getsockname()[1]}"
+    if ports is None:
+        raise InvalidSetting(f"no port of {host} is free")
+    raise InvalidSetting(
+        f"all ports {ports[0]}-{ports[1]} of {host} are taken: give more (--ports)"
+    )

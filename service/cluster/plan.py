@@ -19,7 +19,8 @@ from service.errors import InvalidSetting
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import FOLDER_MODE
 from service.models.model_finder import ModelFinder
-from service.settings import Settings, calibration, load
+from service.settings import Settings, load
+from service.settings.calibration import calibrated
 from service.shared.fleet_secret import require_secret
 from service.shared.worker_settings import WorkerSettings
 
@@ -104,16 +105,14 @@ class WorkerPlan:
         if not settings.threads:  # Ray sets OMP_NUM_THREADS, which would be another number
             settings = settings.model_copy(update={"threads": max(1, int(self.cpus))})
         folder = ModelFinder.of(settings).prepare(settings.model)
-        calibrated = calibration.find(settings, folder)
-        if calibrated is not None:
-            settings = calibrated.settings(settings)
+        settings, calibration_file = calibrated(settings, folder)
         try:
             settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidSetting(
                 f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
             ) from error
-        return PreparedWorker(settings, folder, None if calibrated is None else calibrated.path)
+        return PreparedWorker(settings, folder, calibration_file)
 
 
 @dataclass(frozen=True)

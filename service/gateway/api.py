@@ -11,11 +11,9 @@ from __future__ import annotations
 from service.gateway.answers.attribution.attributor import attribute
 from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import SupportScorer
-from service.gateway.answers.condensing.condenser import Condensed, QueryCondenser
-from service.gateway.answers.condensing.join import joined_query
-from service.gateway.documents.jobs.job_records import SpooledDocument
-from service.gateway.documents.parsing.parser import DocumentParser
-from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.answers.follow_ups import find_with_joined, joined_query
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.format import (
     INSTRUCTION,
     from_chat_template,
@@ -25,27 +23,24 @@ from service.gateway.prompts.format import (
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.gateway.retrieval.async_retriever import AsyncRetriever, SearchQuery
-from service.gateway.retrieval.model_factory import make_embedder
-from service.gateway.retrieval.passage_search import PassageSearch
-from service.gateway.retrieval.timed_embedder import TimedEmbedder
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.models import make_embedder
+from service.gateway.search.passage_search import PassageSearch, SearchQuery
 
 __all__ = [
     "INSTRUCTION",
     "AsyncRetriever",
-    "Condensed",
     "DocumentParser",
     "FileLimits",
+    "IngestDocument",
     "ModelFolder",
     "PassageSearch",
     "PromptBuilder",
-    "QueryCondenser",
     "SearchQuery",
     "ServingTokenizer",
-    "SpooledDocument",
     "SupportScorer",
-    "TimedEmbedder",
     "attribute",
+    "find_with_joined",
     "from_chat_template",
     "joined_query",
     "load_format",

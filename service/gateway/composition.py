@@ -15,11 +15,11 @@ from typing import IO
 
 from retriever import Embedder, Retriever
 from service.errors import InvalidSetting, KvstitchError
+from service.gateway.admission import ConcurrencyLimiter
 from service.gateway.answers.answer_service import AnswerService
-from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
-from service.gateway.answers.preparing.preparation import RequestPreparer
-from service.gateway.answers.validating.default_methods import DefaultMethods
-from service.gateway.answers.validating.validation import RequestValidator
+from service.gateway.answers.default_methods import DefaultMethods
+from service.gateway.answers.preparation import RequestPreparer
+from service.gateway.answers.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.rate_counters import LocalCounters, RateCounters
@@ -27,17 +27,14 @@ from service.gateway.data_folder import lock_folder, make_private
 from service.gateway.databases import databases
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.documents.corpus import Corpus
-from service.gateway.fleet.fleet_gauges import watch_fleet
 from service.gateway.fleet.shared_workers import SharedWorkers
-from service.gateway.fleet.worker_state import WorkerState
+from service.gateway.fleet.worker_state import WorkerState, count_by_state
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
-from service.gateway.retrieval.model_factory import make_embedder, make_reranker
-from service.gateway.retrieval.text_models import TextModels
-from service.gateway.retrieval.timed_embedder import TimedEmbedder
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.embedding_service import EmbeddingService
+from service.gateway.search.models import make_embedder, make_reranker
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.worker_client.supervisor import COMMAND
@@ -127,24 +124,17 @@ class Gateway:
                 on_refused=self.give_up,
             )
         self.worker = self._workers.worker
-        timed = TimedEmbedder(embedder or make_embedder(settings))
-        reranker = make_reranker(settings)
-        self._models = TextModels(timed, reranker)
-        self.retriever = AsyncRetriever(
-            Retriever.in_folder(
-                settings.data_dir,
-                timed,
-                self.prompts.chunking(),
-                exact_up_to=settings.exact_vectors,
-                database=self._databases.catalog,
-                index=self._databases.index,
-            ),
-            timed,
-            reranker,
-            rerank_deadline_s=settings.rerank_deadline_s,
-            disk=self.disk,
+        embedder = embedder or make_embedder(settings)
+        retriever = Retriever.in_folder(
+            settings.data_dir,
+            embedder,
+            self.prompts.chunking(),
+            exact_up_to=settings.exact_vectors,
+            database=self._databases.catalog,
+            index=self._databases.index,
         )
-        behind = PrecomputedBehind(self.prompts, self.retriever.companions, settings.companions)
+        self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
+        behind = PrecomputedBehind(self.prompts, retriever.companions, settings.companions)
         self.limiter = ConcurrencyLimiter(
             max_running=settings.max_running * settings.workers,
             max_waiting=settings.max_waiting,
@@ -167,9 +157,9 @@ class Gateway:
             self.retriever, self.limiter, settings, top_k=self.prompts.format.top_k
         )
         self.rerankings = RerankService(
-            self._models, self.retriever, self.limiter, settings, self.prompts.tokenizer
+            self.retriever, self.limiter, settings, self.prompts.tokenizer
         )
-        self.embeddings = EmbeddingService(self._models, self.retriever, self.limiter, settings)
+        self.embeddings = EmbeddingService(embedder, self.retriever, self.limiter, settings)
         self.corpus = Corpus(
             database=self._databases.jobs,
             retriever=self.retriever,
@@ -182,7 +172,7 @@ class Gateway:
             disk=self.disk,
             catalog_lock=self._databases.catalog_lock,
         )
-        watch_fleet(self.metrics, self.worker, self.worker_states)
+        count_by_state(self.metrics, self.worker_states)
         self._loading: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
 
@@ -231,7 +221,7 @@ class Gateway:
         await self.corpus.close()
         await self._workers.close()
         await self._counters.close()
-        self._models.close()
+        self.embeddings.close()
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
         await self._databases.close()

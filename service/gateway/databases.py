@@ -24,14 +24,14 @@ from service.gateway.auth.key_databases import KeyDatabase
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.disk_guard import DiskGuard
-from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.corpus import Corpus
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
+from service.gateway.documents.purge_queue import CatalogLock
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.gateway.documents.heartbeat import Heartbeat
+    from service.gateway.documents.membership import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -151,9 +151,9 @@ class SharedDatabases:
         return shared_secret(self.jobs, own_secret(self._settings.data_dir))
 
     def start(self, corpus: Corpus, give_up: Callable[[str], None]) -> None:
-        from service.gateway.documents.heartbeat import Heartbeat
+        from service.gateway.documents.membership import Heartbeat
 
-        self._heartbeat = Heartbeat(self._membership, corpus.hear, give_up)
+        self._heartbeat = Heartbeat(self._membership, corpus.on_heartbeat, give_up)
         self._heartbeat.start()
         self.keys.start()
 

@@ -5,7 +5,7 @@ not read them, so that large content is in its row, too. What is further here:
 
     documents.owner   the gateway that works on it; '': anybody may take it
     jobs.owner        the gateway that it is sent to, until it is accepted
-    gateways          those that are there, each with its last sign of life (fleet/membership.py)
+    gateways          the members, each with its last sign of life (documents/membership.py)
     confirmations     which of them have made a purge
     secrets           what all of them have to know
 """

@@ -116,6 +116,16 @@ def find(settings: Settings, model_folder: Path) -> Calibration | None:
     return None
 
 
+def calibrated(settings: Settings, model_folder: Path) -> tuple[Settings, Path | None]:
+    """Return the settings that a service uses with its calibration, and the calibration's file.
+
+    Raises:
+        InvalidSetting: As `find`.
+    """
+    found = find(settings, model_folder)
+    return (settings, None) if found is None else (found.settings(settings), found.path)
+
+
 def _read(path: Path, model_folder: Path, quantize: str) -> Calibration:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

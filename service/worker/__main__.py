@@ -17,9 +17,11 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+
+from torch import Tensor
 
 from kvstore import (
     MemoryTier,
@@ -39,7 +41,7 @@ from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import tracing
 from service.shared.worker_settings import WorkerSettings
 from service.worker.engine.engine import Engine
-from service.worker.forward import lora_check, selfcheck
+from service.worker.forward import selfcheck
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
@@ -55,8 +57,8 @@ from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.load import default_pool_tokens, load, set_threads
 from service.worker.model.model_facts import read_calibration
+from service.worker.prefix_cache.on_disk import PromptsOnDisk
 from service.worker.sampling.grammar import Grammars
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from service.worker.server import folder_seat
 from service.worker.server.cached_chunks import HeldChunks
 from service.worker.server.leases import Leases
@@ -115,17 +117,23 @@ def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Cal
         The decoder, and what makes the KV pool.
     """
     make_pool: Callable[..., KVPool] = KVPool
+    lora_logits: Mapping[str, tuple[Tensor, Tensor]] = {}
     if settings.tensor_parallel > 1:
-        from service.worker.parallel.gang import Gang, refuse
+        from service.worker.parallel.processes import TensorParallel, refuse
 
         refuse(settings)
-        gang = stack.enter_context(
-            Gang(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
+        ranks = stack.enter_context(
+            TensorParallel(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
         )
-        make_pool = gang.make_pool
-        decoder, differences = gang.load(
-            settings.model, dtype=settings.dtype, threads=settings.threads
+        make_pool = ranks.make_pool
+        decoder, differences = ranks.load(
+            settings.model,
+            dtype=settings.dtype,
+            threads=settings.threads,
+            quantize=settings.quantize,
+            loras=settings.loras,
         )
+        lora_logits = ranks.lora_logits
     else:
         set_threads(settings.threads)
         if settings.methods_dir:
@@ -139,7 +147,7 @@ def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Cal
         differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = lora_check.add(decoder, name, Path(folder))
+        off, moved = selfcheck.add_lora(decoder, name, Path(folder), lora_logits.get(name))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
     return decoder, make_pool
 
@@ -186,7 +194,7 @@ def _serve(
             shutil.rmtree(settings.prompts_dir, ignore_errors=True)
         elif settings.prompts_dir:
             tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=on_gpu, name="prompts")
-            prompts = opened.enter_context(PromptStore(tier, addressing, on_ready=inbox.wake))
+            prompts = opened.enter_context(PromptsOnDisk(tier, addressing, on_ready=inbox.wake))
         loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )

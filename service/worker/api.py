@@ -1,13 +1,12 @@
-"""The worker's public surface, for benchmarks and the CLI's start-up check.
+"""The worker's public surface, for the start-up check of the command line, tuning and benchmarks.
 
 What methods are written with is in `service.worker.methods.api`; this module is for running them.
-Anything that is in neither `__all__` may change at any time. Besides re-exported names there are a
-few functions (`harness`) for what callers do most: open an engine, prefill one prompt.
+Anything that is in neither `__all__` may change at any time. Requests and what the engine returns
+are the types of `service.messages`.
 
-    models    load_model, add_lora, adapter_for, read_calibration, start_up_check
-    engine    open_engine, Generate and the events, Address
-    prompts   kv_pool, prefill_ids, prefill_prompt, prefill_sparse, attention_scores
-    decoding  decode_step, Decoder, Sampler
+    models    load_model, add_lora, decoder_for, read_calibration, start_up_check
+    engine    Engine, Address
+    decoding  decode_step, BatchDecoder
     methods   the built-in methods, the registry
 """
 
@@ -24,17 +23,6 @@ from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.prefill import Capture
 from service.worker.forward.selfcheck import add_lora
 from service.worker.forward.selfcheck import check as start_up_check
-from service.worker.harness import (
-    attention_scores,
-    compute_chunk,
-    compute_sketch,
-    kv_pool,
-    open_engine,
-    precompute_now,
-    prefill_ids,
-    prefill_prompt,
-    prefill_sparse,
-)
 from service.worker.kernels.gpu import (
     index_causal_attention,
     kv_placement_gpu,
@@ -96,9 +84,6 @@ __all__ = [
     "add_folder",
     "add_lora",
     "attend_rows",
-    "attention_scores",
-    "compute_chunk",
-    "compute_sketch",
     "decode_step",
     "decoder_for",
     "default_pool_tokens",
@@ -108,16 +93,10 @@ __all__ = [
     "fusion_methods",
     "index_causal_attention",
     "kv_placement_gpu",
-    "kv_pool",
     "load_model",
     "make_eviction",
     "make_fusion",
     "model_fingerprint",
-    "open_engine",
-    "precompute_now",
-    "prefill_ids",
-    "prefill_prompt",
-    "prefill_sparse",
     "ragged_attention_gpu",
     "read_calibration",
     "set_threads",

@@ -10,12 +10,15 @@ decides what is run. Without it a decoder's `ranks` and `lead` are None.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Wait = Future[Any] | None
@@ -23,7 +26,7 @@ Steps = Generator[Wait, None, T]
 
 
 def run(steps: Steps[T]) -> T:
-    """Runs the work to its end, waiting where it waits, and returns its result."""
+    """Run the work to its end, waiting where it waits, and return its result."""
     while True:
         try:
             awaited = next(steps)
@@ -68,16 +71,38 @@ class Ranks(Protocol):
 
 
 class Lead(Protocol):
-    """Runs functions on all ranks. Only rank 0 has one.
+    """Runs work on all ranks. Only rank 0 has one."""
 
-    The function and its arguments must be such that other processes can have them: arguments are
-    passed by name, and KV caches, stored segments and sequences are replaced by their counterparts.
+    def run(self, work: Callable[..., T], arguments: dict[str, Any]) -> T:
+        """Run work by its arguments' names; if it is in steps, every rank takes them together.
+
+        Other processes must be able to have the arguments: KV caches, stored segments and sequences
+        are replaced by their counterparts, and everything else is pickled.
+        """
+        ...
+
+    def repeat(self, change: Callable[..., Any], *arguments: Any) -> int:
+        """Let the others make a change of the KV pool, or of a sequence's KV.
+
+        Returns:
+            The number by which a sequence's KV that is reserved so is known from now on.
+        """
+        ...
+
+
+def on_all_ranks(work: Callable[P, T]) -> Callable[P, T]:
+    """Let a function, whose first argument is a decoder, run on all ranks where there are others.
+
+    In the function itself the decoder leads nobody, so that it may call other such functions.
     """
+    signature = inspect.signature(work)
 
-    def steps(self, work: Callable[..., Steps[T]], **arguments: Any) -> Steps[T]:
-        """Runs work in steps: every rank takes a step when this rank does."""
-        ...
+    @wraps(work)
+    def on_ranks(*args: P.args, **kwargs: P.kwargs) -> T:
+        decoder: Any = args[0] if args else kwargs["decoder"]
+        if decoder.lead is None:
+            return work(*args, **kwargs)
+        lead: Lead = decoder.lead
+        return lead.run(on_ranks, signature.bind(*args, **kwargs).arguments)
 
-    def call(self, work: Callable[..., T], **arguments: Any) -> T:
-        """Runs work that is done in one go."""
-        ...
+    return on_ranks

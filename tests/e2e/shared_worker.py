@@ -41,12 +41,8 @@ class SharedWorker:
         return self._process.wait(STOP_S)
 
     def kill_nine(self) -> None:
-        """Both of its processes: the one that was started, and its child with the model."""
         assert self._process is not None
-        pid = self._process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for each in (*map(int, children), pid):
-            os.kill(each, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:

@@ -26,13 +26,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 END_S = 300.0
-# The command with a shorter lease, so that nobody waits a quarter of a minute for the dead.
 COMMAND = """
 import dataclasses, json, sys
 from service.bulk.driver import Pool
 from service.bulk.run import Order, ingest
 from service.settings import load
-order = Order(sys.argv[1], range_documents=8, pool=Pool(workers=2, lease_s=5.0))
+order = Order(sys.argv[1], range_documents=8, pool=Pool(workers=2))
 outcome = ingest(load(threads=1), order)
 print(json.dumps({**outcome.standing.as_json(), "errors": outcome.errors}))
 """

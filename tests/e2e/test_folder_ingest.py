@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from kvstitch.client import Client
 from service.cli import main
-from service.cli.service_client import pages
 from tests.e2e import mixed_folder
 from tests.e2e.conftest import Serve
 from tests.e2e.mixed_folder import FILES, INGESTED
@@ -89,9 +89,8 @@ def test_every_file_is_accounted_for(
         ) in out
         for name, what in expected.items():
             assert what in (INGESTED, "in a hidden folder") or f"{name}: " in err, name
-        listed = {
-            one["doc_id"] for one in pages(service.http, "/admin/documents", "documents", None)
-        }
+        with Client(str(service.http.base_url)) as client:
+            listed = {document.doc_id for document in client.list_documents()}
         assert listed == {name for name, what in expected.items() if what == INGESTED}
 
 

@@ -36,7 +36,7 @@ def retriever(open_retriever: OpenRetriever) -> Retriever:
 def choose(
     retriever: Retriever, doc_id: str, kind: Kind, count: int = 3, max_tokens: int = 1000
 ) -> list[str]:
-    [chunk] = retriever.chunks_of(doc_id)
+    [chunk] = retriever.catalog.chunks_of(doc_id)
     chosen = retriever.companions.choose(
         chunk, kind, scope=DEFAULT_SCOPE, count=count, max_tokens=max_tokens
     )
@@ -46,7 +46,7 @@ def choose(
 
 
 def number(retriever: Retriever, doc_id: str) -> int:
-    return retriever.chunks_of(doc_id)[0].chunk_id
+    return retriever.catalog.chunks_of(doc_id)[0].chunk_id
 
 
 def test_neighbours_are_the_nearest_others_the_nearest_last(retriever: Retriever) -> None:
@@ -120,7 +120,7 @@ def test_a_collection_of_one_has_no_companions(open_retriever: OpenRetriever, ki
 def test_companions_are_of_the_same_collection(retriever: Retriever) -> None:
     other = Scope("acme", "default")
     retriever.ingest([Document("own", "fox forest hunts number2")], scope=other)
-    [chunk] = retriever.chunks_of("own", scope=other)
+    [chunk] = retriever.catalog.chunks_of("own", scope=other)
     for kind in KINDS:
         assert not retriever.companions.choose(chunk, kind, scope=other, count=3, max_tokens=1000)
 

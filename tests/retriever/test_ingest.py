@@ -84,8 +84,8 @@ def test_document_that_cannot_be_embedded_fails_alone(open_retriever: OpenRetrie
     )
     assert [result.status for result in results] == ["created", "failed", "created"]
     assert isinstance(results[1].error, EmbedderError)
-    assert retriever.get_document("b") is None
-    assert retriever.counts().documents == 2
+    assert retriever.catalog.get("b") is None
+    assert retriever.catalog.counts().documents == 2
 
 
 def test_failed_update_leaves_the_old_revision(open_retriever: OpenRetriever) -> None:
@@ -114,7 +114,7 @@ def test_what_was_embedded_is_stored_whatever_happened_in_between(
     embedded = retriever.embed(
         [Document("same", "text"), Document("other", "new"), Document("", "bad")]
     )
-    assert [result.doc_id for result in retriever.list_documents().documents] == ["other", "same"]
+    assert [result.doc_id for result in retriever.catalog.page().documents] == ["other", "same"]
     retriever.delete(["same", "other"])
     results = retriever.store(embedded)
     assert [result.status for result in results] == ["created", "created", "failed"]

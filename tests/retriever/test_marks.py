@@ -33,9 +33,9 @@ def test_chunks_and_characters_know_their_page_and_heading(tmp_path: Path) -> No
     scope = Scope("tenant", "manuals")
     retriever.ingest([DOCUMENT], scope=scope)
     retriever.ingest([replace(DOCUMENT, marks=())], scope=Scope())
-    stored = retriever.get_document("d", scope=scope)
+    stored = retriever.catalog.get("d", scope=scope)
     assert stored is not None and stored.document == DOCUMENT
-    chunks = retriever.chunks_of("d", scope=scope)
+    chunks = retriever.catalog.chunks_of("d", scope=scope)
     assert [(c.text.strip(), c.page, c.heading) for c in chunks] == [
         ("before all", None, None),
         ("the red fox hunts", "1", "Fox"),
@@ -43,13 +43,19 @@ def test_chunks_and_characters_know_their_page_and_heading(tmp_path: Path) -> No
     ]
     (hit,) = retriever.search("owl", 1, scope=scope, mode="sparse")
     assert (hit.chunk.page, hit.chunk.heading) == ("2", "Fox")
-    assert retriever.get_chunks([hit.chunk.chunk_id]) == [hit.chunk]
-    places = [retriever.marks_at("d", start, scope=scope) for start in (11, 12, 35, 36, 999)]
+    assert retriever.catalog.chunks([hit.chunk.chunk_id]) == [hit.chunk]
+    places = [
+        retriever.catalog.marks_at("d", start, scope=scope) for start in (11, 12, 35, 36, 999)
+    ]
     assert places == [
         Place(None, None), Place("1", "Fox"), Place("2", "Fox"), Place("2", "Sleep"),
         Place("2", "Sleep"),
     ]  # fmt: skip
-    assert retriever.marks_at("d", 40) == Place() == retriever.marks_at("other", 0, scope=scope)
+    assert (
+        retriever.catalog.marks_at("d", 40)
+        == Place()
+        == retriever.catalog.marks_at("other", 0, scope=scope)
+    )
     retriever.delete(["d"], scope=scope)
     with sqlite3.connect(tmp_path / "catalog.db") as connection:
         assert connection.execute("SELECT count(*) FROM marks").fetchone() == (0,)

@@ -53,7 +53,7 @@ def test_nothing_is_left_of_deleted_documents(
     retriever.purge()
     assert_gone(tmp_path)
     assert len(retriever.search("xylo5word7", 99, mode="sparse")) == 1
-    assert retriever.counts().documents == 80
+    assert retriever.catalog.counts().documents == 80
 
 
 def test_nothing_is_left_of_replaced_revisions(

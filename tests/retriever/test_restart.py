@@ -40,16 +40,16 @@ def assert_whole(folder: Path) -> str | None:
     report = retriever.start()
     ids = set(retriever._catalog.chunk_ids(DocFilter()))
     assert set(retriever._index.ids) == ids
-    assert report.vectors == len(ids) == retriever.counts().chunks
+    assert report.vectors == len(ids) == retriever.catalog.counts().chunks
     assert sum(
         len(i) for _, i, _ in retriever._catalog.vectors(retriever._catalog.spaces()[0])
     ) == len(ids)
     cursor = None
     while True:
-        page = retriever.list_documents(100, cursor)
+        page = retriever.catalog.page(100, cursor)
         for info in page.documents:
-            stored = retriever.get_document(info.doc_id)
-            chunks = retriever.chunks_of(info.doc_id)
+            stored = retriever.catalog.get(info.doc_id)
+            chunks = retriever.catalog.chunks_of(info.doc_id)
             assert stored is not None and chunks
             assert "".join(chunk.text for chunk in chunks) == stored.document.text
             assert [chunk.ordinal for chunk in chunks] == list(range(len(chunks)))

@@ -52,7 +52,7 @@ def test_real_questions_find_their_passages(
     assert sum(map(sum, hits)) / 25 >= 0.8  # chance is 0.2
 
     for document in documents:
-        chunks = retriever.chunks_of(document.doc_id)
+        chunks = retriever.catalog.chunks_of(document.doc_id)
         assert "".join(chunk.text for chunk in chunks) == document.text
         assert all(chunk.tokens <= 256 for chunk in chunks)
     # The embedder is shared with other tests, so only the catalog is closed.
@@ -126,15 +126,15 @@ def test_delete_removes_vectors_and_passages(open_retriever: OpenRetriever) -> N
 def test_listing_and_getting(open_retriever: OpenRetriever) -> None:
     retriever = open_retriever()
     retriever.ingest(ANIMALS)
-    page = retriever.list_documents(limit=2)
+    page = retriever.catalog.page(limit=2)
     assert [info.doc_id for info in page.documents] == ["fox", "owl"]
-    rest = retriever.list_documents(limit=2, cursor=page.next_cursor)
+    rest = retriever.catalog.page(limit=2, cursor=page.next_cursor)
     assert [info.title for info in rest.documents] == ["Whale"] and rest.next_cursor is None
-    stored = retriever.get_document("owl")
+    stored = retriever.catalog.get("owl")
     assert stored is not None and stored.document == ANIMALS[1]
-    assert retriever.get_document("cow") is None
+    assert retriever.catalog.get("cow") is None
     with pytest.raises(InvalidQuery):
-        retriever.list_documents(limit=0)
+        retriever.catalog.page(limit=0)
 
 
 def test_updates_swap_atomically_under_searches(open_retriever: OpenRetriever) -> None:
@@ -184,7 +184,7 @@ def test_many_threads_ingest_and_delete(open_retriever: OpenRetriever) -> None:
         running.start()
     for running in threads:
         running.join()
-    assert retriever.counts().documents == 4 * 4 + 1
+    assert retriever.catalog.counts().documents == 4 * 4 + 1
     assert ids_in_index(retriever) == ids_in_catalog(retriever)
 
 

@@ -27,16 +27,16 @@ def test_scopes_share_nothing(open_retriever: OpenRetriever) -> None:
         for doc_filter in (None, DocFilter(("same",)), english):
             [hit] = retriever.search("the fox", 99, doc_filter, scope=scope)
             assert hit.chunk.text == document(scope).text
-        stored = retriever.get_document("same", scope=scope)
+        stored = retriever.catalog.get("same", scope=scope)
         assert stored is not None and stored.document == document(scope)
-        [info] = retriever.list_documents(scope=scope).documents
+        [info] = retriever.catalog.page(scope=scope).documents
         assert info == stored.info
-        [chunk] = retriever.chunks_of("same", scope=scope)
+        [chunk] = retriever.catalog.chunks_of("same", scope=scope)
         assert chunk.text == document(scope).text
-        counts = retriever.counts(scope=scope)
+        counts = retriever.catalog.counts(scope=scope)
         assert (counts.documents, counts.chunks, counts.tokens) == (1, 1, chunk.tokens)
-    assert retriever.counts().documents == len(SCOPES)
-    assert [(name, n.documents) for name, n in retriever.collections("acme")] == [
+    assert retriever.catalog.counts().documents == len(SCOPES)
+    assert [(name, n.documents) for name, n in retriever.catalog.collections("acme")] == [
         ("default", 1),
         ("x", 1),
     ]
@@ -48,30 +48,30 @@ def test_changes_stay_in_their_scope(open_retriever: OpenRetriever) -> None:
     for scope in (ours, theirs):
         retriever.ingest([document(scope)], scope=scope)
     retriever.ingest([Document("same", "another text")], scope=ours)
-    assert retriever.set_pinned(["same", "unknown"], True, scope=ours) == ["same"]
+    assert retriever.catalog.set_pinned(["same", "unknown"], True, scope=ours) == ["same"]
     assert retriever.search("fox", 9, scope=theirs)[0].chunk.text == document(theirs).text
-    assert [info.pinned for info in retriever.list_documents(scope=theirs).documents] == [False]
+    assert [info.pinned for info in retriever.catalog.page(scope=theirs).documents] == [False]
     assert len(retriever.delete(["same"], scope=ours)) == 1
     assert retriever.search("fox", 9, scope=ours) == []
     assert retriever.delete(["same"], scope=ours) == []
     assert len(retriever.search("fox", 9, scope=theirs)) == 1
-    assert retriever.collections("acme") == []
+    assert retriever.catalog.collections("acme") == []
 
 
 def test_pin_stays_over_revisions_and_restarts(open_retriever: OpenRetriever) -> None:
     retriever = open_retriever()
     retriever.ingest([Document("a", "one"), Document("b", "two")])
-    retriever.set_pinned(["a"], True)
+    retriever.catalog.set_pinned(["a"], True)
     retriever.save()
     retriever.ingest([Document("a", "another one")])
     retriever.close()
     retriever = open_retriever()
 
     def pinned() -> list[str]:
-        return [info.doc_id for info in retriever.list_documents().documents if info.pinned]
+        return [info.doc_id for info in retriever.catalog.page().documents if info.pinned]
 
     assert pinned() == ["a"]
-    retriever.set_pinned(["a", "b"], False)
+    retriever.catalog.set_pinned(["a", "b"], False)
     assert pinned() == []
 
 
@@ -96,13 +96,13 @@ def test_an_unknown_scope_is_empty(open_retriever: OpenRetriever) -> None:
     retriever.ingest([Document("a", "text")])
     nowhere = Scope("nobody", "nothing")
     assert retriever.search("text", 5, scope=nowhere) == []
-    assert retriever.get_document("a", scope=nowhere) is None
-    assert retriever.list_documents(scope=nowhere).documents == []
-    assert retriever.chunks_of("a", scope=nowhere) == []
+    assert retriever.catalog.get("a", scope=nowhere) is None
+    assert retriever.catalog.page(scope=nowhere).documents == []
+    assert retriever.catalog.chunks_of("a", scope=nowhere) == []
     assert retriever.delete(["a"], scope=nowhere) == []
-    assert retriever.set_pinned(["a"], True, scope=nowhere) == []
-    assert retriever.collections("nobody") == []
-    assert retriever.counts(scope=nowhere).documents == 0
+    assert retriever.catalog.set_pinned(["a"], True, scope=nowhere) == []
+    assert retriever.catalog.collections("nobody") == []
+    assert retriever.catalog.counts(scope=nowhere).documents == 0
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_what_it_stores_is_found_by_whoever_opens_the_catalog(tmp_path: Path) ->
     retriever.close()
     searching = Retriever.in_folder(tmp_path, HashingEmbedder(), CHUNKING)
     report = searching.start()
-    assert report.vectors == searching.counts().chunks
+    assert report.vectors == searching.catalog.counts().chunks
     (found,) = searching.search("Newer words.", 1)
     assert (found.chunk.doc_id, found.chunk.text) == ("d0", "Newer words.")
     searching.close()

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.api import ScratchKV, attention_scores
+from benchmarks.common.engine import attention_scores
+from service.worker.api import ScratchKV
 from service.worker.methods.api import (
     PrefillResult,
     PromptLayout,

@@ -14,7 +14,7 @@ from benchmarks.speed.outcome import Outcome, at_least
 from benchmarks.speed.paired import run_paired
 from benchmarks.speed.setup import Setup
 from kvstore import SsdTier
-from service.worker.api import prefill_ids
+from tuning.single_prompts import prefill_ids
 
 LONG, SHORT, PLAIN = "precompute to SSD", "precompute of short chunks to SSD", "plain prefill"
 SHORT_TOKENS = 128

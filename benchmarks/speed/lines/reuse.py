@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.engine import open_engine, precompute_now
 from benchmarks.common.shapes import random_qwen2
 from benchmarks.speed.engines import answer
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier, SsdTier, TieredStore
 from service.messages.requests import ChunkTokens, Generate, Method, Sampling
-from service.worker.api import decoder_for, open_engine, precompute_now
+from service.worker.api import decoder_for
 
 TOKENS, DRAWN, ENDS = 48, 4, 100
 METHOD = Method("a3", {"ratio": 0.15})

@@ -1,20 +1,43 @@
-"""One read of a chunk from Redis, which can go on at another server."""
+"""One read of a chunk from Redis: its header, and ranges of its values, into one buffer.
+
+The next batch is requested before the current one has arrived. So the server never waits, and
+never holds more than two batches of replies in its memory.
+
+A read can go on where it stopped at another server of a cluster. Should the chunk have been
+replaced in between, the bytes do not match the digests in its header, so a mixture is found.
+"""
 
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from kvstore.errors import TierTimeout
-from kvstore.format.buffers import total_bytes
+from kvstore.errors import ChunkCorrupt, TierTimeout
+from kvstore.format.buffers import ByteRange, total_bytes, view_bytes
 from kvstore.format.chunk_header import ChunkHeader, parse_header
 from kvstore.tiers.base import ChunkProgress
-from kvstore.tiers.redis.range_fetch import RangeFetch
-from kvstore.tiers.redis.redis_errors import Redirected
-from kvstore.tiers.redis.redis_server import RedisServer
-from kvstore.tiers.redis.resp import Replies, command
+from kvstore.tiers.redis.redis_server import Redirected, RedisServer, ValueReplies, Words
+
+BATCH_BYTES = 2 << 20  # bytes of values requested at a time
+
+
+@dataclass(frozen=True)
+class RangePlan:
+    """The ranges to read and the commands that fetch them.
+
+    Attributes:
+        ranges: not empty.
+        commands: one for each range.
+        absent: lengths of replies (None: nil) that mean there is no such value.
+        last: commands to send at the end, each answered by 0 or 1.
+    """
+
+    ranges: Sequence[ByteRange]
+    commands: Sequence[Words]
+    absent: Sequence[int | None]
+    last: Sequence[Words]
 
 
 class ChunkRead:
@@ -22,9 +45,9 @@ class ChunkRead:
 
     Args:
         head: name of the header.
-        plan: the ranges to fetch, given the header; None if the header is all that is wanted.
+        plan: gives the ranges to read, given the header; None if only the header is wanted.
         allocate: gives the buffer for so many bytes.
-        on_progress: called while the data arrive.
+        on_progress: called after each range.
         give_up_at: deadline of the whole read, by `time.monotonic` (seconds).
         header: if it is known.
 
@@ -36,33 +59,39 @@ class ChunkRead:
     def __init__(
         self,
         head: str,
-        plan: Callable[[ChunkHeader], RangeFetch] | None,
+        plan: Callable[[ChunkHeader], RangePlan] | None,
         allocate: Callable[[int], Tensor],
         on_progress: ChunkProgress | None,
         give_up_at: float,
         header: ChunkHeader | None = None,
     ) -> None:
         self._head = head
-        self._plan = plan
+        self._make_plan = plan
         self._allocate = allocate
         self._on_progress = on_progress
         self._give_up_at = give_up_at
-        self._fetch: RangeFetch | None = None
+        self._plan: RangePlan | None = None
+        self._done = 0  # ranges in place
+        self._filled = 0  # bytes in place
         self.header = header
         self.data: Tensor | None = None
 
     def on_server(self, server: RedisServer) -> bool:
-        """Read from the server that has the slot; False when something is missing."""
+        """Read from the server that has the slot; False when something is missing.
+
+        Raises:
+            ChunkCorrupt: a value does not have the length of its range.
+        """
         try:
             with server.values(self._give_up_at) as replies:
                 return self._receive(replies)
         except Redirected:
-            if self._fetch is not None and self._fetch.complete:
+            if self._plan is not None and self._done == len(self._plan.ranges):
                 return True  # only the times of expiry could not be renewed
             raise
 
-    def singly(self, client: Any) -> bool:
-        """Read value by value through a client that follows redirects."""
+    def value_by_value(self, client: Any) -> bool:
+        """Read like `on_server`, but through a client that follows redirects."""
 
         def execute(*words: str | int) -> bytes | None:
             if time.monotonic() > self._give_up_at:
@@ -75,34 +104,81 @@ class ChunkRead:
             if raw is None:
                 return False
             self.header = parse_header(raw)
-        if self._plan is None:
+        if self._make_plan is None:
             return True
-        fetch, data, progress = self._prepared(self.header, self._plan)
-        if not fetch.fetch_singly(execute, data, progress):
-            return False
-        for words in fetch.last:
+        plan, data = self._prepared(self.header, self._make_plan)
+        view = view_bytes(data)
+        for one, words in list(zip(plan.ranges, plan.commands, strict=True))[self._done :]:
+            value = execute(*words)
+            if value is None or len(value) != one.nbytes:
+                return self._missing(plan, None if value is None else len(value))
+            view[self._filled : self._filled + one.nbytes] = value
+            self._advance(self.header, data, one)
+        for words in plan.last:
             execute(*words)
         return True
 
-    def _receive(self, replies: Replies) -> bool:
+    def _receive(self, replies: ValueReplies) -> bool:
         if self.header is None:
-            replies.ask([command("GET", self._head)])
+            replies.ask([("GET", self._head)])
             raw = replies.value()
             if raw is None:
                 return False
             self.header = parse_header(raw)
-        if self._plan is None:
+        if self._make_plan is None:
             return True
-        fetch, data, progress = self._prepared(self.header, self._plan)
-        return fetch.fetch(replies, data, progress)
+        plan, data = self._prepared(self.header, self._make_plan)
+        view = view_bytes(data)
+        batches = list(_batches(plan.ranges[self._done :]))
+        asked = self._done
+        for number, batch in enumerate(batches):
+            for ahead in batches[number + bool(number) : number + 2]:
+                replies.ask(plan.commands[asked : asked + len(ahead)])
+                asked += len(ahead)
+            if number + 1 == len(batches):
+                replies.ask(plan.last)
+            for one in batch:
+                nbytes = replies.length()
+                if nbytes != one.nbytes:
+                    return self._missing(plan, nbytes)
+                replies.fill(view[self._filled : self._filled + one.nbytes])
+                self._advance(self.header, data, one)
+        if batches:
+            replies.flags(len(plan.last))
+        return True
 
     def _prepared(
-        self, header: ChunkHeader, plan: Callable[[ChunkHeader], RangeFetch]
-    ) -> tuple[RangeFetch, Tensor, Callable[[int], None] | None]:
-        if self._fetch is None:
-            self._fetch = plan(header)
+        self, header: ChunkHeader, make_plan: Callable[[ChunkHeader], RangePlan]
+    ) -> tuple[RangePlan, Tensor]:
+        if self._plan is None:
+            self._plan = make_plan(header)
         if self.data is None:
-            self.data = self._allocate(total_bytes(self._fetch.ranges))
-        listener = self._on_progress
-        progress = partial(listener, header, self.data) if listener else None
-        return self._fetch, self.data, progress
+            self.data = self._allocate(total_bytes(self._plan.ranges))
+        return self._plan, self.data
+
+    def _advance(self, header: ChunkHeader, data: Tensor, one: ByteRange) -> None:
+        self._done += 1
+        self._filled += one.nbytes
+        if self._on_progress is not None:
+            self._on_progress(header, data, self._filled)
+
+    def _missing(self, plan: RangePlan, nbytes: int | None) -> bool:
+        """Return False for a value that is not there; raise an error for one of another length."""
+        if nbytes in plan.absent:
+            return False
+        one = plan.ranges[self._done]
+        raise ChunkCorrupt(f"layer {one.layer} gave {nbytes} bytes, not {one.nbytes}")
+
+
+def _batches(ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
+    """Yield batches of at most `BATCH_BYTES` bytes, but at least one range each."""
+    batch: list[ByteRange] = []
+    held = 0
+    for one in ranges:
+        if batch and held + one.nbytes > BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(one)
+        held += one.nbytes
+    if batch:
+        yield batch

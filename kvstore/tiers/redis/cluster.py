@@ -1,13 +1,13 @@
 """The servers of a Redis Cluster.
 
 redis-py's `RedisCluster` knows which server has which slot, and follows redirects while slots move.
-Everything else goes straight to the server of the slot, over our own connections, so values are
-received as from a single server. Only servers that take writes are asked: a replica may lag behind,
-and would show chunks that were deleted, or miss some and make us delete the rest.
+Everything else goes straight to the server of the slot, as to a single server. Only servers that
+take writes are asked: a replica may lag behind, and would show chunks that were deleted, or miss
+some and make us delete the rest.
 
 Each server has its own circuit breaker, so one that is down costs the chunks that it holds and no
 others. While a breaker is open, or a server gave an error, the map of slots is read again, at most
-once per `_REFRESH_S`: so a replica that took over is found.
+once per `_REFRESH_S`: so a replica that took over is found. It is read at once when a slot moved.
 """
 
 import threading
@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from kvstore.circuit_breaker import BreakerSettings, CircuitBreaker
 from kvstore.errors import TierError, TierTimeout, TierUnavailable
-from kvstore.tiers.redis.redis_errors import Redirected, redis_errors
-from kvstore.tiers.redis.redis_server import RedisServer
+from kvstore.tiers.redis.redis_server import Redirected, RedisServer, redis_errors
+from kvstore.tiers.redis.servers import OneServer
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _MOVES = 4  # a slot that moves more often during one call is handled like one t
 
 
 class Cluster:
-    """A tier that is a cluster.
+    """The servers of a tier that is a cluster. The methods do what those of `OneServer` do.
 
     Args:
         url: `redis+cluster://user:password@host:port,host:port` or `rediss+cluster://`. Some
@@ -57,7 +57,6 @@ class Cluster:
         self._started = False
         self._cluster: Any = None
         self._servers: dict[str, RedisServer] = {}
-        self._moved: dict[int, str] = {}  # slots that moved since the map was read
 
     def start(self) -> None:
         settings = self._make_settings()
@@ -70,7 +69,6 @@ class Cluster:
             self._started = False
             cluster, self._cluster = self._cluster, None
             servers, self._servers = self._servers, {}
-            self._moved.clear()
         for server in servers.values():
             server.close()
         if cluster is not None:
@@ -100,7 +98,7 @@ class Cluster:
             except Redirected as redirected:
                 if not redirected.moved:
                     break
-                server = self.learn(redirected)
+                server = self.redirect(redirected)
             except (TierTimeout, TierUnavailable):
                 self._refresh()
                 raise
@@ -111,61 +109,45 @@ class Cluster:
             error.server = server.address
             raise
 
-    def replicas(self, server: RedisServer) -> int:
+    def replicas(self, server: RedisServer) -> int | None:
         self._refresh()  # a replica that was lost since must not be waited for
         slots = self._map().nodes_manager.slots_cache
         of_server = (nodes for nodes in slots.values() if nodes[0].name == server.address)
         return len(next(of_server, [None])) - 1
 
-    def learn(self, redirected: Redirected) -> RedisServer:
-        if redirected.slot is None or redirected.address is None:
+    def redirect(self, redirected: Redirected) -> RedisServer:
+        if redirected.address is None:
             raise TierUnavailable(f"{self._name}: {redirected}")
         if redirected.moved:
-            with self._lock:
-                self._moved[redirected.slot] = redirected.address
-            self._refresh()
+            self._refresh(at_once=True)
         return self._server(redirected.address)
 
     def _of(self, key: str) -> RedisServer:
-        cluster = self._map()
-        slot = cluster.keyslot(f"{{{key}}}")
+        slot = self._map().keyslot(f"{{{key}}}")
         server = self._server(self._holder(slot))
         if not server.answers and self._refresh():
             server = self._server(self._holder(slot))
         return server
 
     def _holder(self, slot: int) -> str:
-        with self._lock:
-            moved = self._moved.get(slot)
-        if moved is not None:
-            return moved
         cluster = self._map()
         # Where nobody serves the slot, any server says so.
         nodes = cluster.nodes_manager.slots_cache.get(slot) or cluster.get_primaries()
         return str(nodes[0].name)
 
     def _server(self, address: str) -> RedisServer:
-        import redis
-
+        nodes = self._map().nodes_manager
         with self._lock:
-            if not self._started:
-                raise TierUnavailable(f"tier {self._name} is not started")
             server = self._servers.get(address)
             if server is None:
                 host, _, port = address.rpartition(":")
-                secure = self._url.startswith("rediss")
-                kind = redis.SSLConnection if secure else redis.Connection
-                place = {"host": host, "port": int(port), **self._settings}
-                client = redis.Redis(
-                    connection_pool=redis.ConnectionPool(connection_class=kind, **place)
-                )
-                values = redis.ConnectionPool(connection_class=kind, **{**place, "protocol": 2})
-                server = RedisServer(address, client, values, CircuitBreaker(self._breaker))
+                client = nodes.create_redis_node(host, int(port), **nodes.connection_kwargs)
+                server = RedisServer(address, client, CircuitBreaker(self._breaker))
                 self._servers[address] = server
             return server
 
     def _map(self) -> Any:
-        """redis-py's client of the cluster; connects at first use.
+        """Return redis-py's client of the cluster, which knows the slots; connects at first use.
 
         Raises:
             TierUnavailable: not started, or no server that was named answers.
@@ -195,12 +177,13 @@ class Cluster:
                 **settings,
             )
 
-    def _refresh(self) -> bool:
-        """Read the map of slots again unless this was done lately; whether it was read."""
+    def _refresh(self, *, at_once: bool = False) -> bool:
+        """Read the map of slots again, unless this was done lately; return whether it was read."""
         if not self._refreshing.acquire(blocking=False):
             return False
         try:
-            if time.monotonic() - self._refreshed_at < _REFRESH_S or self._cluster is None:
+            lately = not at_once and time.monotonic() - self._refreshed_at < _REFRESH_S
+            if lately or self._cluster is None:
                 return False
             try:
                 with redis_errors(self._name):
@@ -209,15 +192,16 @@ class Cluster:
                 return False  # the old map stays; the servers it names say what is wrong
             finally:
                 self._refreshed_at = time.monotonic()  # also then: asking again takes as long
-            with self._lock:
-                self._moved.clear()
             return True
         finally:
             self._refreshing.release()
 
 
+Servers = OneServer | Cluster
+
+
 def _parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """The addresses in the URL, and its other settings.
+    """Return the addresses in the URL, and its other settings.
 
     Raises:
         TierError: it is malformed.

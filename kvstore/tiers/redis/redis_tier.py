@@ -1,9 +1,9 @@
 """Keeps chunks in Redis, on one server or on a cluster, shared by several processes or machines.
 
-A chunk is a header, one value per layer, and a hash of extra tensors (`chunk_names.py`), all on one
-server. One MULTI/EXEC writes them. The header is written last, and a chunk is present only if its
-header is; so a writer that dies or runs out of memory leaves nothing behind. Redis may evict single
-values. A chunk with a missing layer is a miss, and the rest of it is deleted.
+A chunk is a header, one value per layer, and a hash of extra tensors (`chunk_values.py`), all on
+one server. One MULTI/EXEC writes them. The header is written last, and a chunk is present only if
+its header is; so a writer that dies or runs out of memory leaves nothing behind. Redis may evict
+single values. A chunk with a missing layer is a miss, and the rest of it is deleted.
 
 While a slot of a cluster moves, its values move one by one. Chunks in it are then read, written and
 deleted value by value, wherever each is.
@@ -26,17 +26,15 @@ from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import require_extra_name
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
-from kvstore.tiers.redis.chunk_deletion import delete_keys
-from kvstore.tiers.redis.chunk_names import ChunkNames
-from kvstore.tiers.redis.chunk_read import ChunkRead
-from kvstore.tiers.redis.cluster import Cluster
-from kvstore.tiers.redis.range_fetch import RangeFetch, Words
-from kvstore.tiers.redis.redis_server import RedisServer
-from kvstore.tiers.redis.servers import CLUSTER_SCHEMES, OneServer, Servers
-from kvstore.tiers.redis.survey import survey
+from kvstore.tiers.redis.chunk_read import ChunkRead, RangePlan
+from kvstore.tiers.redis.chunk_values import ChunkNames, delete_keys
+from kvstore.tiers.redis.cluster import Cluster, Servers
+from kvstore.tiers.redis.redis_server import RedisServer, Words
+from kvstore.tiers.redis.servers import OneServer, call_each
 
 T = TypeVar("T")
 
+CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 _BATCH_KEYS = 512  # per pipeline
 
 
@@ -130,17 +128,17 @@ class RedisTier:
 
     def read_header(self, key: str) -> ChunkHeader | None:
         read = self._read_of(key, None, None)
-        return read.header if self._servers.on_server(key, read.on_server, read.singly) else None
+        return read.header if self._run(key, read) else None
 
     def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
-        def plan(header: ChunkHeader) -> RangeFetch:
+        def plan(header: ChunkHeader) -> RangePlan:
             layers = range(header.spec.layers)
             ranges = [ByteRange(layer, *header.layer_range(layer)) for layer in layers]
             commands = [("GET", self._names.layer(key, layer)) for layer in layers]
-            return RangeFetch(ranges, commands, (None,), self._renewals(key, header.spec.layers))
+            return RangePlan(ranges, commands, (None,), self._renewals(key, header.spec.layers))
 
         read = self._read_of(key, plan, on_progress)
-        if self._servers.on_server(key, read.on_server, read.singly):
+        if self._run(key, read):
             assert read.header is not None and read.data is not None
             return EncodedChunk(read.header, read.data)
         if read.header is not None:  # a layer is missing
@@ -157,7 +155,7 @@ class RedisTier:
         if not ranges:
             return torch.empty(0, dtype=torch.uint8) if self.contains([key]) else None
 
-        def plan(header: ChunkHeader) -> RangeFetch:
+        def plan(header: ChunkHeader) -> RangePlan:
             layers = {one.layer for one in ranges}
             places = {n: (self._names.layer(key, n), header.layer_range(n)[0]) for n in layers}
             commands: list[Words] = []
@@ -166,10 +164,10 @@ class RedisTier:
                 commands.append(("GETRANGE", name, start - base, end - base - 1))
             # The range of a missing value has length 0, and no requested range is empty.
             renewals = self._renewals(key, header.spec.layers)
-            return RangeFetch(ranges, commands, (None, 0), renewals)
+            return RangePlan(ranges, commands, (None, 0), renewals)
 
         read = self._read_of(key, plan, on_progress, header)
-        if self._servers.on_server(key, read.on_server, read.singly):
+        if self._run(key, read):
             return read.data
         self.delete([key])
         return None
@@ -212,20 +210,15 @@ class RedisTier:
         extras = self._names.extras(key)
         field = require_extra_name(name)
 
-        def at_once(server: RedisServer) -> bytes | None:
-            with server.session() as client:
-                value: bytes | None = client.hget(extras, field)
-                return value
-
-        def singly(client: Any) -> bytes | None:
+        def read(client: Any) -> bytes | None:
             value: bytes | None = client.hget(extras, field)
             return value
 
-        value = self._servers.on_server(key, at_once, singly)
+        value = self._execute(key, read)
         return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else None
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """If a server of a cluster fails, the error carries what the others hold."""
+        """Return which chunks there are; if a server fails, its error carries what others hold."""
         found: set[str] = set()
         failed: TierError | None = None
         for server, of_server in self._servers.split(keys):
@@ -257,12 +250,12 @@ class RedisTier:
         return removed
 
     def keys(self) -> Iterable[str]:
-        """The keys of all headers, found by SCAN; complete only while nothing is written."""
+        """Return the keys of all headers, found by SCAN; complete only while nothing is written."""
 
         def scan(client: Any) -> list[str]:
             return list(self._names.keys(client.scan_iter(match=self._names.heads, count=1000)))
 
-        found, failed = survey(self._servers.all(), scan)
+        found, failed = call_each(self._servers.all(), scan)
         keys = {key for of_server in found for key in of_server}  # a moving one may be on two
         if failed is not None:
             failed.found = keys
@@ -270,7 +263,7 @@ class RedisTier:
         return keys
 
     def usage(self) -> TierUsage:
-        """Memory and limits of whole servers, their other users included; no entry count."""
+        """Return memory and limits of whole servers, other users included; no entry count."""
 
         def ask(client: Any) -> tuple[int, int, int]:
             memory = client.info("memory")
@@ -278,7 +271,7 @@ class RedisTier:
             return int(memory["used_memory"]), int(memory["maxmemory"]), int(evicted)
 
         servers = self._servers.all()
-        answers, failed = survey(servers, ask)
+        answers, failed = call_each(servers, ask)
         used, bounds, evicted = zip(*answers, strict=True) if answers else ((), (), ())
         bound = sum(bounds) if bounds and all(bounds) else None
         usage = TierUsage(
@@ -301,21 +294,27 @@ class RedisTier:
         return {k for k, n in zip(keys, counts, strict=True) if self._is_there(k, n)}
 
     def _is_there(self, key: str, count: int | Exception) -> bool:
-        """What EXISTS said; asks again where it was redirected."""
+        """Interpret the reply to EXISTS; ask again where it was redirected."""
         if isinstance(count, int):
             return count > 0
-        head = self._names.head(key)
+        return self._execute(key, lambda client: bool(client.exists(self._names.head(key))))
 
-        def at_once(server: RedisServer) -> bool:
+    def _execute(self, key: str, work: Callable[[Any], T]) -> T:
+        """Do the work with the client of the key's server, or with one that follows redirects."""
+
+        def on_server(server: RedisServer) -> T:
             with server.session() as client:
-                return bool(client.exists(head))
+                return work(client)
 
-        return self._servers.on_server(key, at_once, lambda client: bool(client.exists(head)))
+        return self._servers.on_server(key, on_server, work)
+
+    def _run(self, key: str, read: ChunkRead) -> bool:
+        return self._servers.on_server(key, read.on_server, read.value_by_value)
 
     def _read_of(
         self,
         key: str,
-        plan: Callable[[ChunkHeader], RangeFetch] | None,
+        plan: Callable[[ChunkHeader], RangePlan] | None,
         on_progress: ChunkProgress | None,
         header: ChunkHeader | None = None,
     ) -> ChunkRead:
@@ -324,7 +323,7 @@ class RedisTier:
         return ChunkRead(head, plan, self._allocate, on_progress, give_up_at, header)
 
     def _renewals(self, key: str, layers: int) -> list[Words]:
-        """EXPIRE commands for every value, also of layers not read: all are needed together."""
+        """Return EXPIRE commands for every value, also of layers not read: all belong together."""
         if self._ttl is None:
             return []
         names = self._names.layers(key, layers)
@@ -333,7 +332,7 @@ class RedisTier:
 
 
 def _settings(timeout_s: float) -> dict[str, Any]:
-    """redis-py's settings, the same for every connection."""
+    """Return redis-py's settings, the same for every connection."""
     try:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
@@ -343,6 +342,8 @@ def _settings(timeout_s: float) -> dict[str, Any]:
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "socket_keepalive": True,
+        # With RESP3 the server may send messages that were not requested.
+        "protocol": 2,
         # redis-py would retry three times with back-off, so a dead server would cost seconds.
         "retry": Retry(NoBackoff(), 0),
     }

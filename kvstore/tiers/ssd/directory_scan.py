@@ -1,4 +1,4 @@
-"""Finds out at start what a directory of chunks holds, and removes what is not a whole chunk."""
+"""The scan at start: what a directory of chunks holds; what is not a whole chunk is removed."""
 
 import os
 import re
@@ -67,22 +67,22 @@ class ScanReport:
 
 
 def is_temporary_name(name: str) -> bool:
-    """Whether a directory for files being written may have that name."""
+    """Return whether a directory for files being written may have that name."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def chunk_path(root: Path, key: str) -> Path:
-    """`root/ab/cd/abcd....safetensors`; each directory has at most 256 subdirectories."""
+    """Return `root/ab/cd/abcd....safetensors`; a directory has at most 256 subdirectories."""
     return root / key[:2] / key[2:4] / (key + SUFFIX)
 
 
 def extra_path(root: Path, key: str, name: str) -> Path:
-    """`root/ab/cd/abcd....<name>.extra`, beside its chunk."""
+    """Return `root/ab/cd/abcd....<name>.extra`, beside its chunk."""
     return root / key[:2] / key[2:4] / f"{key}.{name}{EXTRA_SUFFIX}"
 
 
 class DirectoryScan:
-    """One look at a directory of chunks: removes what is not whole, skips what is not ours.
+    """A scan of a directory of chunks: removes what is not whole, skips what is not ours.
 
     Only regular files are opened or removed. Directories, FIFOs, sockets and symbolic links that
     stand where files should be are left alone, and so is what the system does not let us remove.
@@ -132,7 +132,7 @@ class DirectoryScan:
         return report, [(key, file) for _, key, file in found]
 
     def _files(self) -> Iterator[Path]:
-        """Every regular file two directories down; notes everything else that is not ours."""
+        """Yield every regular file two directories down; note what else is not ours."""
         for first in self._entries(self._root):
             hidden = first.name.startswith(".") and first.name != LOCK
             if hidden and first.is_dir(follow_symlinks=False):
@@ -169,7 +169,7 @@ class DirectoryScan:
             return []
 
     def _is_prefix(self, entry: os.DirEntry[str]) -> bool:
-        """Whether it is a directory named by two characters of keys."""
+        """Return whether it is a directory named by two characters of keys."""
         try:
             if entry.is_dir() and _PREFIX.fullmatch(entry.name):
                 _make_private(entry, DIRECTORY_MODE)
@@ -191,7 +191,7 @@ class DirectoryScan:
         return False
 
     def _unlink(self, path: Path) -> int:
-        """Remove a file; returns how many were removed."""
+        """Remove a file; return how many were removed."""
         try:
             path.unlink(missing_ok=True)
         except OSError:
@@ -212,43 +212,42 @@ class DirectoryScan:
 
 
 def _make_private(entry: os.DirEntry[str], mode: int) -> None:
-    """Take what older versions wrote away from other users."""
+    """Close to other users what older versions wrote."""
     if entry.stat().st_mode & 0o077:
         with suppress(OSError):  # of another user: then it is theirs to protect
             os.chmod(entry.path, mode)
 
 
 def _check_file(path: Path) -> StoredFile | None:
-    """Sizes of a chunk file, or None when it is not a whole chunk.
+    """Return the sizes of a chunk file, or None when it is not a whole chunk.
 
     Raises:
         ChunkRefused: it is of another format version or codec.
     """
     try:
-        fd = open_regular(path)
-        try:
-            size = os.fstat(fd).st_size
-            start = header_bytes(os.pread(fd, LENGTH_BYTES, 0))
-            header = bytearray(start)
-            read_fully(fd, [memoryview(header)], 0)
-            parsed = parse_header(header)
-        finally:
-            os.close(fd)
+        header, size = _read_header(path)
+        whole = parse_header(header).file_bytes == size
     except (ChunkCorrupt, OSError):
         return None
-    return StoredFile(start, size) if parsed.file_bytes == size else None
+    return StoredFile(len(header), size) if whole else None
 
 
 def _check_extra(path: Path) -> int | None:
-    """Size of a file of extra tensors, or None when it is not a whole one."""
+    """Return the size of a file of extra tensors, or None when it is not a whole one."""
     try:
-        fd = open_regular(path)
-        try:
-            size = os.fstat(fd).st_size
-            header = bytearray(header_bytes(os.pread(fd, LENGTH_BYTES, 0)))
-            read_fully(fd, [memoryview(header)], 0)
-            return size if extra_file_bytes(header) == size else None
-        finally:
-            os.close(fd)
+        header, size = _read_header(path)
+        return size if extra_file_bytes(header) == size else None
     except (ChunkError, OSError):
         return None
+
+
+def _read_header(path: Path) -> tuple[bytearray, int]:
+    """Read the header of a file; return it, and the size of the file."""
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        header = bytearray(header_bytes(os.pread(fd, LENGTH_BYTES, 0)))
+        read_fully(fd, [memoryview(header)], 0)
+        return header, size
+    finally:
+        os.close(fd)

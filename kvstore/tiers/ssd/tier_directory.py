@@ -33,18 +33,16 @@ START_PATIENCE_S = 60.0
 class TierDirectory:
     """Locks and scans the directory, and names the files that are being written.
 
+    Args:
+        root: the directory; made by `lock`.
+        member: number of this process among those that share it; None if it has it alone.
+
     Attributes:
         root: the directory.
         scan: what the scan at start found.
     """
 
     def __init__(self, root: Path, member: int | None) -> None:
-        """Touches nothing yet.
-
-        Args:
-            root: the directory; made by `lock`.
-            member: number of this process among those that share it; None if it has it alone.
-        """
         self.root = root
         self.scan = ScanReport(0, 0, 0, 0)
         self._member = member
@@ -94,7 +92,7 @@ class TierDirectory:
             self._lock_fd = None
 
     def scan_all(self) -> list[tuple[str, StoredFile]]:
-        """Remove what a crash left and what cannot be read; returns the chunks, oldest first."""
+        """Remove what a crash left and what cannot be read; return the chunks, oldest first."""
         self.scan, found = DirectoryScan(self.root).run()
         return found
 
@@ -119,7 +117,7 @@ class TierDirectory:
         raise TierUnavailable(f"{self.root} has no room for a directory {TEMPORARY}: clear it up")
 
     def temporary_path(self, key: str) -> Path:
-        """A name that nothing has."""
+        """Return the path of a file that does not exist yet."""
         while True:
             path = self._temporary_root / f"{key}.{next(self._temporary)}"
             if not os.path.lexists(path):
@@ -128,22 +126,15 @@ class TierDirectory:
     def log_scan(self) -> None:
         """Warn of what was removed or skipped."""
         found = self.scan
-        if found.removed_unreadable:
-            _log.warning(
-                "%s: %d files removed that were no whole chunks",
-                self.root,
-                found.removed_unreadable,
-            )
-        if found.removed_refused:
-            _log.warning(
-                "%s: %d chunks removed that another version of the format or codec wrote",
-                self.root,
+        for count, what in (
+            (found.removed_unreadable, "files removed that were no whole chunks"),
+            (
                 found.removed_refused,
-            )
+                "chunks removed that another version of the format or codec wrote",
+            ),
+            (len(found.foreign), "things skipped that are not the store's files"),
+        ):
+            if count:
+                _log.warning("%s: %d %s", self.root, count, what)
         if found.foreign:
-            _log.warning(
-                "%s: %d things skipped that are not the store's files, the first is %s",
-                self.root,
-                len(found.foreign),
-                found.foreign[0],
-            )
+            _log.warning("the first of them is %s", found.foreign[0])

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from service.cli import bulk
-from service.cli.arguments.common import positive
+from service.cli.options import positive
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:

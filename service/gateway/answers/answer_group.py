@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from service.gateway.admission import CallContext
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
-from service.gateway.answers.call_context import CallContext
 from service.gateway.schemas.answer import GenerateResponse
 from service.gateway.schemas.generate import GenerateRequest
 

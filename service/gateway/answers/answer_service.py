@@ -10,12 +10,11 @@ from __future__ import annotations
 import time
 
 from service.errors import InvalidRequest
+from service.gateway.admission import CallContext, ConcurrencyLimiter, RequestSlot, before_deadline
 from service.gateway.answers.answer_stream import AnswerStream, outcome_of
-from service.gateway.answers.call_context import CallContext, before_deadline
-from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter, RequestSlot
-from service.gateway.answers.explanation import explanation
-from service.gateway.answers.preparing.preparation import RequestPreparer
-from service.gateway.answers.validating.validation import RequestValidator
+from service.gateway.answers.preparation import RequestPreparer
+from service.gateway.answers.response import explanation
+from service.gateway.answers.validation import RequestValidator
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.answer import Explanation
@@ -61,12 +60,12 @@ class AnswerService:
         ago_s = time.perf_counter() - call.arrived
         span = self._tracing.begin("kvstitch.answer", call.traceparent, ago_s=ago_s)
         try:
-            validated = self._validator.validate(request, call)
-            fusion_label = validated.fusion.name
-            slot = self._limiter.acquire(validated.estimated_tokens, call.principal.key_id)
-            preparing = self._preparer.prepare(validated, traceparent=span.traceparent)
-            prepared = await before_deadline(preparing, call)
-            call.principal.spend_tokens(prepared.prompt_tokens + prepared.condense_tokens)
+            plan = self._validator.validate(request, call)
+            fusion_label = plan.fusion.name
+            slot = self._limiter.acquire(plan.estimated_tokens, call.principal.key_id)
+            preparing = self._preparer.prepare(plan, traceparent=span.traceparent)
+            await before_deadline(preparing, call)
+            call.principal.spend_tokens(plan.prompt_tokens + plan.condense_tokens)
         except BaseException as error:
             if slot is not None:
                 slot.close()
@@ -85,7 +84,7 @@ class AnswerService:
             ),
             tokenizer=self._prompts.tokenizer,
             metrics=self._metrics,
-            prepared=prepared,
+            plan=plan,
             slot=slot,
             call=call,
             span=span,
@@ -102,12 +101,11 @@ class AnswerService:
             raise InvalidRequest(
                 "stream: an explanation comes in one piece, leave stream out", field="stream"
             )
-        validated = self._validator.validate(request, call)
+        plan = self._validator.validate(request, call)
         slot = self._limiter.acquire(0, call.principal.key_id)
         try:
-            preparing = self._preparer.prepare(validated, prefetch=False)
-            prepared = await before_deadline(preparing, call)
-            forecast = await before_deadline(self._worker.explain(prepared.generate), call)
+            await before_deadline(self._preparer.prepare(plan, prefetch=False), call)
+            forecast = await before_deadline(self._worker.explain(plan.generate), call)
         finally:
             slot.close()
-        return explanation(self._prompts.model, prepared, forecast)
+        return explanation(self._prompts.model, plan, forecast)

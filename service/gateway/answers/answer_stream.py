@@ -10,14 +10,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from service.errors import InternalError, KvstitchError, from_code
+from service.gateway.admission import CallContext, RequestSlot
 from service.gateway.answers import response
 from service.gateway.answers.answer_logprobs import AnswerLogprobs
 from service.gateway.answers.answer_metrics import observe_answer
-from service.gateway.answers.attribution.report import add_attribution
-from service.gateway.answers.call_context import CallContext
-from service.gateway.answers.concurrency_limiter import RequestSlot
-from service.gateway.answers.prepared_request import PreparedRequest
-from service.gateway.answers.token_report import token_report
+from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.answers.attribution.attributor import add_attribution
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.tokenizer import ServingTokenizer
@@ -67,7 +65,7 @@ class AnswerStream:
         text: Collects the answer's text.
         tokenizer: Describes tokens, in the report on them and in log-probabilities.
         metrics: Where the answer is counted.
-        prepared: What is sent to the worker.
+        plan: With the message for the worker.
         slot: Given back when the answer ends.
         call: Sender, arrival and deadline.
         span: Ended with the answer.
@@ -78,7 +76,7 @@ class AnswerStream:
     text: AnswerText
     tokenizer: ServingTokenizer
     metrics: GatewayMetrics
-    prepared: PreparedRequest
+    plan: AnswerPlan
     slot: RequestSlot
     call: CallContext
     span: Span
@@ -90,12 +88,12 @@ class AnswerStream:
     _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        wanted = self.prepared.generate.sampling.logprobs is not None
+        wanted = self.plan.generate.sampling.logprobs is not None
         self._logprobs = AnswerLogprobs(self.text, self.tokenizer.piece) if wanted else None
 
     @property
     def id(self) -> str:
-        return self.prepared.generate.id
+        return self.plan.generate.id
 
     def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Start the generation. Closing or cancelling the generator aborts it in the worker.
@@ -126,10 +124,10 @@ class AnswerStream:
         self._end(DISCONNECT, None)
 
     async def _run(self) -> AsyncGenerator[AnswerEvent, None]:
-        generate = self.prepared.generate
+        generate = self.plan.generate
         timer: asyncio.TimerHandle | None = None
         try:
-            yield Sources(self.prepared.citations, self.prepared.retrieval)
+            yield Sources(self.plan.citations, self.plan.retrieval)
             if (left_s := self.call.left_s) is not None:
                 # Nothing is awaited before the request is sent, so no abort can overtake it.
                 loop = asyncio.get_running_loop()
@@ -148,7 +146,7 @@ class AnswerStream:
                             if text := self.text.finish():
                                 yield self._delta(text)
                             result = self._result(event)
-                            await add_attribution(result, self.prepared, self.text.begun)
+                            await add_attribution(result, self.plan, self.text.begun)
                             await self._add_token_report(result, event.report)
                             late = result.finish_reason == DEADLINE
                             self._end(DEADLINE if late else "ok", result.timing.total_s)
@@ -187,38 +185,38 @@ class AnswerStream:
         ttft_s = total_s if first is None else first - self.call.arrived
         report = done.report
         timing = response.timing(ttft_s, total_s, report.completion_tokens)
-        stages = {**self.prepared.stages, **report.stages, "flush": self._flush_s}
-        fusion, eviction = self.prepared.generate.fusion, self.prepared.generate.eviction
+        stages = {**self.plan.stages, **report.stages, "flush": self._flush_s}
+        fusion, eviction = self.plan.generate.fusion, self.plan.generate.eviction
         observe_answer(self.metrics, timing, stages, report, evicted=eviction is not None)
         return GenerateResponse(
             id=self.id,
             model=self.model,
-            adapter=self.prepared.generate.lora or None,
+            adapter=self.plan.generate.lora or None,
             text=self.text.text,
             # The worker may have finished by itself before our abort reached it.
             finish_reason="stop" if self.text.stopped else done.finish_reason,
-            citations=self.prepared.citations,
-            found=bool(self.prepared.passages),
-            retrieval=self.prepared.retrieval,
+            citations=self.plan.citations,
+            found=bool(self.plan.passages),
+            retrieval=self.plan.retrieval,
             usage=response.usage(report),
-            cache=response.cache_report(report, self.prepared.doc_ids),
+            cache=response.cache_report(report, self.plan.doc_ids),
             stages=stages,
             timing=timing,
             fusion=response.method_fields(fusion),
             eviction=None if eviction is None else response.method_fields(eviction),
             seed=report.seed,
             logprobs=None if self._logprobs is None else self._logprobs.released,
-            warnings=[*self.prepared.warnings, *report.warnings],
+            warnings=[*self.plan.warnings, *report.warnings],
         )
 
     async def _add_token_report(self, result: GenerateResponse, report: Report) -> None:
         """Only if the request asked for it."""
         if report.token_fates is not None:
             result.cache.tokens = await asyncio.to_thread(
-                token_report,
+                response.token_report,
                 report.token_fates,
                 report,
-                self.prepared.generate,
+                self.plan.generate,
                 self.tokenizer.decode,
             )
 
@@ -227,17 +225,17 @@ class AnswerStream:
             return
         self._ended = True
         self.slot.close(seconds)
-        fusion = self.prepared.generate.fusion.name
+        fusion = self.plan.generate.fusion.name
         self.metrics.requests.labels(fusion, outcome).inc()
-        if adapter := self.prepared.generate.lora:
+        if adapter := self.plan.generate.lora:
             self.metrics.adapter_requests.labels(adapter, outcome).inc()
         if outcome == DISCONNECT:
             self.metrics.disconnects.inc()
         self.span.end(
-            self.prepared.stages,
+            self.plan.stages,
             {
                 "kvstitch.fusion": fusion,
-                "kvstitch.prompt_tokens": self.prepared.prompt_tokens,
+                "kvstitch.prompt_tokens": self.plan.prompt_tokens,
                 "kvstitch.outcome": outcome,
             },
             "" if outcome in ("ok", DEADLINE, DISCONNECT) else outcome,

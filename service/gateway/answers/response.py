@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from retriever import Passage
+from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.prompts.detokenizer import Decode, Detokenizer
 from service.gateway.schemas.answer import (
     CacheReport,
-    Citation,
+    Explanation,
     PromptTokensDetails,
+    SegmentTokens,
+    Source,
     Timing,
+    TokenReport,
+    TokenRunOut,
     Usage,
 )
-from service.messages.reports import Report
-from service.messages.requests import Method
-
-NO_URLS: Mapping[str, str] = {}
-
-
-def citations(
-    passages: Sequence[Passage], *, with_text: bool, urls: Mapping[str, str] = NO_URLS
-) -> list[Citation]:
-    return [
-        Citation(
-            index=index,
-            doc_id=passage.chunk.doc_id,
-            chunk_id=passage.chunk.chunk_id,
-            title=passage.chunk.title,
-            char_start=passage.chunk.char_start,
-            char_end=passage.chunk.char_end,
-            page=passage.chunk.page,
-            heading=passage.chunk.heading,
-            url=urls.get(passage.chunk.doc_id),
-            score=passage.score,
-            dense_rank=passage.dense_rank,
-            dense_score=passage.dense_score,
-            sparse_rank=passage.sparse_rank,
-            sparse_score=passage.sparse_score,
-            rerank_score=passage.rerank_score,
-            text=passage.chunk.text if with_text else None,
-        )
-        for index, passage in enumerate(passages, 1)
-    ]
+from service.messages.reports import (
+    Forecast,
+    Report,
+    SegmentReport,
+    SegmentTrace,
+    TokenRun,
+    TokenTrace,
+)
+from service.messages.requests import Generate, Method
 
 
 def method_fields(method: Method) -> dict[str, object]:
@@ -75,3 +59,87 @@ def timing(ttft_s: float, total_s: float, tokens: int) -> Timing:
     """TTFT, TPOT and total; TPOT = (total - TTFT) / (tokens - 1), None below two tokens."""
     tpot_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else None
     return Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
+
+
+def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation:
+    """Join what the gateway has prepared with the worker's forecast for it."""
+    generate, doc_ids = plan.generate, plan.doc_ids
+    gateway_s = sum(plan.stages.values())
+    return Explanation.model_validate(
+        {
+            **vars(forecast),
+            "id": generate.id,
+            "model": model,
+            "adapter": generate.lora or None,
+            "citations": plan.citations,
+            "found": bool(plan.passages),
+            "retrieval": plan.retrieval,
+            "max_tokens": generate.sampling.max_tokens,
+            "documents": [
+                {**vars(each), "doc_id": doc_ids[each.chunk_id]} for each in forecast.documents
+            ],
+            "expected_ttft_s": gateway_s + forecast.first_token_s,
+            "full_prefill_ttft_s": gateway_s + forecast.full_prefill_s,
+            "stages": plan.stages,
+            "fusion": generate.fusion,
+            "eviction": generate.eviction,
+            "warnings": [*plan.warnings, *forecast.warnings],
+        },
+        from_attributes=True,
+    )
+
+
+SOURCE_OF_TIER: dict[str, Source] = {
+    "memory": "memory",
+    "ssd": "ssd",
+    "redis": "redis",
+    "s3": "s3",
+}
+
+
+def token_report(
+    trace: TokenTrace, report: Report, generate: Generate, decode: Decode
+) -> TokenReport:
+    """Join trace and text. Decodes once per token, so it must not run on the event loop.
+
+    Args:
+        trace: What happened to every token, from the worker.
+        report: The worker's report of the same answer; it names each segment's tier.
+        generate: The request, with the token ids.
+        decode: Token ids to text.
+    """
+
+    def segment_tokens(
+        ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
+    ) -> SegmentTokens:
+        text, starts = _pieces(ids, decode)
+        runs = [TokenRunOut(source=source(run), **run._asdict()) for run in segment.runs]
+        return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
+
+    return TokenReport(
+        layers=trace.layers,
+        kv_heads=trace.kv_heads,
+        system=segment_tokens(generate.system, trace.system, _source_in(report.system)),
+        documents=[
+            segment_tokens(chunk.ids, segment, _source_in(reported))
+            for chunk, segment, reported in zip(
+                generate.documents, trace.documents, report.documents, strict=True
+            )
+        ],
+        question=segment_tokens(generate.question, trace.question, lambda run: "question"),
+    )
+
+
+def _source_in(segment: SegmentReport) -> Callable[[TokenRun], Source]:
+    """The source of a run in this segment, as `answer_metrics.tokens_by_source` counts it."""
+    tier = SOURCE_OF_TIER.get(segment.tier, "cold")
+    return lambda run: "recomputed" if run.recomputed and tier != "cold" else tier
+
+
+def _pieces(ids: Sequence[int], decode: Decode) -> tuple[str, list[int]]:
+    """The text of `ids`, and the character at which each token begins."""
+    detokenizer, text, starts = Detokenizer(decode), "", []
+    for token in ids:
+        starts.append(len(text))
+        text += detokenizer.push(token)
+    return text, starts

@@ -1,10 +1,10 @@
-"""A loop that works through tasks stored on disk, and continues after every failure."""
+"""Loops that work through tasks stored on disk, and steps that are made side by side."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from service.errors import DatabaseUnavailable, DiskFull, Overloaded, WorkerUnavailable
 
@@ -14,8 +14,19 @@ RETRY_UNEXPECTED_S = 5.0
 RETRY_FULL_S = 2.0  # pause while the disk is full, or the database away
 
 
+def retry_after_s(error: Exception) -> float | None:
+    """Return the pause after which a step that failed is made again; None: it did not wait for
+    anything that comes back by itself."""
+    if isinstance(error, WorkerUnavailable | Overloaded):
+        return RETRY_S
+    return RETRY_FULL_S if isinstance(error, DatabaseUnavailable | DiskFull) else None
+
+
 class BackgroundLoop:
-    """Calls a step again and again while it finds work; otherwise waits to be woken."""
+    """Makes a step again and again while it finds work; otherwise waits to be woken.
+
+    It continues after every failure.
+    """
 
     def __init__(
         self, name: str, step: Callable[[], Awaitable[bool]], poll_s: float | None = None
@@ -37,7 +48,7 @@ class BackgroundLoop:
         self._task = asyncio.create_task(self._run(), name=self._name)
 
     def wake(self) -> None:
-        """There may be work: take a step soon."""
+        """Make a step soon: there may be work."""
         self._woken.set()
 
     async def close(self) -> None:
@@ -51,18 +62,37 @@ class BackgroundLoop:
             try:
                 if not await self._step():
                     await self._wait()
-            except (WorkerUnavailable, Overloaded) as error:
-                logger.info("%s waits: %s", self._name, error)
-                await asyncio.sleep(RETRY_S)
-            except (DatabaseUnavailable, DiskFull) as error:
-                logger.warning("%s waits: %s", self._name, error)
-                await asyncio.sleep(RETRY_FULL_S)
-            except Exception:
-                logger.exception("%s failed unexpectedly; it is tried again", self._name)
-                await asyncio.sleep(RETRY_UNEXPECTED_S)
+            except Exception as error:
+                pause_s = retry_after_s(error)
+                if pause_s is None:
+                    logger.exception("%s failed unexpectedly; it is tried again", self._name)
+                else:
+                    level = logging.INFO if pause_s == RETRY_S else logging.WARNING
+                    logger.log(level, "%s waits: %s", self._name, error)
+                await asyncio.sleep(RETRY_UNEXPECTED_S if pause_s is None else pause_s)
 
     async def _wait(self) -> None:
         try:
             await asyncio.wait_for(self._woken.wait(), self._poll_s)
         except TimeoutError:
             return
+
+
+async def side_by_side(
+    works: Sequence[Callable[[], Coroutine[None, None, None]]], most: int
+) -> None:
+    """Run these in their order, at most so many at a time; the first error cancels the others."""
+    tasks: list[asyncio.Task[None]] = []
+    running: set[asyncio.Task[None]] = set()
+    try:
+        for work in works:
+            tasks.append(asyncio.create_task(work()))
+            running.add(tasks[-1])
+            while len(running) >= most or (running and len(tasks) == len(works)):
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

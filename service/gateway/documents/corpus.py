@@ -1,7 +1,7 @@
-"""Documents in and out: builds the parts of the corpus and runs its loops.
+"""The corpus of a gateway: builds the parts of this room and runs their loops.
 
-jobs.submit ── job store ── indexing loop ── retriever ── precompute loop ── worker ── done
-documents.delete ── purge queue ─────────────────────────────┘
+jobs.submit ── job store ── ingestor ── catalog, index ── ingestor ── worker ── done
+documents.delete ── purge queue ─────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -12,30 +12,25 @@ import time
 from service.gateway.auth.quotas import Quotas
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.catalog_lock import CatalogLock
-from service.gateway.documents.corpus_gauges import CorpusGauges
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.document_service import DocumentService
-from service.gateway.documents.indexing_loop import IndexingLoop
+from service.gateway.documents.ingest_loops import IngestLoops, TokenRate
+from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhook_events import EventStore
-from service.gateway.documents.membership import Signs
-from service.gateway.documents.parsing.parser import DocumentParser
-from service.gateway.documents.parsing.sandbox import FileLimits
-from service.gateway.documents.precompute_loop import PrecomputeLoop
-from service.gateway.documents.purge_queue import PurgeQueue
-from service.gateway.documents.token_rate import TokenRate
+from service.gateway.documents.membership import OpenWork
+from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.documents.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
-from service.shared.worker_settings import MIB
+from service.shared.metrics import JOB_STATES
 
 DAY_S = 86_400
 PRUNE_PAUSE_S = 3600.0
@@ -75,40 +70,27 @@ class Corpus:
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         deletions = DeletionStore(database)
         purges = PurgeQueue(deletions, retriever, worker, prompts, behind, catalog_lock)
-        self._gauges = CorpusGauges(self._store, retriever, metrics)
         rate = TokenRate()
-        self._precompute = PrecomputeLoop(
+        self._loops = IngestLoops(
+            ingestor=Ingestor(
+                self._store, retriever, worker, prompts, behind, purges,
+                settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens),
+            ),
             jobs=self._store,
-            rate=rate,
             retriever=retriever,
             worker=worker,
-            prompts=prompts,
             behind=behind,
             purges=purges,
-            gauges=self._gauges,
+            rate=rate,
             pin_check_s=settings.pin_check_s,
-            loras=settings.precomputed_loras,
-        )
-        limits = FileLimits(
-            settings.max_file_pages,
-            settings.max_file_chars,
-            settings.file_cpu_s,
-            settings.file_memory_mib * MIB,
-        )
-        self._indexing = IndexingLoop(
-            jobs=self._store,
-            retriever=retriever,
-            purges=purges,
-            parser=DocumentParser(limits),
-            precompute=self._precompute,
-            gauges=self._gauges,
-        )
+            refresh_gauges=self.refresh_gauges,
+        )  # fmt: skip
         self.jobs = JobService(
             jobs=self._store,
             purges=purges,
             quotas=quotas,
-            indexing=self._indexing,
-            gauges=self._gauges,
+            wake=self._loops.indexing.wake,
+            refresh_gauges=self.refresh_gauges,
             disk=disk,
             rate=rate,
         )
@@ -117,33 +99,47 @@ class Corpus:
             jobs=self._store,
             deletions=deletions,
             purges=purges,
-            precompute=self._precompute,
-            gauges=self._gauges,
+            loops=self._loops,
+            refresh_gauges=self.refresh_gauges,
         )
+        self._retriever, self._metrics = retriever, metrics
+        self._heard_at: float | None = None
+        metrics.database_silence.set_function(self._silence_s)
+        # Indexes are rebuilt in the background, at no event that would be seen here.
+        metrics.index_recall.set_function(lambda: retriever.retriever.index.recall)
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to compute of documents that are done."""
-        return self._precompute.complete
+        return self._loops.complete
 
     def forget_unaccepted(self) -> None:
         """Forget what a process that died had not accepted; before any request can come."""
         self._store.start()
 
-    def hear(self, signs: Signs) -> None:
-        """The database has answered; other gateways may have left work."""
-        self._gauges.heard()
-        if signs.pending:
-            self._indexing.wake()
-        if signs.indexed or signs.purges:
-            self._precompute.wake()
+    def on_heartbeat(self, work: OpenWork) -> None:
+        """Take note that the database has answered, and of work that other gateways have left."""
+        self._heard_at = time.monotonic()
+        if work.pending:
+            self._loops.indexing.wake()
+        if work.indexed or work.purges:
+            self._loops.wake_precompute()
+
+    async def refresh_gauges(self) -> None:
+        """Count anew, after documents or jobs have changed."""
+        counts = await self._retriever.run(self._retriever.catalog.counts)
+        self._metrics.documents.set(counts.documents)
+        self._metrics.chunks.set(counts.chunks)
+        states = await asyncio.to_thread(self._store.states)
+        for state in JOB_STATES:
+            self._metrics.jobs.labels(state).set(states.get(state, 0))
 
     async def start(self) -> None:
         """The retriever must have been started; the worker may come later."""
-        await self._gauges.refresh()
-        self._indexing.start()
+        await self.refresh_gauges()
+        self._loops.indexing.start()
         self._pruning.start()
-        self._precompute.start()
+        self._loops.precompute.start()
         if self._webhook is not None:
             self._webhook.start()
 
@@ -152,13 +148,16 @@ class Corpus:
         if self._webhook is not None:
             await self._webhook.close()
         await self._pruning.close()
-        await self._indexing.close()
-        await self._precompute.close()
+        await self._loops.indexing.close()
+        await self._loops.precompute.close()
 
     async def _prune(self) -> bool:
         """Forget jobs that ended long ago; the loop then waits."""
         if self._job_retention_s:
             before = time.time() - self._job_retention_s
             if await asyncio.to_thread(self._store.prune, before):
-                await self._gauges.refresh()
+                await self.refresh_gauges()
         return False
+
+    def _silence_s(self) -> float:
+        return 0.0 if self._heard_at is None else time.monotonic() - self._heard_at

@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from service.messages.requests import ChunkTokens
-
-
-@dataclass(frozen=True)
-class ChunkKV:
-    """A chunk whose KV may have to be deleted.
-
-    Attributes:
-        tenant, collection, doc_id, chunk_id: Where it was.
-        ids: The token ids that key its KV behind S.
-        copies: What else goes with it: its KV behind other chunks, and theirs behind it.
-    """
-
-    tenant: str
-    collection: str
-    doc_id: str
-    chunk_id: int
-    ids: list[int]
-    copies: list[ChunkTokens] = field(default_factory=list)
+from service.gateway.documents.chunk_kv import ChunkKV
 
 
 @dataclass(frozen=True, kw_only=True)

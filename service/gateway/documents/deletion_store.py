@@ -19,7 +19,8 @@ from dataclasses import asdict
 
 from retriever.sql.connection import Connection, Row
 from service.gateway.documents import membership
-from service.gateway.documents.deletion_records import ChunkKV, PendingPurge, Receipt
+from service.gateway.documents.chunk_kv import ChunkKV
+from service.gateway.documents.deletion_records import PendingPurge, Receipt
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.messages.requests import ChunkTokens
 

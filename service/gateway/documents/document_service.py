@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from retriever import CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
 from service.errors import KvstitchError, NotFound
 from service.gateway.auth.access import Principal
-from service.gateway.documents.corpus_gauges import CorpusGauges
 from service.gateway.documents.deletion_records import Receipt
 from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.ingest_loops import IngestLoops
 from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.precompute_loop import PrecomputeLoop
 from service.gateway.documents.purge_queue import PurgeQueue
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 
 PAGE_DOCUMENTS = 1000  # looked up at a time when many are deleted
 PURGE_S = 10.0  # a deletion answers then; what tiers have not purged yet, its receipt says
@@ -34,22 +33,24 @@ class DocumentService:
         jobs: JobStore,
         deletions: DeletionStore,
         purges: PurgeQueue,
-        precompute: PrecomputeLoop,
-        gauges: CorpusGauges,
+        loops: IngestLoops,
+        refresh_gauges: Callable[[], Awaitable[None]],
     ) -> None:
         self._retriever = retriever
         self._jobs = jobs
         self._deletions = deletions
         self._purges = purges
-        self._precompute = precompute
-        self._gauges = gauges
+        self._loops = loops
+        self._refresh_gauges = refresh_gauges
 
     async def page(
         self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
     ) -> DocumentPage:
         """One page of the documents that pass `where`, in the order of doc_id."""
         self._retriever.require()
-        return await self._retriever.page(limit, cursor, where, scope=scope)
+        return await self._retriever.run(
+            self._retriever.catalog.page, limit, cursor, where, scope=scope
+        )
 
     async def get(self, scope: Scope, doc_id: str) -> StoredDocument:
         """One document with its text.
@@ -58,7 +59,7 @@ class DocumentService:
             NotFound: There is no such document.
         """
         self._retriever.require()
-        found = await self._retriever.get(doc_id, scope=scope)
+        found = await self._retriever.run(self._retriever.catalog.get, doc_id, scope=scope)
         if found is None:
             raise _no_document(doc_id)
         return found
@@ -70,14 +71,15 @@ class DocumentService:
             NotFound: There is no such document.
         """
         self._retriever.require()
-        if not await self._retriever.set_pinned([doc_id], pinned, scope=scope):
+        set_pinned = self._retriever.catalog.set_pinned
+        if not await self._retriever.change(set_pinned, [doc_id], pinned, scope=scope):
             raise _no_document(doc_id)
-        self._precompute.check_pins()
+        self._loops.check_pins()
         return await self.get(scope, doc_id)
 
     async def collections(self, tenant: str) -> list[tuple[str, CorpusCounts]]:
         self._retriever.require()
-        return await self._retriever.collections(tenant)
+        return await self._retriever.run(self._retriever.catalog.collections, tenant)
 
     async def delete(self, scope: Scope, doc_id: str) -> Receipt:
         """Remove a document's text, its vectors, and its KV in every tier.
@@ -88,7 +90,8 @@ class DocumentService:
         self._retriever.require()
         async with self._purges.catalog_lock:
             waiting = await self._cancel_waiting(scope, [doc_id])
-            if not waiting and await self._retriever.get(doc_id, scope=scope) is None:
+            revision = self._retriever.catalog.revision
+            if not waiting and await self._retriever.run(revision, doc_id, scope=scope) is None:
                 raise _no_document(doc_id)
             receipt_id = await self._remove(scope, [doc_id])
         return await self._complete(scope, receipt_id)
@@ -138,7 +141,9 @@ class DocumentService:
         out: list[str] = []
         cursor: str | None = None
         while True:
-            page = await self._retriever.page(PAGE_DOCUMENTS, cursor, where, scope=scope)
+            page = await self._retriever.run(
+                self._retriever.catalog.page, PAGE_DOCUMENTS, cursor, where, scope=scope
+            )
             out += [document.doc_id for document in page.documents]
             if (cursor := page.next_cursor) is None:
                 return out
@@ -146,16 +151,16 @@ class DocumentService:
     async def _remove(self, scope: Scope, doc_ids: Sequence[str]) -> str:
         """Remove text and vectors, and leave the KV to pending purges; returns the receipt's id."""
         receipt_id = await self._purges.open_receipt(scope, doc_ids)
-        await self._retriever.delete(*doc_ids, scope=scope)
+        await self._retriever.change(self._retriever.retriever.delete, doc_ids, scope=scope)
         return receipt_id
 
     async def _complete(self, scope: Scope, receipt_id: str) -> Receipt:
         """Purge what can be purged now; the rest stays pending, and the receipt says so."""
-        await self._gauges.refresh()
+        await self._refresh_gauges()
         await self._retriever.save()
         with contextlib.suppress(KvstitchError):  # the precompute loop tries again
             await self._purges.run_due(receipt_id, begin_within_s=PURGE_S)
-        self._precompute.wake()
+        self._loops.wake_precompute()
         await asyncio.to_thread(self._deletions.scrub)
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, scope.tenant)
         assert found is not None

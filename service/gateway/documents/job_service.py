@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,14 +16,12 @@ from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.disk_guard import DiskGuard
-from service.gateway.documents.corpus_gauges import CorpusGauges
-from service.gateway.documents.indexing_loop import IndexingLoop
+from service.gateway.documents.ingest_loops import TokenRate
 from service.gateway.documents.jobs.job_database import AlreadyAccepted
-from service.gateway.documents.jobs.job_records import OPEN_STATES, Job, JobPage, UploadedDocument
+from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument, Job, JobPage
 from service.gateway.documents.jobs.job_state import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue
-from service.gateway.documents.token_rate import TokenRate
 
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
 DOCUMENT_BYTES = 1024  # that a document counts in addition to its text
@@ -37,8 +35,8 @@ class JobService:
         jobs: JobStore,
         purges: PurgeQueue,
         quotas: Quotas,
-        indexing: IndexingLoop,
-        gauges: CorpusGauges,
+        wake: Callable[[], None],
+        refresh_gauges: Callable[[], Awaitable[None]],
         disk: DiskGuard,
         rate: TokenRate,
     ) -> None:
@@ -48,14 +46,14 @@ class JobService:
         self._not_dropped: set[str] = set()  # refused, but there was no room to forget them
         self._purges = purges
         self._quotas = quotas
-        self._indexing = indexing
-        self._gauges = gauges
+        self._wake = wake
+        self._refresh_gauges = refresh_gauges
         self._keys_in_use: set[tuple[str, str]] = set()  # (tenant, idempotency key)
 
     async def submit(
         self,
         principal: Principal,
-        documents: AsyncIterator[UploadedDocument],
+        documents: AsyncIterator[IngestDocument],
         idempotency_key: str | None = None,
     ) -> Job:
         """Accept documents as they come in. On return all of them are on disk, or none.
@@ -102,7 +100,7 @@ class JobService:
                 self._not_dropped.add(job_id)
                 await asyncio.shield(self._drop())
                 raise
-        self._indexing.wake()
+        self._wake()
         return await self.get(principal, job_id)
 
     async def get(self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS) -> Job:
@@ -148,7 +146,7 @@ class JobService:
             if job.state not in (*OPEN_STATES, "cancelled"):
                 raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
             await asyncio.to_thread(self._jobs.cancel, job_id)
-        await self._gauges.refresh()
+        await self._refresh_gauges()
         await asyncio.to_thread(self._jobs.scrub)
         return await self.get(principal, job_id)
 
@@ -172,13 +170,13 @@ class JobService:
         """How many jobs of all tenants are in each state."""
         return await asyncio.to_thread(self._jobs.states)
 
-    async def _spool(self, job_id: str, documents: AsyncIterator[UploadedDocument]) -> bytes:
+    async def _spool(self, job_id: str, documents: AsyncIterator[IngestDocument]) -> bytes:
         """Write documents to disk as they come; returns the digest of all of them."""
         digest = hashlib.sha256()
-        batch: list[UploadedDocument] = []
+        batch: list[IngestDocument] = []
         size = 0
 
-        def write(batch: list[UploadedDocument]) -> None:
+        def write(batch: list[IngestDocument]) -> None:
             for document in batch:
                 digest.update(document.digest())
             self._jobs.spool(job_id, batch)

@@ -1,4 +1,6 @@
-"""The gateways that share a database, each with its last sign of life, by the server's clock.
+"""The members that share a database, each with its last sign of life, by the server's clock.
+
+Members are gateways, and the actors of `kvstitch bulk`, which only ingest.
 
     silent for LEASE_S             what it had taken goes on with others
     silent for FORGET_S            deletions no longer wait for it
@@ -10,39 +12,44 @@ it holds: it ends, and empties its folder of KV before it serves again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from retriever.sql.connection import Connection
+from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.jobs.job_database import JobDatabase
 
 logger = logging.getLogger(__name__)
 
 ID_FILE = "gateway.id"
+BEAT_S = 1.0
 LEASE_S = 15.0
 FORGET_S = 600.0
 FORGET_MEMORY_S = 60.0  # more than a busy machine holds up one that is there
+IN_MEMORY, ON_DISK, NOWHERE = 0, 1, 2  # where a member keeps KV of its own: `keeps_kv`
 _NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-# Purges that somebody has made, and nobody who is there still has to make.
-_MADE = """
-    SELECT number FROM purges WHERE {which}
+# Purges that some gateway has made, and no other one still has to make.
+_MADE = f"""
+    SELECT number FROM purges WHERE {{which}}
     AND EXISTS (SELECT 1 FROM confirmations WHERE confirmations.number = purges.number)
-    AND NOT EXISTS (SELECT 1 FROM gateways WHERE NOT EXISTS (
+    AND NOT EXISTS (SELECT 1 FROM gateways WHERE keeps_kv <> {NOWHERE} AND NOT EXISTS (
         SELECT 1 FROM confirmations WHERE confirmations.number = purges.number
         AND confirmations.gateway_id = gateways.gateway_id))
 """
 
 
 @dataclass(frozen=True)
-class Signs:
-    """What a gateway learns when it gives a sign of life.
+class OpenWork:
+    """What a member learns when it gives a sign of life.
 
     Attributes:
         member: It was not forgotten.
-        pending: Documents wait to be indexed that nobody has taken.
-        indexed: Documents wait for their KV that nobody has taken.
+        pending: Documents wait to be indexed that no gateway has taken.
+        indexed: Documents wait for their KV that no gateway has taken.
         purges: Purges wait for this gateway.
     """
 
@@ -53,30 +60,34 @@ class Signs:
 
 
 class Membership:
-    """This gateway among the others. Thread-safe; every call blocks.
+    """This member among the others. Thread-safe; every call blocks.
 
     Args:
-        database: It names this gateway, anew in each process.
-        name: Of this gateway, for people.
-        data_dir: Remembers the id that it had before.
-        kv_dir: Where it keeps KV on a disk of its own; None: it keeps none.
+        database: It names this member, anew in each process.
+        name: Of this member, for people.
+        data_dir: Where a gateway remembers the id that it had before; None: it only ingests, and
+            deletions do not wait for it.
+        kv_dir: Where it keeps KV on a disk of its own; None: it keeps none there.
     """
 
     def __init__(
-        self, database: JobDatabase, name: str, data_dir: Path, *, kv_dir: Path | None
+        self, database: JobDatabase, name: str, data_dir: Path | None, *, kv_dir: Path | None = None
     ) -> None:
         self._database = database
         self._me = database.gateway_id
         self._name = name
-        self._file = data_dir / ID_FILE
+        self._file = None if data_dir is None else data_dir / ID_FILE
         self._kv_dir = kv_dir
 
     def join(self) -> None:
-        """Be there from now on, before anything is served; the database must have been started.
+        """Become a member, before anything is served; the database must have been started.
 
-        What it has made of the purges still counts, unless it was forgotten: then its KV goes.
+        Purges that this gateway made earlier still count, unless it was forgotten: then its KV is
+        deleted.
         """
-        before = self._file.read_text(encoding="ascii") if self._file.exists() else ""
+        known_before = self._file is not None and self._file.exists()
+        before = self._file.read_text(encoding="ascii") if self._file and known_before else ""
+        keeps_kv = ON_DISK if self._kv_dir else NOWHERE if self._file is None else IN_MEMORY
         with self._database.transaction() as write:
             query = "SELECT keeps_kv FROM gateways WHERE gateway_id = ?" + write.for_update
             known = write.execute(query, (before,)).fetchone()
@@ -87,7 +98,7 @@ class Membership:
             write.execute(
                 f"INSERT INTO gateways VALUES (?, ?, ?, {_NOW}) ON CONFLICT (gateway_id) DO UPDATE "
                 "SET name = excluded.name, keeps_kv = excluded.keeps_kv, seen = excluded.seen",
-                (self._me, self._name, int(self._kv_dir is not None)),
+                (self._me, self._name, keeps_kv),
             )
             if before:
                 _release(write, [before])  # by the process before, if it died
@@ -97,8 +108,9 @@ class Membership:
                     "%s is emptied: this gateway was not there, so it does not know what was "
                     "deleted meanwhile", self._kv_dir,
                 )  # fmt: skip
-        # Last: whoever dies before this comes back as one that was forgotten.
-        self._file.write_text(self._me, encoding="ascii")
+        # Last: a gateway that dies before this comes back as one that was forgotten.
+        if self._file is not None:
+            self._file.write_text(self._me, encoding="ascii")
 
     def leave(self) -> None:
         """Give back what was taken. Without KV on disk nothing is owed by this gateway."""
@@ -107,20 +119,20 @@ class Membership:
             if self._kv_dir is None:
                 _forget(write, [self._me])
 
-    def beat(self) -> Signs:
+    def beat(self) -> OpenWork:
         """Give a sign of life, and release what silent gateways have taken."""
         with self._database.transaction() as write:
             before = write.execute(
                 f"SELECT seen, {_NOW} AS now FROM gateways WHERE gateway_id = ?", (self._me,)
             ).fetchone()
             if before is None:
-                return Signs(member=False)
+                return OpenWork(member=False)
             write.execute(f"UPDATE gateways SET seen = {_NOW} WHERE gateway_id = ?", (self._me,))
-            # Whoever was silent itself, perhaps because the database was, judges nobody yet.
+            # A member that was silent itself, perhaps because the database was, judges no other.
             if before["now"] - before["seen"] < LEASE_S / 2:
                 _judge(write)
             free = "SELECT EXISTS (SELECT 1 FROM documents WHERE state = ? AND owner = '') AS free"
-            return Signs(
+            return OpenWork(
                 member=True,
                 pending=write.execute(free, ("pending",)).fetchone()["free"],
                 indexed=write.execute(free, ("indexed",)).fetchone()["free"],
@@ -158,7 +170,8 @@ def settle_made(write: Connection, numbers: list[int]) -> list[int]:
 def silent_owing(read: Connection, receipt_id: str) -> list[str]:
     """Names of gateways that are silent and have not made all purges of a receipt."""
     rows = read.execute(
-        f"SELECT name FROM gateways WHERE seen < {_NOW} - {LEASE_S} AND EXISTS "
+        f"SELECT name FROM gateways WHERE keeps_kv <> {NOWHERE} AND seen < {_NOW} - {LEASE_S} "
+        "AND EXISTS "
         "(SELECT 1 FROM purges WHERE receipt_id = ? AND NOT EXISTS (SELECT 1 FROM confirmations "
         "WHERE confirmations.number = purges.number "
         "AND confirmations.gateway_id = gateways.gateway_id)) ORDER BY name",
@@ -169,8 +182,8 @@ def silent_owing(read: Connection, receipt_id: str) -> list[str]:
 
 def _judge(write: Connection) -> None:
     rows = write.execute(
-        f"SELECT gateway_id, seen < {_NOW} - CASE keeps_kv WHEN 0 THEN {FORGET_MEMORY_S} "
-        f"ELSE {FORGET_S} END AS long FROM gateways WHERE seen < {_NOW} - {LEASE_S}"
+        f"SELECT gateway_id, seen < {_NOW} - CASE keeps_kv WHEN {ON_DISK} THEN {FORGET_S} "
+        f"ELSE {FORGET_MEMORY_S} END AS long FROM gateways WHERE seen < {_NOW} - {LEASE_S}"
         + write.skip_locked
     ).fetchall()
     if rows:
@@ -215,3 +228,42 @@ def complete(write: Connection, receipt_ids: set[str]) -> None:
             "AND NOT EXISTS (SELECT 1 FROM purges WHERE receipt_id = receipts.receipt_id)",
             (receipt_id,),
         )
+
+
+class Heartbeat:
+    """Gives signs of life between start() and close().
+
+    Args:
+        membership: Joined.
+        on_beat: Called after each sign of life, with the work that waits.
+        on_forgotten: Called with what to say when the others have forgotten this member.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        on_beat: Callable[[OpenWork], None],
+        on_forgotten: Callable[[str], None],
+    ) -> None:
+        self._membership = membership
+        self._on_beat = on_beat
+        self._on_forgotten = on_forgotten
+        self._loop = BackgroundLoop("heartbeat", self._step, BEAT_S)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    async def close(self) -> None:
+        """Leave: what this gateway had taken goes on with others."""
+        await self._loop.close()
+        await asyncio.to_thread(self._membership.leave)
+
+    async def _step(self) -> bool:
+        work = await asyncio.to_thread(self._membership.beat)
+        if not work.member:
+            self._on_forgotten(
+                "this gateway gave no sign of life for so long that deletions no longer waited for "
+                "it: it ends, and empties its KV folder at the next start"
+            )
+        self._on_beat(work)
+        return False

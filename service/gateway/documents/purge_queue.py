@@ -12,26 +12,27 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
+from types import TracebackType
 
 from retriever import Scope
+from retriever.sql.postgresql import Postgresql
 from service.errors import TierUnreached
-from service.gateway.documents.catalog_lock import CatalogLock
-from service.gateway.documents.deletion_records import ChunkKV, PendingPurge
+from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
+from service.gateway.documents.deletion_records import PendingPurge
 from service.gateway.documents.deletion_store import DeletionStore
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_prefixes
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.shared_schema import translated
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import ChunkTokens
 
-NO_CHUNK = -1  # of a purge that only deletes copies
+CHANGING = 0x6B76_0003  # number of the advisory lock
 CHUNKS_PER_CALL = 64  # in one message to the worker
-COPIES_PER_PURGE = 8  # of other chunks behind the one that is purged; further ones are other purges
 
 
 class PurgeQueue:
@@ -53,6 +54,7 @@ class PurgeQueue:
     ) -> None:
         self._store = store
         self._behind = behind
+        self._chunks = ChunkKVs(retriever, prompts, behind)
         self._retriever = retriever
         self._worker = worker
         self._prompts = prompts
@@ -61,114 +63,39 @@ class PurgeQueue:
         # Chunks whose KV is being computed. A purge made meanwhile would come too early.
         self._being_stored: set[int] = set()
 
-    async def targets_of(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
-        """All chunks of these documents, with the token ids that make their keys."""
-
-        def find() -> list[ChunkKV]:
-            return [
-                ChunkKV(
-                    scope.tenant,
-                    scope.collection,
-                    doc_id,
-                    chunk.chunk_id,
-                    self._prompts.segment(chunk),
-                )
-                for doc_id, chunk in self._retriever.chunks_of_documents(doc_ids, scope)
-            ]
-
-        return await self._retriever.run_blocking(find)
-
     async def add(self, scope: Scope, doc_ids: Sequence[str]) -> None:
-        """Before these documents change: add purges for all their chunks."""
-        if targets := await self._with_copies(scope, doc_ids):
-            await asyncio.to_thread(self._store.add_purges, targets)
+        """Add purges for all chunks of these documents, before the documents change."""
+        await self.add_kv(await self._chunks.to_purge(scope, doc_ids))
+
+    async def add_kv(self, chunks: Sequence[ChunkKV]) -> None:
+        """Add purges of this KV."""
+        if chunks:
+            await asyncio.to_thread(self._store.add_purges, chunks)
 
     async def open_receipt(self, scope: Scope, doc_ids: Sequence[str]) -> str:
-        """Before these documents are deleted: add purges under a receipt, and return its id."""
-        targets = await self._with_copies(scope, doc_ids)
+        """Add purges under a receipt, before these documents are deleted; return its id."""
+        chunks = await self._chunks.to_purge(scope, doc_ids)
         return await asyncio.to_thread(
-            self._store.open_receipt, scope.tenant, scope.collection, doc_ids, targets
+            self._store.open_receipt, scope.tenant, scope.collection, doc_ids, chunks
         )
-
-    async def with_companions(
-        self, scope: Scope, doc_ids: Sequence[str], max_context: int
-    ) -> list[ChunkKV]:
-        """All chunks of these documents, each with the copy that stands behind its companions.
-
-        Companions are chosen here; copies behind earlier ones are purged. Modes without companions
-        have no copies.
-
-        Args:
-            max_context: Tokens that the model takes.
-        """
-        targets = await self.targets_of(scope, doc_ids)
-        if self._behind.kind is None:
-            return targets
-        chunks = await self._retriever.chunks([target.chunk_id for target in targets])
-        chosen = await self._retriever.change(
-            lambda: [self._behind.choose(chunk, scope, max_context) for chunk in chunks]
-        )
-        made = {each.chunk.chunk_id: each for each in chosen}
-        old = [
-            replace(target, chunk_id=NO_CHUNK, ids=[], copies=each.replaced)
-            for target in targets
-            if (each := made.get(target.chunk_id)) is not None and each.replaced
-        ]
-        if old:
-            await asyncio.to_thread(self._store.add_purges, old)
-        return [
-            replace(target, copies=[made[target.chunk_id].chunk])
-            for target in targets
-            if target.chunk_id in made
-        ]
-
-    async def _with_copies(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
-        """All that holds text of these documents, or follows from it.
-
-        A chunk behind which many others stand makes several targets.
-        """
-        targets = await self.targets_of(scope, doc_ids)
-        chunk_ids = [target.chunk_id for target in targets]
-        copies = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
-        out: list[ChunkKV] = []
-        for target in targets:
-            own = copies[target.chunk_id]
-            out.append(replace(target, copies=own[:COPIES_PER_PURGE]))
-            out += [
-                replace(target, ids=[], copies=own[start : start + COPIES_PER_PURGE])
-                for start in range(COPIES_PER_PURGE, len(own), COPIES_PER_PURGE)
-            ]
-        return out
 
     @asynccontextmanager
-    async def storing(self, targets: Sequence[ChunkKV]) -> AsyncIterator[None]:
+    async def storing(self, chunks: Sequence[ChunkKV]) -> AsyncIterator[None]:
         """Hold this while the KV of these chunks is computed and stored.
 
         Their purges wait until it is left. Chunks that were deleted meanwhile are then purged.
         """
-        await asyncio.to_thread(self._store.record_contents, targets)
-        chunk_ids = {target.chunk_id for target in targets}
+        await asyncio.to_thread(self._store.record_contents, chunks)
+        chunk_ids = {chunk.chunk_id for chunk in chunks}
         self._being_stored |= chunk_ids
         try:
             yield
         finally:
             self._being_stored -= chunk_ids
-            stored = await self._retriever.stored_chunks(chunk_ids)
-            gone = [target for target in targets if target.chunk_id not in stored]
-            gone += await self._lost_companions([t for t in targets if t.chunk_id in stored])
-            if gone:
-                await asyncio.to_thread(self._store.add_purges, gone)
-
-    async def _lost_companions(self, targets: Sequence[ChunkKV]) -> list[ChunkKV]:
-        """Purges of copies whose companions were deleted while they were computed."""
-        made = [target for target in targets if target.copies]
-        chunk_ids = [target.chunk_id for target in made]
-        now = await self._retriever.run_blocking(lambda: self._behind.copies(chunk_ids))
-        return [
-            replace(target, chunk_id=NO_CHUNK, ids=[], copies=with_prefixes(target.copies))
-            for target in made
-            if any(copy not in now[target.chunk_id] for copy in target.copies)
-        ]
+            stored = await self._still_stored(chunk_ids)
+            gone = [chunk for chunk in chunks if chunk.chunk_id not in stored]
+            present = [chunk for chunk in chunks if chunk.chunk_id in stored]
+            await self.add_kv([*gone, *await self._chunks.outdated(present)])
 
     async def run_due(
         self, receipt_id: str | None = None, *, begin_within_s: float | None = None
@@ -231,17 +158,22 @@ class PurgeQueue:
                 pending = [p for p in pending if p.chunk_id not in self._being_stored]
                 if not pending:
                     break
-                stored = await self._retriever.stored_chunks([p.chunk_id for p in pending])
+                stored = await self._still_stored([p.chunk_id for p in pending])
                 gone = [p for p in pending if p.chunk_id not in stored]
                 gone = [replace(p, shared=await self._is_shared(p)) for p in gone]
                 due = [p for p in gone if p.copies or not p.shared]
                 gone_ids = [p.chunk_id for p in gone]
                 await asyncio.to_thread(self._store.forget_contents, gone_ids)
-                await self._retriever.change(partial(self._behind.forget, gone_ids))
+                await self._retriever.change(self._behind.forget, gone_ids)
                 numbers = {p.number for p in due}
                 not_needed = [p for p in pending if p.number not in numbers]
                 await asyncio.to_thread(self._store.drop, not_needed)
         return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
+
+    async def _still_stored(self, chunk_ids: Collection[int]) -> set[int]:
+        """Return those of these chunks that the catalog has, in any scope."""
+        chunks = await self._retriever.run(self._retriever.catalog.chunks, list(chunk_ids))
+        return {chunk.chunk_id for chunk in chunks}
 
     async def _is_shared(self, purge: PendingPurge) -> bool:
         """Whether a chunk that is still there has the same content.
@@ -251,9 +183,78 @@ class PurgeQueue:
         if not purge.ids:
             return True
         scope = Scope(purge.tenant, purge.collection)
-        same_document = await self._retriever.chunks_of(purge.doc_id, scope=scope)
+        same_document = await self._retriever.run(
+            self._retriever.catalog.chunks_of, purge.doc_id, scope=scope
+        )
         if any(self._prompts.segment(chunk) == purge.ids for chunk in same_document):
             return True
         same = await asyncio.to_thread(self._store.chunks_with_content, purge.tenant, purge.ids)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
-        return bool(others) and bool(await self._retriever.stored_chunks(others))
+        return bool(others) and bool(await self._still_stored(others))
+
+
+class CatalogLock:
+    """The lock on the catalog: held from adding the purges for a change until the change is made.
+
+    In one process it is a lock of asyncio. Where several gateways share a database it is also an
+    advisory lock of PostgreSQL, which ends with the session of a gateway that dies. It is used with
+    `async with`, and not reentrant.
+
+    Args:
+        postgresql: The database that is shared; None: it is not.
+    """
+
+    def __init__(self, postgresql: Postgresql | None = None) -> None:
+        self._postgresql = postgresql
+        self._local = asyncio.Lock()
+        self._held: AbstractContextManager[None] | None = None
+
+    async def __aenter__(self) -> None:
+        """Wait for the lock.
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL does not answer.
+        """
+        await self._local.acquire()
+        if self._postgresql is None:
+            return
+        lock = self._postgresql.locked(CHANGING)
+        entering = asyncio.create_task(asyncio.to_thread(_enter, lock))
+        try:
+            await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            # The thread goes on waiting: whoever it gets the lock for is gone.
+            entering.add_done_callback(lambda done: self._give_back(done, lock))
+            raise
+        except BaseException:
+            self._local.release()
+            raise
+        self._held = lock
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        held, self._held = self._held, None
+        try:
+            if held is not None:
+                await asyncio.shield(asyncio.to_thread(_leave, held))
+        finally:
+            self._local.release()
+
+    def _give_back(self, done: asyncio.Task[None], lock: AbstractContextManager[None]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            _leave(lock)
+        self._local.release()
+
+
+def _enter(lock: AbstractContextManager[None]) -> None:
+    with translated():
+        lock.__enter__()
+
+
+def _leave(lock: AbstractContextManager[None]) -> None:
+    with translated():
+        lock.__exit__(None, None, None)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.gateway.fleet.routing.backlog import Backlog
-from service.gateway.fleet.routing.worker_table import WorkerTable
+from service.gateway.fleet.routing.worker_table import Backlog, WorkerTable
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
 from service.messages.replies import Holdings, WorkerLoad

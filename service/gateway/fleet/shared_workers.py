@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from service.errors import InvalidSetting
-from service.gateway.fleet.discovery.sources import Source, source_of
+from service.gateway.fleet.discovery import Source, source_of
 from service.gateway.fleet.known_workers import KnownWorkers
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.worker_pool import WorkerPool

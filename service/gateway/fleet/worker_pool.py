@@ -13,14 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
 from service.errors import Overloaded, WorkerUnavailable
-from service.gateway.fleet import merged
+from service.gateway.fleet import all_workers
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.routing.cost import Work
-from service.gateway.fleet.routing.directory import Directory
-from service.gateway.fleet.routing.prefixes import PrefixMap
-from service.gateway.fleet.routing.router import Choice, Policy, RoutedPrompt, Router
+from service.gateway.fleet.routing.directory import Directory, PrefixMap
+from service.gateway.fleet.routing.router import Policy, Router, work_of
 from service.gateway.fleet.routing.worker_table import WorkerTable
-from service.gateway.fleet.spread_precompute import spread_precompute
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.connection import RETRY_AFTER_S
 from service.gateway.worker_client.protocol import Event
@@ -68,7 +66,8 @@ class WorkerPool:
 
         Args:
             nobody: why there is no worker, where there is none.
-            absent: asked why somebody who is no member may hold what was deleted; None: nobody.
+            absent: Says why a worker that is no member any more may still hold deleted text; None:
+                none does.
         """
         self._by_number = {member.number: member for member in members}
         self._nobody = nobody
@@ -77,7 +76,7 @@ class WorkerPool:
         self._table = WorkerTable()
         for member in members:
             member.join(self._table)
-        self.directory = Directory()
+        self.directory = Directory(on_gap=metrics.directory_gaps.inc)
         self._prefixes = PrefixMap()
         self._router = Router(
             policy,
@@ -135,7 +134,7 @@ class WorkerPool:
     @property
     def stats(self) -> Stats | None:
         known = [m.client.stats for m in self._ready_members() if m.client.stats is not None]
-        return merged.stats(known) if known else None
+        return all_workers.stats(known) if known else None
 
     @property
     def reason(self) -> str:
@@ -157,9 +156,10 @@ class WorkerPool:
         moves = 0  # from workers that were not about to end
         self._open.add(request.id)
         try:
+            work = self._work(request)
             while True:
                 begun = False
-                member = self._route(request, tried)
+                member = self._route(request.id, work, tried)
                 async with aclosing(self._attempt(request, member, tried)) as events:
                     async for event in events:
                         if not begun and self._may_move(event, member, moves, tried):
@@ -178,7 +178,7 @@ class WorkerPool:
             self._aborts.pop(request.id, None)
 
     async def explain(self, request: Generate) -> Forecast:
-        choice = self._router.choose(self._routed(request), self._candidates())
+        choice = self._router.choose(self._work(request), self._candidates())
         return await self._by_number[choice.number].client.explain(request)
 
     def abort(self, request_id: str, reason: str) -> None:
@@ -191,12 +191,12 @@ class WorkerPool:
         if not self._takers():
             return
         names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
-        prompt = RoutedPrompt(
-            Work([len(chunk.ids) for chunk in message.documents], 0, 0.0),
-            [names.of(chunk) for chunk in message.documents],
+        work = Work(
+            names=[names.of(chunk) for chunk in message.documents],
+            documents=[len(chunk.ids) for chunk in message.documents],
         )
-        choice = self._router.choose(prompt, self._candidates())
-        self.directory.expect(choice.number, prompt.names)
+        choice = self._router.choose(work, self._candidates())
+        self.directory.expect(choice.number, work.names)
         self._by_number[choice.number].client.prefetch(message)
 
     async def precompute(
@@ -211,7 +211,7 @@ class WorkerPool:
         message = Precompute("", system, list(chunks), prefix_mode, tenant, lora)
         if not (takers := self._takers()):
             raise WorkerUnavailable("all workers are about to end", retry_after_s=RETRY_AFTER_S)
-        spread = spread_precompute(message, takers, self._router, self.directory)
+        spread = all_workers.spread_precompute(message, takers, self._router, self.directory)
         async with aclosing(spread) as replies:
             async for reply in replies:
                 yield reply
@@ -233,13 +233,13 @@ class WorkerPool:
         self.directory.deleted(names.of(chunk) for names in named for chunk in chunks)
         if (reason := self._absent()) is not None:
             raise WorkerUnavailable(reason, retry_after_s=RETRY_AFTER_S)
-        return merged.purged(done)
+        return all_workers.purged(done)
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
         """The states at the worker that trusts a method least; a reset reaches all that are up."""
         self.require()
         calls = (member.client.gate(reset=reset) for member in self._ready_members())
-        return merged.gate_states(await asyncio.gather(*calls))
+        return all_workers.gate_states(await asyncio.gather(*calls))
 
     # -- routing ----------------------------------------------------------------------------------
 
@@ -270,19 +270,16 @@ class WorkerPool:
             member.ended(request.id)
             del self._at[request.id]
 
-    def _route(self, request: Generate, tried: set[int]) -> Member:
-        prompt = self._routed(request)
-        choice = self._router.choose(prompt, self._candidates(tried))
+    def _route(self, request_id: str, work: Work, tried: set[int]) -> Member:
+        choice = self._router.choose(work, self._candidates(tried))
         member = self._by_number[choice.number]
-        self._count(prompt, choice)
-        member.began(request.id, choice.cost.prefill_s)
-        self._router.sent(prompt, choice.number)
+        self._count(work, choice.number)
+        member.began(request_id, choice.prefill_s)
+        self._router.sent(work, choice.number)
         return member
 
-    def _routed(self, request: Generate) -> RoutedPrompt:
-        return RoutedPrompt.of(
-            request, answer=self._answer_tokens, repair=self._repair_ratio(request)
-        )
+    def _work(self, request: Generate) -> Work:
+        return work_of(request, answer=self._answer_tokens, repair=self._repair_ratio(request))
 
     def _repair_ratio(self, request: Generate) -> float:
         """Share of stored tokens that its method computes anew, as far as its parameters tell."""
@@ -314,10 +311,10 @@ class WorkerPool:
         self.directory.forget(number)
         self._prefixes.forget(number)
 
-    def _count(self, prompt: RoutedPrompt, choice: Choice) -> None:
-        for name in prompt.names:
+    def _count(self, work: Work, number: int) -> None:
+        for name in work.names:
             holders = self.directory.holders(name)
-            where = "here" if choice.number in holders else "elsewhere" if holders else "nowhere"
+            where = "here" if number in holders else "elsewhere" if holders else "nowhere"
             self._metrics.routed_documents.labels(where).inc()
 
     def _learn(self, done: Done) -> None:

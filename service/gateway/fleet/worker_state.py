@@ -1,10 +1,14 @@
-"""What /status says of one worker."""
+"""What /status and the metrics say of workers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.connection import WorkerConnection
+from service.shared.metrics import WORKER_STATES
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,11 @@ class WorkerState:
     address: str | None = None
     draining: bool = False
 
+    @property
+    def name(self) -> str:
+        """One of `service.shared.metrics.WORKER_STATES`."""
+        return "draining" if self.draining else "ready" if self.reason is None else "not_ready"
+
     @classmethod
     def of(
         cls, connection: WorkerConnection, *, pid: int | None = None, address: str | None = None
@@ -45,3 +54,13 @@ class WorkerState:
             address=address,
             draining=connection.draining,
         )
+
+
+def count_by_state(metrics: GatewayMetrics, states: Callable[[], Sequence[WorkerState]]) -> None:
+    """Have the metrics count the workers of each state, at every scrape."""
+
+    def count(name: str) -> float:
+        return sum(state.name == name for state in states())
+
+    for name in WORKER_STATES:
+        metrics.workers.labels(name).set_function(partial(count, name))

@@ -9,10 +9,10 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request, Response
 from pydantic import BaseModel
 
+from service.gateway.admission import CallContext
 from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent, open_group
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
-from service.gateway.answers.call_context import CallContext
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
 from service.gateway.schemas.answer import GenerateResponse
@@ -53,7 +53,7 @@ class AnswerExchange:
         """
         if body.stream:
             answer = await self.answers.open(body, self.call)
-            headers = {"Server-Timing": server_timing(answer.prepared.stages)}
+            headers = {"Server-Timing": server_timing(answer.plan.stages)}
             return EventStream(answer, framing(answer), ping_s=self.ping_s, headers=headers)
 
         async def collect() -> Response:
@@ -79,7 +79,7 @@ class AnswerExchange:
         """
         if bodies[0].stream:
             group = await open_group(self.answers, bodies, self.call)
-            headers = {"Server-Timing": server_timing(group.answers[0].prepared.stages)}
+            headers = {"Server-Timing": server_timing(group.answers[0].plan.stages)}
             return EventStream(group, framing(group), ping_s=self.ping_s, headers=headers)
 
         async def collect() -> Response:

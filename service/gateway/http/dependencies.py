@@ -12,11 +12,11 @@ from typing import Annotated
 from fastapi import Depends, Header, Query, Request
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.answers.call_context import CallContext
+from service.gateway.admission import CallContext
 from service.gateway.auth.access import Principal
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.job_service import JobService
-from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.http.services import GatewayServices
 from service.gateway.http.upload_validation import UploadLimits
 from service.gateway.http.uploads import read_documents
@@ -39,7 +39,7 @@ async def _documents(request: Request) -> DocumentService:
     return _services(request).corpus.documents
 
 
-async def _upload(request: Request) -> AsyncIterator[AsyncIterator[UploadedDocument]]:
+async def _upload(request: Request) -> AsyncIterator[AsyncIterator[IngestDocument]]:
     services = _services(request)
     settings = services.settings
     limits = UploadLimits(
@@ -97,7 +97,7 @@ GatewayDep = Annotated[GatewayServices, Depends(_gateway)]
 JobsDep = Annotated[JobService, Depends(_jobs)]
 DocumentsDep = Annotated[DocumentService, Depends(_documents)]
 CallContextDep = Annotated[CallContext, Depends(_call)]
-UploadDep = Annotated[AsyncIterator[UploadedDocument], Depends(_upload)]
+UploadDep = Annotated[AsyncIterator[IngestDocument], Depends(_upload)]
 CollectionName = Annotated[
     str, Query(alias="collection", min_length=1, max_length=128, description="of the tenant")
 ]

@@ -17,7 +17,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from service.errors import InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8
-from service.gateway.documents.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.jobs.spool_folder import (
     INLINE_BYTES,
     START_BYTES,
@@ -40,7 +40,7 @@ async def read_form(
     *,
     validator: UploadValidator,
     upload: Upload,
-) -> AsyncIterator[UploadedDocument]:
+) -> AsyncIterator[IngestDocument]:
     """Read the files of a form.
 
     Args:
@@ -173,7 +173,7 @@ class _FormFields:
         self._metadata: dict[str, Any] = {}
         self._title = ""
 
-    def take(self, content: bytes | SpooledFile, part: _Part) -> UploadedDocument | None:
+    def take(self, content: bytes | SpooledFile, part: _Part) -> IngestDocument | None:
         """The document of a file; None for a field, whose value is kept."""
         disposition = part.disposition
         name = _decoded(disposition.get(b"name", b""))

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from service.gateway.admission import ConcurrencyLimiter
 from service.gateway.answers.answer_service import AnswerService
-from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
-from service.gateway.answers.validating.default_methods import DefaultMethods
+from service.gateway.answers.default_methods import DefaultMethods
 from service.gateway.auth.access import Access
 from service.gateway.disk_guard import DiskGuard
 from service.gateway.documents.corpus import Corpus
 from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.retrieval.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService

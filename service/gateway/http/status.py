@@ -19,7 +19,7 @@ async def status(gateway: GatewayServices) -> dict[str, Any]:
     fmt = gateway.prompts.format
     corpus: dict[str, Any] | None = None
     if gateway.retriever.started:
-        counts = await gateway.retriever.counts()
+        counts = await gateway.retriever.run(gateway.retriever.catalog.counts)
         corpus = {
             **asdict(counts),
             "jobs": await gateway.corpus.jobs.states(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.errors import BodyTooLarge, InvalidRequest
-from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.file_kinds import BINARY_KINDS
 
 
@@ -34,7 +34,7 @@ class UploadValidator:
         # (collection, doc_id) to the document's index in the call.
         self._index_of: dict[tuple[str, str], int] = {}
 
-    def accept(self, document: UploadedDocument, place: str) -> UploadedDocument:
+    def accept(self, document: IngestDocument, place: str) -> IngestDocument:
         """Check one more document and return it.
 
         Args:

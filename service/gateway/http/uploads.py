@@ -14,7 +14,7 @@ from fastapi import Request
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from service.gateway.body_errors import NOT_UTF8
-from service.gateway.documents.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.jobs.spool_folder import Upload
 from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
 from service.gateway.documents.parsing.sent_documents import (
@@ -36,7 +36,7 @@ DEFAULT_COLLECTION = "default"
 
 async def read_documents(
     request: Request, limits: UploadLimits, upload: Upload
-) -> AsyncIterator[UploadedDocument]:
+) -> AsyncIterator[IngestDocument]:
     """Read the documents of a body as they come in.
 
     Yields:
@@ -55,7 +55,7 @@ async def read_documents(
 
 async def _read(
     request: Request, limits: UploadLimits, upload: Upload
-) -> AsyncIterator[UploadedDocument]:
+) -> AsyncIterator[IngestDocument]:
     content_type = request.headers.get("content-type", "application/json")
     media_type = content_type.partition(";")[0].strip().lower()
     validator = UploadValidator(limits)
@@ -91,7 +91,7 @@ def _collection_of(query: Mapping[str, str]) -> str:
 
 async def _file_body(
     request: Request, media_type: str, collection: str, upload: Upload
-) -> UploadedDocument:
+) -> IngestDocument:
     """A body that is one file."""
     query = request.query_params
     doc_id = query.get("doc_id", "")
@@ -107,7 +107,7 @@ async def _file_body(
 
 def _file_of_body(
     content: bytes | SpooledFile, doc_id: str, collection: str, media_type: str, title: str
-) -> UploadedDocument:
+) -> IngestDocument:
     # The doc_id is no file's name: text/plain may be called anything.
     start = content if isinstance(content, bytes) else content.start
     kind = file_kind("", media_type, start)
@@ -121,7 +121,7 @@ def _file_of_body(
 
 def _parse_documents(
     body: bytes, collection: str, validator: UploadValidator, limits: UploadLimits
-) -> list[UploadedDocument]:
+) -> list[IngestDocument]:
     """The documents of a JSON body."""
     content = parse_json(body, limits.body_values)
     if isinstance(content, dict) and isinstance(content.get("documents"), list):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,6 @@ from service.prompt import Turn, document_ids, system_ids
 from service.settings import Settings
 
 CHARS_PER_TOKEN_ESTIMATE = 3
-
-
-@dataclass(frozen=True)
-class PromptPlan:
-    """The segments of one prompt as token ids, in the order S ‖ D_1 … D_k ‖ Q."""
-
-    system: list[int]
-    documents: list[ChunkTokens]
-    question: list[int]
-
-    @property
-    def tokens(self) -> int:
-        return len(self.system) + sum(len(d.ids) for d in self.documents) + len(self.question)
 
 
 class PromptBuilder:
@@ -145,28 +132,6 @@ class PromptBuilder:
         bos = self.tokenizer.bos
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
-    def plan(
-        self,
-        documents: Sequence[ChunkTokens],
-        question: list[int],
-        *,
-        max_context: int,
-        alone: bool = False,
-    ) -> PromptPlan:
-        """Put the segments together.
-
-        Args:
-            documents: From `segments`, in the order in which they are to stand in the prompt.
-            question: From `encode_question`.
-            max_context: Tokens that the model takes.
-            alone: The question is the whole prompt, from `encode_alone`.
-
-        Raises:
-            PromptTooLong: The context would have no room for even one token of the answer.
-        """
-        self.check_length(documents, question, max_context=max_context, alone=alone)
-        return PromptPlan([] if alone else self.system, list(documents), question)
-
     def check_length(
         self,
         documents: Sequence[ChunkTokens],
@@ -174,8 +139,18 @@ class PromptBuilder:
         *,
         max_context: int,
         alone: bool = False,
-    ) -> None:
-        """Raise PromptTooLong as `plan` does."""
+    ) -> int:
+        """Count the tokens of a prompt.
+
+        Args:
+            documents: From `segments`.
+            question: From `encode_question`.
+            max_context: Tokens that the model takes.
+            alone: The question is the whole prompt, from `encode_alone`.
+
+        Raises:
+            PromptTooLong: The context would have no room for even one token of the answer.
+        """
         system = 0 if alone else len(self.system)
         tokens = system + sum(len(d.ids) for d in documents) + len(question)
         if tokens >= max_context:
@@ -185,6 +160,7 @@ class PromptBuilder:
                 f"({len(question)} tokens)",
                 field="question" if len(question) >= max_context else "top_k",
             )
+        return tokens
 
     def estimate(self, turns: Sequence[Turn], top_k: int, tools: ToolSet | None = None) -> int:
         """About how many tokens a prompt will have, known before any work is done."""

@@ -1,1 +1,1 @@
-"""What the retriever's models do without an answer: passages, reranking, embeddings."""
+"""Searching: the retriever for coroutines, passages with and without an answer, its models."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from retriever import Embedder
+from retriever.embedders.base import space_of
+from retriever.errors import RetrieverError
 from service.errors import InvalidRequest, ModelNotFound, Unsupported
-from service.gateway.answers.call_context import CallContext, before_deadline
-from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
-from service.gateway.retrieval.async_retriever import AsyncRetriever
-from service.gateway.retrieval.text_models import TextModels
+from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
 from service.gateway.schemas.search import EmbeddingsRequest
-from service.gateway.search.call_limit import CallLimit
-from service.gateway.search.text_limits import check_texts
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.document_scope import service_error
+from service.gateway.search.text_calls import CallLimit, check_texts
 from service.settings import Settings
 
 # Texts embedded in one go. Between batches other calls get their turn, and a call is given up
@@ -26,19 +28,25 @@ BATCH_TEXTS = 32
 
 
 class EmbeddingService:
-    """Embeds texts."""
+    """Embeds texts, on a thread of its own, which delays neither searches nor documents."""
 
     def __init__(
         self,
-        models: TextModels,
+        embedder: Embedder,
         retriever: AsyncRetriever,
         limiter: ConcurrencyLimiter,
         settings: Settings,
     ) -> None:
-        self._models = models
+        """`embedder`: the retriever's, which starts and closes it."""
+        self._embedder = embedder
         self._retriever = retriever
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embed-texts")
         self._limit = CallLimit(limiter, "/v1/embeddings")
         self._settings = settings
+
+    def close(self) -> None:
+        """Drop what waits; what is being computed ends by itself."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def embed(self, request: EmbeddingsRequest, call: CallContext) -> bytes:
         """Embed all inputs.
@@ -56,7 +64,7 @@ class EmbeddingService:
         texts = _texts(request)
         check_texts(texts, "input", self._settings)
         self._retriever.require()
-        space = self._models.space
+        space = space_of(self._embedder)
         if request.model not in (None, space.name):
             raise ModelNotFound(
                 f"the embedder here is {space.name!r}, not {request.model!r}", field="model"
@@ -77,8 +85,13 @@ class EmbeddingService:
     async def _vectors(self, texts: list[str]) -> tuple[npt.NDArray[np.float32], int]:
         """`[len(texts), dim]`, and how many tokens the texts have."""
         parts, tokens = [], 0
+        loop = asyncio.get_running_loop()
         for start in range(0, len(texts), BATCH_TEXTS):
-            done = await self._models.embed(texts[start : start + BATCH_TEXTS])
+            batch = texts[start : start + BATCH_TEXTS]
+            try:
+                done = await loop.run_in_executor(self._thread, self._embedder.embed_counted, batch)
+            except RetrieverError as error:
+                raise service_error(error) from error
             parts.append(done.vectors)
             tokens += done.tokens
         return np.concatenate(parts), tokens

@@ -7,12 +7,10 @@ import math
 import uuid
 from collections.abc import Sequence
 
-from service.errors import InvalidRequest, ModelNotFound, RerankerFailed
-from service.gateway.answers.call_context import CallContext, before_deadline
-from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
+from retriever.errors import RerankerError
+from service.errors import InvalidRequest, ModelNotFound, NoReranker, RerankerFailed
+from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
 from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.gateway.retrieval.async_retriever import AsyncRetriever
-from service.gateway.retrieval.text_models import TextModels
 from service.gateway.schemas.search import (
     RerankedText,
     RerankRequest,
@@ -20,8 +18,8 @@ from service.gateway.schemas.search import (
     RerankResult,
     RerankUsage,
 )
-from service.gateway.search.call_limit import CallLimit
-from service.gateway.search.text_limits import check_texts
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.text_calls import CallLimit, check_texts
 from service.settings import Settings
 
 
@@ -30,14 +28,12 @@ class RerankService:
 
     def __init__(
         self,
-        models: TextModels,
         retriever: AsyncRetriever,
         limiter: ConcurrencyLimiter,
         settings: Settings,
         tokenizer: ServingTokenizer,
     ) -> None:
         """`tokenizer`: counts what a call takes of a quota."""
-        self._models = models
         self._retriever = retriever
         self._limit = CallLimit(limiter, "/v1/rerank")
         self._settings = settings
@@ -67,10 +63,7 @@ class RerankService:
             )
         self._retriever.require()
         with self._limit.place(call.principal.key_id):
-            scoring = self._models.scores(
-                request.query, texts, timeout_s=self._settings.rerank_timeout_s
-            )
-            scores = await before_deadline(scoring, call)
+            scores = await before_deadline(self._scores(request.query, texts), call)
         if not all(map(math.isfinite, scores)):
             raise RerankerFailed("the reranker's scores are not all finite")
         tokens = await asyncio.to_thread(self._count, [request.query, *texts])
@@ -81,6 +74,19 @@ class RerankService:
             results=_results(request, texts, scores),
             usage=RerankUsage(total_tokens=tokens),
         )
+
+    async def _scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """The score of every text; higher is better."""
+        if self._retriever.reranker is None:
+            raise NoReranker("this service has no reranker: set KVSTITCH_RERANKER_URL")
+        timeout_s = self._settings.rerank_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._retriever.reranker.scores(query, texts)
+        except TimeoutError:
+            raise RerankerFailed(f"the reranker did not answer within {timeout_s:g} s") from None
+        except RerankerError as error:
+            raise RerankerFailed(f"the reranker failed: {error}") from error
 
     def _count(self, texts: Sequence[str]) -> int:
         return sum(len(self._tokenizer.encode_text(text)) for text in texts)

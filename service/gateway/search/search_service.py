@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from service.errors import InvalidRequest
-from service.gateway.answers import response
-from service.gateway.answers.call_context import CallContext, before_deadline
-from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
-from service.gateway.retrieval.async_retriever import (
-    AsyncRetriever,
-    RetrievalResult,
-    SearchQuery,
-)
-from service.gateway.retrieval.passage_search import PassageSearch, ranked_by
+from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
 from service.gateway.schemas.answer import FoundPassage
 from service.gateway.schemas.search import SearchRequest, SearchResponse, SearchResult
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.passage_search import (
+    FoundPassages,
+    PassageSearch,
+    SearchQuery,
+    citations,
+    ranked_by,
+)
 from service.settings import Settings
 
 
@@ -59,15 +59,15 @@ class SearchService:
     async def _run(self, request: SearchRequest, query: SearchQuery) -> SearchResponse:
         """One visit to a search thread, as in an answer; a reranker makes it two."""
         if not query.rerank:
-            return await self._retriever.run_blocking(
+            return await self._retriever.run(
                 lambda: self._response(request, query, self._passages.find(query))
             )
-        found = await self._retriever.run_blocking(lambda: self._passages.find(query))
-        reranked = await self._retriever.rerank(query, found)
-        return await self._retriever.run_blocking(lambda: self._response(request, query, reranked))
+        found = await self._retriever.run(self._passages.find, query)
+        reranked = await self._passages.rerank(query, found)
+        return await self._retriever.run(self._response, request, query, reranked)
 
     def _response(
-        self, request: SearchRequest, query: SearchQuery, found: RetrievalResult
+        self, request: SearchRequest, query: SearchQuery, found: FoundPassages
     ) -> SearchResponse:
         warnings = list(found.warnings)
         if not found.passages:
@@ -85,12 +85,11 @@ class SearchService:
         )
 
     def _results(
-        self, request: SearchRequest, query: SearchQuery, found: RetrievalResult
+        self, request: SearchRequest, query: SearchQuery, found: FoundPassages
     ) -> list[SearchResult]:
-        doc_ids = {passage.chunk.doc_id for passage in found.passages}
-        infos = self._retriever.document_infos(doc_ids, query.scope)
+        infos = self._passages.documents_of(found.passages, query.scope)
         results = []
-        for cited in response.citations(found.passages, with_text=request.include_text):
+        for cited in citations(found.passages, with_text=request.include_text):
             # A document that was deleted a moment ago has none.
             info = infos.get(cited.doc_id)
             metadata = {} if info is None else dict(info.metadata)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from service.errors import KvstitchError
-from service.gateway.worker_client import socket_folder
+from service.gateway.worker_client import sockets
 from service.gateway.worker_client.connection import RESTARTED, WorkerConnection
 from service.shared import openmp
 from service.shared.worker_settings import WorkerSettings
@@ -94,7 +94,7 @@ class Supervisor:
     async def start(self) -> None:
         """Begin; does not wait until the worker is ready."""
         if self._next_address is None:
-            self._folder, self._folder_lock = socket_folder.make()
+            self._folder, self._folder_lock = sockets.make_folder()
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._ended)
 

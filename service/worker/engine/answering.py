@@ -12,8 +12,7 @@ from service.worker.kv.pool import KVPool
 from service.worker.model.decoder import DecoderModel
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.logprobs import token_logprobs
-from service.worker.sequences.kept_prompt import prompt_tokens
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sequences.sequence import EngineSequence, prompt_tokens
 
 MOST_ROWS = 8
 """Rows of a step up to which drafts are made: a CPU's cores multiply eight at a time."""

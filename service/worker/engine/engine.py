@@ -34,17 +34,18 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.planner.estimates import Line
 from service.worker.planner.planner import Planner
+from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.on_disk import PromptsOnDisk
+from service.worker.prefix_cache.prompts import holds
+from service.worker.prefix_cache.writer import PromptWriter
 from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
-from service.worker.sequences.earlier_prompts.prefix_cache import PrefixCache
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
-from service.worker.sequences.earlier_prompts.prompt_writer import PromptWriter
-from service.worker.sequences.earlier_prompts.restorer import Restorer
-from service.worker.sequences.kept_prompt import holds, prompt_tokens
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.prompt_reader import PromptReader
 from service.worker.sequences.report import report
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sequences.reuse import cached_prompt, find_reuse
+from service.worker.sequences.sequence import EngineSequence, prompt_tokens
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -68,7 +69,7 @@ class Engine:
             that is stored is loaded. Chunks in the memory tier are always used.
         sketches: whether a sketch is computed with every chunk, for SamKV; else when it asks.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
-        prompts: where kept prompts are stored that are asked more than once; None: nowhere.
+        prompts: where prompts are stored that are asked more than once; None: nowhere.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
         make_pool: makes the KV pool.
@@ -89,7 +90,7 @@ class Engine:
         planner: bool = True,
         sketches: bool = False,
         prefix_cache: bool = False,
-        prompts: PromptStore | None = None,
+        prompts: PromptsOnDisk | None = None,
         draft_tokens: int = 0,
         checks: GateSettings | None = None,
         grammars: Grammars | None = None,
@@ -105,10 +106,12 @@ class Engine:
         self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
-        self.prompts = prompts
-        restorer = Restorer(decoder, prompts, self.estimator, deciding=planner) if prompts else None
+        self.prompts_on_disk = prompts
+        reader = (
+            PromptReader(decoder, prompts, self.estimator, deciding=planner) if prompts else None
+        )
         self._launcher = PrefillLauncher(
-            decoder, self._facts, addressing, loader, missing, self.planner, restorer
+            decoder, self._facts, addressing, loader, missing, self.planner, reader
         )
         self.pool = make_pool(
             decoder.layers,
@@ -118,7 +121,7 @@ class Engine:
             dtype=decoder.dtype,
             device=decoder.device,
         )
-        self.prefix_cache = PrefixCache(self.pool, on=prefix_cache, stores=prompts is not None)
+        self.prompts_in_pool = PromptsInPool(self.pool, on=prefix_cache, stores=prompts is not None)
         self.answering = Answering(
             decoder,
             self.pool,
@@ -131,8 +134,8 @@ class Engine:
             Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
         )
         writer = (
-            PromptWriter(self.prefix_cache, prompts, restorer.worth)
-            if prompts and restorer
+            PromptWriter(self.prompts_in_pool, prompts, reader.worth)
+            if prompts and reader
             else None
         )
         self.idle_work = IdleWork(self.precompute_queue, self.gate, writer)
@@ -150,8 +153,8 @@ class Engine:
             loader.streams,
             self.estimator,
             deciding=planner,
-            look_up=self.prefix_cache.look_up,
-            restorer=restorer,
+            in_pool=self.prompts_in_pool,
+            reader=reader,
         )
         self._replies: list[Reply] = []
         self._step_budget = StepBudget()
@@ -171,7 +174,7 @@ class Engine:
     @property
     def pool_free_share(self) -> float:
         """Share of the KV pool that a sequence could get, 0 to 1. For any thread."""
-        return min(1.0, self.pool.free_share + self.prefix_cache.kept_share)
+        return min(1.0, self.pool.free_share + self.prompts_in_pool.share)
 
     @property
     def _busy(self) -> bool:
@@ -192,7 +195,7 @@ class Engine:
             KvstitchError: it can never be answered, or the queue is full.
         """
         sequence = self.admission.sequence(request, arrived or time.monotonic())
-        sequence.reuse = self.prefix_cache.find(sequence)
+        sequence.reuse = find_reuse(self.prompts_in_pool, sequence)
         self.scheduler.add(sequence)
         self._launcher.start_loading(sequence)
 
@@ -218,20 +221,20 @@ class Engine:
             texts: their token ids.
 
         Returns:
-            False if stored prompts could not be deleted: ask again.
+            False if prompts on disk could not be deleted: ask again.
         """
         self.idle_work.forget(keys, texts)
-        self.prefix_cache.forget(texts)
+        self.prompts_in_pool.forget(texts)
         for sequence in self.scheduler.active:
             tokens = prompt_tokens(sequence.request)
             sequence.deleted |= any(holds(tokens, ids) for ids in texts)
-        return self.prompts is None or bool(self.prompts.forget(texts))
+        return self.prompts_on_disk is None or bool(self.prompts_on_disk.forget(texts))
 
     def forget_all(self) -> None:
         """Drops everything that may hold deleted text, but for what is stored: it is not known what
         was deleted. Requests that are being answered end as they would."""
         self.idle_work.forget_all()
-        self.prefix_cache.forget_all()
+        self.prompts_in_pool.forget_all()
         for sequence in self.scheduler.active:
             sequence.deleted = True
 
@@ -271,7 +274,7 @@ class Engine:
             return
         try:
             # Since it arrived, others that begin alike may have been computed.
-            found = self.prefix_cache.find(sequence, self.scheduler.running)
+            found = find_reuse(self.prompts_in_pool, sequence, self.scheduler.running)
             if found is not None and (
                 sequence.reuse is None or found.tokens > sequence.reuse.tokens
             ):
@@ -280,7 +283,7 @@ class Engine:
             kv = self.pool.reserve(self._launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
             self._launcher.launch(sequence, kv, crowded=bool(self.scheduler.running))
-            self.prefix_cache.count(sequence.reuse)
+            self.prompts_in_pool.count(sequence.reuse)
         except Exception as error:
             self._fail(sequence, error)
 
@@ -291,7 +294,7 @@ class Engine:
             self.gate is not None and self.gate.give_way() and self.pool.make_room(needed)
         )
         if sequence.reuse is not None and sequence.reuse.lost:
-            sequence.reuse = self.prefix_cache.find(sequence)
+            sequence.reuse = find_reuse(self.prompts_in_pool, sequence)
             if sequence.reuse is None:
                 self._launcher.start_loading(sequence)
         return fits and sequence.loaded
@@ -338,7 +341,7 @@ class Engine:
             self.scheduler.start_running(sequence)
             if self.gate is not None:
                 self.gate.answered(sequence, result)
-            if self.prefix_cache.on:
+            if self.prompts_in_pool.on:
                 sequence.logits = result.logits.clone()
             self.answering.first_token(sequence, result.logits)
             sequence.clock.close("first_token")
@@ -385,7 +388,9 @@ class Engine:
     def _finish(self, sequence: EngineSequence, reason: str) -> None:
         if "first_token" in sequence.clock.stages:
             sequence.clock.close("decode")
-        if self.prefix_cache.keep(sequence):
+        cached = cached_prompt(sequence) if self.prompts_in_pool.on else None
+        if cached is not None:
+            self.prompts_in_pool.keep(cached)
             sequence.kv = None
         self._release(sequence)
         self._write_back(sequence)

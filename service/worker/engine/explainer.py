@@ -6,7 +6,6 @@ No chunk is read or moved between tiers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Literal
@@ -21,11 +20,13 @@ from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
+from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.prompts import Place
 from service.worker.sequences.admission import Admission
-from service.worker.sequences.earlier_prompts.restorer import Restorer
-from service.worker.sequences.kept_prompt import Place, Reuse
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
+from service.worker.sequences.prompt_reader import PromptReader
 from service.worker.sequences.report import reused_by_segment
+from service.worker.sequences.reuse import new_prompt
 from service.worker.sequences.sequence import EngineSequence
 
 
@@ -35,8 +36,8 @@ class Explainer:
     Args:
         planner: estimates how long loads and prefills take.
         deciding: whether requests are planned by it; if not, everything that is stored is loaded.
-        look_up: finds the kept prompt that a request would continue.
-        restorer: finds the stored one; None if none are stored.
+        in_pool: has the prompts in the KV pool that a request would continue.
+        reader: finds those on disk; None if none are stored.
     """
 
     def __init__(
@@ -47,16 +48,16 @@ class Explainer:
         planner: Planner,
         *,
         deciding: bool,
-        look_up: Callable[[EngineSequence], Reuse | None],
-        restorer: Restorer | None,
+        in_pool: PromptsInPool,
+        reader: PromptReader | None,
     ) -> None:
         self._decoder = decoder
         self._admission = admission
         self._streams = streams
         self._planner = planner
         self._deciding = deciding
-        self._look_up = look_up
-        self._restorer = restorer
+        self._in_pool = in_pool
+        self._reader = reader
         self._lookups: list[tuple[EngineSequence, dict[str, str], Future[None]]] = []
 
     def begin(self, request: Generate) -> None:
@@ -120,11 +121,12 @@ class Explainer:
         Args:
             fresh: the forecast without.
         """
-        reuse = sequence.reuse = self._look_up(sequence)
+        prompt = new_prompt(sequence) if self._in_pool.on else None
+        reuse = sequence.reuse = None if prompt is None else self._in_pool.look_up(prompt)
         stored = None
-        if self._restorer is not None:
+        if self._reader is not None:
             without_s = None if reuse is not None else fresh.first_token_s
-            stored = self._restorer.choose(sequence, without_s)
+            stored = self._reader.choose(sequence, without_s)
         if stored is not None:
             return self._continued(
                 sequence, fresh, stored.tokens, crowded, place="prompts", read_s=stored.read_s

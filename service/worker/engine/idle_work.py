@@ -9,7 +9,7 @@ from typing import Protocol
 
 from service.worker.gate.correctness_gate import Gate
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.sequences.earlier_prompts.prompt_writer import PromptWriter
+from service.worker.prefix_cache.writer import PromptWriter
 
 log = logging.getLogger("kvstitch.engine")
 

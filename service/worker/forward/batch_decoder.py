@@ -86,9 +86,7 @@ class BatchDecoder:
     ) -> Tensor:
         """Compute the step of sequences without LoRA adapters."""
         if self._decoder.lead is not None:
-            return self._decoder.lead.call(
-                decode_step, decoder=self._decoder, sequences=sequences, drafts=drafts
-            )
+            return decode_step(self._decoder, sequences, drafts)
         if self._record is None:
             return self._compute(Batch.of(sequences, drafts, windows=self._decoder.windows))
         rows = len(sequences) + sum(map(len, drafts or ()))

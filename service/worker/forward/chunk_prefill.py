@@ -30,7 +30,7 @@ from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuild
 from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import chunk_prefill
-from service.worker.steps import Steps
+from service.worker.steps import Steps, on_all_ranks
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.
@@ -46,6 +46,7 @@ class ScratchKV:
 
     def __init__(self, decoder: DecoderModel, tokens: int) -> None:
         shape = (decoder.own_kv_heads, tokens, decoder.head_dim)
+        self.tokens = tokens
         self._k = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
         self._v = torch.empty_like(self._k)
 
@@ -124,13 +125,7 @@ class ChunkPrefill:
             before += cost
         pin = decoder.device.type == "cuda"
         computed = []
-        if decoder.lead is None:
-            rows = self.rows(decoder, addresses, parts, sketch)
-        else:
-            rows = decoder.lead.steps(
-                rows_of_all_ranks, decoder=decoder, addresses=addresses, parts=parts
-            )
-        chunks = yield from rows
+        chunks = yield from chunk_rows(decoder, addresses, parts, sketch=sketch)
         for address, chunk in zip(addresses, chunks, strict=True):
             encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
             flops = chunk_prefill(decoder, len(address.ids), behind=len(address.prefix_ids))
@@ -190,99 +185,94 @@ class ChunkPrefill:
             yield reading
         return reading.result()
 
-    def rows(
-        self,
-        decoder: DecoderModel,
-        addresses: Sequence[Address],
-        parts: Sequence[CachedSegment],
-        sketch: bool,
-    ) -> Steps[list[Rows]]:
-        """Keys before RoPE and values of the chunks at every layer.
 
-        Args:
-            adapter: the model, with their LoRA adapter.
-            parts: KV of what stands before each of them.
-        """
-        device = decoder.device
-        before = PromptLayout.of(
-            (), [part.ids for part in addresses[0].parts], [],
-            uncached=[False] * (1 + len(parts)), device=device,
-        )  # fmt: skip
-        chunks: list[Rows] = []
-        end = 0
-        for address in addresses:
-            start, end = end, end + len(address.ids)
-            stop = before.tokens + end - start
-            positions = torch.arange(before.tokens, stop, device=device)
-            builder = SketchBuilder(0) if sketch else None
-            chunks.append(Rows(slice(start, end), positions, stop, [], [], builder))
-        # One after the other, the chunks attend in the same place behind the parts.
-        longest = max(len(address.ids) for address in addresses)
-        scratch = ScratchKV(decoder, before.tokens + longest)
-        ids = [token for address in addresses for token in address.ids]
-        positions = torch.cat([chunk.positions for chunk in chunks])
-        x = decoder.embed(torch.tensor(ids, device=device))
-        last = decoder.layers - 1
-        with KVPlacer(decoder, before, [None, *parts], before.all_rows, scratch) as placer:
-            for layer in range(decoder.layers):
-                if before.tokens:
-                    placer.place(layer)
-                q, k, v = yield from qkv(decoder, layer, x)
-                # For all chunks at once: with short ones each call costs more than its work.
-                rotated = decoder.ropes[layer].rotate(q, positions)
-                kept = k.clone(), v.clone()  # without the queries, in whose memory they lie
-                attended = []
-                for chunk in chunks:
-                    queries = q[chunk.cut], rotated[chunk.cut]
-                    kv = self._write(layer, chunk, queries, kept, scratch)
-                    if layer < last:  # nothing reads the last layer's output
-                        rows = attend(decoder, layer, queries[1], chunk.positions, *kv)
-                        attended.append((yield from rows))
-                if layer < last:
-                    x = yield from finish(decoder, layer, x, torch.cat(attended))
-                yield None
-        return chunks
-
-    def _write(
-        self,
-        layer: int,
-        chunk: Rows,
-        queries: tuple[Tensor, Tensor],
-        kept: tuple[Tensor, Tensor],
-        scratch: ScratchKV,
-    ) -> tuple[Tensor, Tensor]:
-        """Keeps a layer's KV of a chunk, and writes it behind that of the parts.
-
-        Args:
-            queries: of its rows, before and after RoPE.
-            kept: keys before RoPE and values of the rows of all chunks.
-
-        Returns:
-            The keys and values that its rows attend to.
-        """
-        k, v = kept[0][chunk.cut], kept[1][chunk.cut]
-        kv = scratch.prompt_layer(layer, chunk.end)
-        write_rows(self._decoder.ropes[layer], *kv, k, v, chunk.positions)
-        chunk.k.append(k)
-        chunk.v.append(v)
-        if chunk.sketch is not None:
-            fresh, rotated = queries
-            rule = self._decoder.rules[layer]
-            chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, self._decoder.scale, rule))
-        return kv
-
-
-def rows_of_all_ranks(
-    decoder: DecoderModel, addresses: Sequence[Address], parts: Sequence[CachedSegment]
+@on_all_ranks
+def chunk_rows(
+    decoder: DecoderModel,
+    addresses: Sequence[Address],
+    parts: Sequence[CachedSegment],
+    *,
+    sketch: bool = False,
 ) -> Steps[list[Rows]]:
-    """`ChunkPrefill.rows` with each rank's own heads; on rank 0 the result has all heads."""
-    ranks = decoder.ranks
-    assert ranks is not None
-    chunks = yield from ChunkPrefill(decoder).rows(decoder, addresses, parts, sketch=False)
-    for chunk in chunks:
-        own = torch.stack([*chunk.k, *chunk.v])
-        chunk.k, chunk.v = map(list, ranks.to_first(own, dim=2).chunk(2))
+    """Compute keys before RoPE and values of chunks at every layer.
+
+    Args:
+        decoder: the model, with their LoRA adapter.
+        addresses: of the chunks, which stand behind the same parts.
+        parts: KV of what stands before each of them.
+    """
+    device = decoder.device
+    before = PromptLayout.of(
+        (), [part.ids for part in addresses[0].parts], [],
+        uncached=[False] * (1 + len(parts)), device=device,
+    )  # fmt: skip
+    chunks: list[Rows] = []
+    end = 0
+    for address in addresses:
+        start, end = end, end + len(address.ids)
+        stop = before.tokens + end - start
+        positions = torch.arange(before.tokens, stop, device=device)
+        builder = SketchBuilder(0) if sketch else None
+        chunks.append(Rows(slice(start, end), positions, stop, [], [], builder))
+    # One after the other, the chunks attend in the same place behind the parts.
+    longest = max(len(address.ids) for address in addresses)
+    scratch = ScratchKV(decoder, before.tokens + longest)
+    ids = [token for address in addresses for token in address.ids]
+    positions = torch.cat([chunk.positions for chunk in chunks])
+    x = decoder.embed(torch.tensor(ids, device=device))
+    last = decoder.layers - 1
+    with KVPlacer(decoder, before, [None, *parts], before.all_rows, scratch) as placer:
+        for layer in range(decoder.layers):
+            if before.tokens:
+                placer.place(layer)
+            q, k, v = yield from qkv(decoder, layer, x)
+            # For all chunks at once: with short ones each call costs more than its work.
+            rotated = decoder.ropes[layer].rotate(q, positions)
+            kept = k.clone(), v.clone()  # without the queries, in whose memory they lie
+            attended = []
+            for chunk in chunks:
+                queries = q[chunk.cut], rotated[chunk.cut]
+                kv = _write(decoder, layer, chunk, queries, kept, scratch)
+                if layer < last:  # nothing reads the last layer's output
+                    rows = attend(decoder, layer, queries[1], chunk.positions, *kv)
+                    attended.append((yield from rows))
+            if layer < last:
+                x = yield from finish(decoder, layer, x, torch.cat(attended))
+            yield None
+    if (ranks := decoder.ranks) is not None:
+        for chunk in chunks:  # on rank 0 it gets all heads
+            own = torch.stack([*chunk.k, *chunk.v])
+            chunk.k, chunk.v = map(list, ranks.to_first(own, dim=2).chunk(2))
     return chunks
+
+
+def _write(
+    decoder: DecoderModel,
+    layer: int,
+    chunk: Rows,
+    queries: tuple[Tensor, Tensor],
+    kept: tuple[Tensor, Tensor],
+    scratch: ScratchKV,
+) -> tuple[Tensor, Tensor]:
+    """Keep a layer's KV of a chunk, and write it behind that of the parts.
+
+    Args:
+        queries: of its rows, before and after RoPE.
+        kept: keys before RoPE and values of the rows of all chunks.
+
+    Returns:
+        The keys and values that its rows attend to.
+    """
+    k, v = kept[0][chunk.cut], kept[1][chunk.cut]
+    kv = scratch.prompt_layer(layer, chunk.end)
+    write_rows(decoder.ropes[layer], *kv, k, v, chunk.positions)
+    chunk.k.append(k)
+    chunk.v.append(v)
+    if chunk.sketch is not None:
+        fresh, rotated = queries
+        rule = decoder.rules[layer]
+        chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, decoder.scale, rule))
+    return kv
 
 
 def _contains(prefix: tuple[int, ...], ids: tuple[int, ...]) -> bool:

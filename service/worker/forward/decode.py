@@ -25,6 +25,7 @@ from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_last
 from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder import DecoderModel
+from service.worker.steps import on_all_ranks
 
 
 class Decodable(Protocol):
@@ -43,6 +44,20 @@ class Decodable(Protocol):
     def lora(self) -> str:
         """Name of its LoRA adapter, or ""."""
         ...
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What a decode step reads of a sequence; implements `Decodable`."""
+
+    tokens: list[int]
+    position: int
+    kv: SequenceKV | None
+    lora: str
+
+    @classmethod
+    def of(cls, sequence: Decodable) -> Fed:
+        return cls(sequence.tokens[-1:], sequence.position, sequence.kv, sequence.lora)
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,7 @@ class Batch:
         return self.numbers[2 * self.size :].view(self.layers, 2, -1)
 
 
+@on_all_ranks
 def decode_step(
     decoder: DecoderModel,
     sequences: Sequence[Decodable],

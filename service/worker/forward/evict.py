@@ -12,8 +12,10 @@ from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import on_all_ranks
 
 
+@on_all_ranks
 def evict(
     decoder: DecoderModel,
     model: ModelFacts,
@@ -26,7 +28,7 @@ def evict(
     original_tokens: int | None = None,
     on_kept: Callable[[int, Sequence[Tensor]], None] | None = None,
 ) -> float:
-    """Shrinks every layer of the cache to the entries that `method` keeps.
+    """Shrink every layer of the cache to the entries that `method` keeps.
 
     Args:
         layout: the prompt whose KV is in place.
@@ -40,32 +42,6 @@ def evict(
     Returns:
         Share of the prompt's tokens that at least one head of one layer kept.
     """
-    if decoder.lead is not None:
-        assert on_kept is None, "it would see some of the heads"
-        return decoder.lead.call(
-            evict_own_heads, decoder=decoder, model=model, kv=kv, method=method, layout=layout,
-            observed=observed, room=room, original_tokens=original_tokens,
-        )  # fmt: skip
-    return evict_own_heads(
-        decoder, model, kv, method,
-        layout=layout, observed=observed, room=room, original_tokens=original_tokens,
-        on_kept=on_kept,
-    )  # fmt: skip
-
-
-def evict_own_heads(
-    decoder: DecoderModel,
-    model: ModelFacts,
-    kv: SequenceKV,
-    method: EvictionMethod,
-    *,
-    layout: PromptLayout,
-    observed: Sequence[Tensor],
-    room: int,
-    original_tokens: int | None = None,
-    on_kept: Callable[[int, Sequence[Tensor]], None] | None = None,
-) -> float:
-    """`evict` of the heads that this process computes."""
     if original_tokens is not None:
         everything = [layout.all_rows] * decoder.own_kv_heads
         for layer in range(decoder.layers):

@@ -35,7 +35,7 @@ from service.worker.methods.layer_view import (
 )
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
-from service.worker.steps import Steps
+from service.worker.steps import Steps, on_all_ranks
 
 Capture = Callable[[LayerView], None]
 OnPass = Callable[[int, Tensor], None]
@@ -66,6 +66,7 @@ class Progress:
     flops: FlopCount | None = None
 
 
+@on_all_ranks
 def prefill(
     decoder: DecoderModel,
     layout: PromptLayout,
@@ -79,7 +80,7 @@ def prefill(
     arrival: Arrival | None = None,
     progress: Progress | None = None,
 ) -> Steps[PrefillResult]:
-    """Prefills the prompt of `layout` with `method`.
+    """Prefill the prompt of `layout` with `method`.
 
     Args:
         cached: stored KV of every segment, None where it must be computed.
@@ -90,32 +91,6 @@ def prefill(
         arrival: waits for a layer of stored KV; None if all of it is loaded.
         progress: resumed from, if an earlier run of this prompt left any, and updated.
     """
-    if decoder.lead is not None:
-        assert capture is None and on_pass is None, "they would see some of the heads"
-        return decoder.lead.steps(
-            prefill_own_heads, decoder=decoder, layout=layout, cached=cached, method=method, kv=kv,
-            eviction=eviction, arrival=arrival, progress=progress,
-        )  # fmt: skip
-    return prefill_own_heads(
-        decoder, layout, cached, method, kv,
-        eviction=eviction, capture=capture, on_pass=on_pass, arrival=arrival, progress=progress,
-    )  # fmt: skip
-
-
-def prefill_own_heads(
-    decoder: DecoderModel,
-    layout: PromptLayout,
-    cached: Sequence[CachedSegment | None],
-    method: DenseMethod,
-    kv: PromptKV,
-    *,
-    eviction: EvictionMethod | None = None,
-    capture: Capture | None = None,
-    on_pass: OnPass | None = None,
-    arrival: Arrival | None = None,
-    progress: Progress | None = None,
-) -> Steps[PrefillResult]:
-    """`prefill` of the heads that this process computes."""
     with KVPlacer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
             decoder=decoder,
@@ -284,7 +259,7 @@ class PromptLoop:
         """Full prefill of a shorter prompt, the rows `kept` `[b]` at positions 0..b-1."""
         shorter = self.layout.only(kept)
         nothing = [None] * len(shorter.segments)
-        result = yield from prefill_own_heads(self.decoder, shorter, nothing, Vanilla(), self.kv)
+        result = yield from prefill(self.decoder, shorter, nothing, Vanilla(), self.kv)
         return replace(
             result,
             rows=kept[result.rows],

@@ -10,7 +10,7 @@ refused instead of answering wrongly. So two facts are tested on a probe prompt:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,9 @@ from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import LayerView
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora_folder import read_config
-from service.worker.model.lora_load import LoraMatrices, load_lora, read_matrices
+from service.worker.model.lora_load import LoraMatrices, load_lora, lora_matrices
 from service.worker.model.rope import static_positions
-from service.worker.steps import run
+from service.worker.steps import on_all_ranks, run
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
 # A window of up to so many tokens is probed: D is then longer. A longer probe
@@ -68,16 +67,11 @@ class _Captured:
 
 
 @torch.inference_mode()
-def check(
-    decoder: DecoderModel,
-    theirs: Tensor | None = None,
-    probe: Callable[[DecoderModel], tuple[Tensor, Tensor]] | None = None,
-) -> tuple[float, float]:
-    """Runs the check.
+def check(decoder: DecoderModel, theirs: Tensor | None = None) -> tuple[float, float]:
+    """Run the check.
 
     Args:
         theirs: logits of transformers' forward pass, where `decoder.model` is not whole any more.
-        probe: runs `probed`, where more than this process has to.
 
     Returns:
         The two relative differences: of full prefill from transformers, and of a stitched prompt
@@ -88,7 +82,7 @@ def check(
     """
     if theirs is None:
         theirs = transformers_logits(decoder.model)
-    ours, stitched = (probe or probed)(decoder)
+    ours, stitched = probed(decoder)
     against_theirs, against_full = (
         _distance(ours, theirs.to(ours.device)),
         _distance(stitched, ours),
@@ -117,6 +111,7 @@ def transformers_logits(model: Any) -> Tensor:
     return logits
 
 
+@on_all_ranks
 @torch.inference_mode()
 def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
     """Logits `[vocabulary]` of the probe's last token: of full prefill and of a stitched prompt."""
@@ -165,14 +160,49 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-12))
 
 
+def add_lora(
+    decoder: DecoderModel, name: str, folder: Path, theirs: tuple[Tensor, Tensor] | None = None
+) -> tuple[float, float]:
+    """Read the LoRA adapter in `folder`, give it to the decoder and check it.
+
+    Args:
+        theirs: what `lora_logits` gave, where `decoder.model` is not whole any more.
+
+    Returns:
+        As `check_lora`.
+
+    Raises:
+        ModelRefused: it cannot be served with this model; the message says what to do.
+    """
+    load_lora(decoder, name, folder)
+    return check_lora(decoder, name, theirs or lora_logits(decoder.model, name, folder))
+
+
 @torch.inference_mode()
-def check_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
+def lora_logits(model: Any, name: str, folder: Path) -> tuple[Tensor, Tensor]:
+    """Compute a probe prompt by transformers' own modules, without and with a LoRA adapter.
+
+    Hooks add scale · B·A·x to the outputs of the modules that the folder names, from its weights as
+    they are stored. That shares nothing with how the decoder fuses, scales, pads and adds, so a
+    factor that is missing, or matrices that are swapped or belong to another module, are found.
+
+    Returns:
+        Logits of the last token, `[vocabulary]` each.
+    """
+    ids = torch.tensor([_lora_probe(model.config)], device=model.device)
+    base = model(ids).logits[0, -1].float()
+    with added(model, lora_matrices(model, name, folder)):
+        return _centred(base), _centred(model(ids).logits[0, -1].float())
+
+
+@torch.inference_mode()
+def check_lora(
+    decoder: DecoderModel, name: str, theirs: tuple[Tensor, Tensor]
+) -> tuple[float, float]:
     """Check that the decoder adds what a LoRA adapter's folder says.
 
-    transformers' own modules compute the probe prompt, and hooks add scale · B·A·x to the outputs
-    of the modules that the folder names, from its weights as they are stored. That shares nothing
-    with how the decoder fuses, scales, pads and adds, so a factor that is missing, or matrices that
-    are swapped or belong to another module, are found.
+    Args:
+        theirs: of this adapter, from `lora_logits`.
 
     Returns:
         How far the logits are from transformers', and how far the adapter moves them, both relative
@@ -181,15 +211,11 @@ def check_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, f
     Raises:
         ModelRefused: they are too far from them.
     """
-    random = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, decoder.vocabulary, (LORA_PROBE,), generator=random).tolist()
-    matrices = read_matrices(folder, read_config(folder))
-    base = _theirs(decoder, ids)
-    with added(decoder.model, matrices):
-        theirs = _theirs(decoder, ids)
+    base, adapted = (logits.to(decoder.device) for logits in theirs)
+    ids = _lora_probe(decoder.config)
     rounding = (_ours(decoder, ids) - base).norm()
-    off = (_ours(decoder.with_lora(name), ids) - theirs).norm()
-    moved, size = (theirs - base).norm(), theirs.norm().clamp_min(1e-12)
+    off = (_ours(decoder.with_lora(name), ids) - adapted).norm()
+    moved, size = (adapted - base).norm(), adapted.norm().clamp_min(1e-12)
     bound = MISSING_SHARE * moved + ROUNDING * rounding + FLOOR * size
     if not off <= bound:
         raise ModelRefused(
@@ -199,19 +225,6 @@ def check_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, f
             field="lora",
         )
     return float(off / size), float(moved / size)
-
-
-def add_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
-    """Reads the LoRA adapter in `folder`, gives it to the decoder and checks it.
-
-    Returns:
-        As `check_lora`.
-
-    Raises:
-        ModelRefused: it cannot be served with this model; the message says what to do.
-    """
-    decoder.loras[name] = load_lora(decoder, name, folder)
-    return check_lora(decoder, name, folder)
 
 
 @contextmanager
@@ -241,9 +254,9 @@ def _adding(own: LoraMatrices) -> Any:
     return hook
 
 
-def _theirs(decoder: DecoderModel, ids: list[int]) -> Tensor:
-    logits = decoder.model(torch.tensor([ids], device=decoder.device)).logits[0, -1].float()
-    return _centred(logits)
+def _lora_probe(config: Any) -> list[int]:
+    random = torch.Generator().manual_seed(0)
+    return torch.randint(0, int(config.vocab_size), (LORA_PROBE,), generator=random).tolist()
 
 
 def _ours(decoder: DecoderModel, ids: list[int]) -> Tensor:

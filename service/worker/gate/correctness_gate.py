@@ -103,7 +103,7 @@ class Gate:
         precompute_queue: PrecomputeQueue,
     ) -> Gate:
         # The planner must not learn from what spare time allows, nor may a run continue a prompt.
-        shadow = Shadow(replace(launcher, planner=None, restorer=None), pool, precompute_queue)
+        shadow = Shadow(replace(launcher, planner=None, reader=None), pool, precompute_queue)
         return cls(launcher.decoder, checks, shadow)
 
     # -- requests ---------------------------------------------------------------------------------

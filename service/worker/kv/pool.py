@@ -11,14 +11,18 @@ Eviction may leave different lengths in each layer and head; the rows it gives u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import accumulate
+from typing import Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu.weight import zeros_in_huge_pages
 from service.worker.kv.extents import ExtentAllocator
-from service.worker.steps import Ranks
+from service.worker.steps import Lead, Ranks
+
+P = ParamSpec("P")
 
 
 class KVPool:
@@ -27,6 +31,7 @@ class KVPool:
     Attributes:
         kv_heads: of a layer, that are kept in this process.
         ranks: the processes that keep the others; None if there are none.
+        lead: makes them repeat every change of this pool; None if nobody follows it.
         tokens: capacity.
         spare: index of a row in every layer that belongs to no sequence; unused places of a padded
             batch write there.
@@ -56,6 +61,7 @@ class KVPool:
         self.v = [zeros_in_huge_pages(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._allocators = [ExtentAllocator(self.spare) for _ in range(layers)]
         self.on_full: Callable[[int], bool] | None = None
+        self.lead: Lead | None = None
 
     @property
     def free_share(self) -> float:
@@ -87,7 +93,10 @@ class KVPool:
             first.append(start)
         heads = torch.arange(self.kv_heads) * tokens
         starts = torch.tensor(first)[:, None] + heads
-        return SequenceKV(self, starts, torch.full_like(starts, tokens))
+        reserved = SequenceKV(self, starts, torch.full_like(starts, tokens))
+        if self.lead is not None:
+            reserved.number = self.lead.repeat(KVPool.reserve, self, tokens)
+        return reserved
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Writes k and v `[m, head_dim]` to `rows` `[m]` of a layer."""
@@ -107,6 +116,24 @@ class KVPool:
             self._allocators[layer].free(first, size)
 
 
+def repeated(
+    change: Callable[Concatenate[SequenceKV, P], None],
+) -> Callable[Concatenate[SequenceKV, P], None]:
+    """Let other ranks make the same change of a sequence in their pools, where there are any.
+
+    The pools hold different heads and equally many rows, so extents are allocated alike on all
+    ranks: what fits here fits there.
+    """
+
+    @wraps(change)
+    def on_ranks(kv: SequenceKV, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        change(kv, *args, **kwargs)
+        if kv.pool.lead is not None:
+            kv.pool.lead.repeat(on_ranks, kv, *args)
+
+    return on_ranks
+
+
 class SequenceKV:
     """One sequence's KV in the pool.
 
@@ -115,6 +142,7 @@ class SequenceKV:
         start: first row of every extent, `[layers, kv_heads]` int64 in host memory.
         capacity: rows of every extent, like `start`.
         length: filled rows of every extent, like `start`.
+        number: by which other ranks know it.
         positions: by layer that is known not to hold every token of the prompt: for each KV head
             the positions of its entries, ascending; and the prompt's tokens.
     """
@@ -126,6 +154,8 @@ class SequenceKV:
         self.length = torch.zeros_like(start)
         self.positions: dict[int, tuple[list[Tensor], int]] = {}
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._released = False
+        self.number = 0
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Views of K and V for prefill, `[kv_heads, tokens, head_dim]`; only before eviction."""
@@ -142,6 +172,7 @@ class SequenceKV:
         self._views[layer, tokens] = views
         return views
 
+    @repeated
     def set_length(self, tokens: int) -> None:
         """Records that prefill filled the first `tokens` rows of every extent."""
         self.length.fill_(tokens)
@@ -151,6 +182,7 @@ class SequenceKV:
         assert bool((self.length < self.capacity).all()), "full"
         self.length += 1
 
+    @repeated
     def shrink(self, tokens: int) -> None:
         """Gives up the last rows of every extent, for the next tokens to overwrite."""
         self.length -= tokens
@@ -165,6 +197,7 @@ class SequenceKV:
         """Tokens that there is room for; only before eviction."""
         return int(self.capacity[0, 0])
 
+    @repeated
     def copy_to(self, other: SequenceKV, tokens: int) -> None:
         """Copies the first `tokens` tokens to another sequence; only before eviction of either."""
         filled = self.filled_tokens
@@ -247,7 +280,13 @@ class SequenceKV:
         return float(self.length[layer].double().mean())
 
     def release(self) -> None:
-        """Gives all rows back. May be called more than once."""
+        """Give all rows back. May be called more than once."""
+        if not self._released:
+            self._released = True
+            self.give_back()
+
+    @repeated
+    def give_back(self) -> None:
         self._views.clear()
         for layer in range(len(self.start)):
             self.pool._free(layer, self.start[layer], self.capacity[layer])

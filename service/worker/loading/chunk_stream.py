@@ -16,9 +16,8 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from kvstore import BlocksOutcome, EncodedBlocks, EncodedChunk, ReadOutcome
+from kvstore import BlocksOutcome, EncodedBlocks, EncodedChunk, ReadOutcome, ReadProblem
 from kvstore.format.tensor_layout import tensor_layout
-from kvstore.read_outcomes import ReadProblem
 from service.worker.model.addressing import Address
 
 # Approximate size of a part; for much smaller parts, a read's latency would exceed its transfer.

@@ -62,6 +62,7 @@ class DecoderModel:
         kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
         ranks: the processes that compute the other heads; None if there are none.
         lead: makes them compute what this process does; None if nobody follows it.
+        lora: name of the LoRA adapter that all rows have; empty for the base model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -75,6 +76,7 @@ class DecoderModel:
         self.own_heads, self.own_kv_heads = self.heads, self.kv_heads
         self.ranks: Ranks | None = None
         self.lead: Lead | None = None
+        self.lora = ""
         self.hidden = int(config.hidden_size)
         self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
         self.vocabulary = int(config.vocab_size)
@@ -211,7 +213,11 @@ class DecoderModel:
 
     def with_lora(self, name: str) -> Self:
         """This decoder with a LoRA adapter for all rows; "": the base model."""
-        return self._updated([(None, self.loras[name])]) if name else self
+        if not name:
+            return self
+        view = self._updated([(None, self.loras[name])])
+        view.lora = name
+        return view
 
     def with_loras(self, names: Sequence[str]) -> Self:
         """This decoder for batches in which row i has the LoRA adapter `names[i]`; "": none."""
@@ -219,6 +225,16 @@ class DecoderModel:
             return self.with_lora(names[0])
         rows = rows_by_name(names, self.device)
         return self._updated([(rows[name], self.loras[name]) for name in rows])
+
+    def own_low_rank(self, module: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what this process computes of B·A, which an adapter adds to a linear module."""
+        return a, b
+
+    def alone(self) -> Self:
+        """Return this decoder without other processes that follow it."""
+        view = copy.copy(self)
+        view.lead = None
+        return view
 
     def _updated(self, loras: Sequence[tuple[Tensor | None, Lora]]) -> Self:
         view = copy.copy(self)

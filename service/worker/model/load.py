@@ -48,7 +48,8 @@ def load(
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
         quantize: "int8" or "int4" for weights rounded to so many bits, or "off".
-        adapt: makes the decoder, and refuses quantised weights; by default that of the whole model.
+        adapt: makes the decoder of a model on the CPU, and refuses quantised checkpoints; by
+            default the decoder is that of the whole model.
 
     Raises:
         ModelRefused: the model cannot be served; the message says what to do.
@@ -87,15 +88,13 @@ def load(
             field="model",
         )
     model = model.eval().requires_grad_(False)
-    if adapt is not None:
-        return adapt(model, place)
-    if quantised:
+    if quantised and adapt is None:
         _try(model, folder)
-    else:
+    elif adapt is None:
         model = model.to(place)
     if quantize != "off":
         quantise(model, quantize)
-    return decoder_for(model)
+    return decoder_for(model) if adapt is None else adapt(model, place)
 
 
 def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from service.worker.model.lora_folder import (
     read_config,
     tensor_names,
 )
+from service.worker.steps import on_all_ranks
 
 log = logging.getLogger("kvstitch.lora")
 
@@ -47,13 +49,11 @@ class _Place:
         projection: name of the projection.
         first: which of its outputs is the module's first.
         width: number of its outputs.
-        module: the module.
     """
 
     projection: str
     first: int
     width: int
-    module: Any
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,25 @@ class LoraMatrices:
     scale: float
 
 
-def load_lora(decoder: DecoderModel, name: str, folder: Path) -> Lora:
-    """Reads the adapter in `folder` in the decoder's dtype, on its device.
+@on_all_ranks
+def load_lora(decoder: DecoderModel, name: str, folder: Path) -> None:
+    """Give the decoder the adapter in `folder`, in its dtype and on its device.
+
+    Raises:
+        ModelRefused: it cannot be served with this model; the message says what to do.
+    """
+    matrices = lora_matrices(decoder.model, name, folder)
+    decoder.loras[name] = Lora(
+        name=name,
+        fingerprint=_fingerprint(matrices),
+        layers=_layers(decoder, matrices),
+        rank=max(len(each.a) for each in matrices.values()),
+        modules=tuple(sorted({module.rpartition(".")[2] for module in matrices})),
+    )
+
+
+def lora_matrices(model: Any, name: str, folder: Path) -> dict[str, LoraMatrices]:
+    """Read an adapter's weights for a transformers model, by the modules' full names.
 
     Raises:
         ModelRefused: it cannot be served with this model; the message says what to do.
@@ -75,19 +92,13 @@ def load_lora(decoder: DecoderModel, name: str, folder: Path) -> Lora:
     try:
         config = read_config(folder)
         matrices = read_matrices(folder, config)
-        layers = _layers(decoder, folder, matrices)
+        _check_modules(model, folder, matrices)
     except LoraRefused as error:
         raise ModelRefused(f"LoRA adapter {name}: {error}", field="lora") from error
-    own = str(getattr(decoder.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
+    own = str(getattr(model.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
     if config.base and own and config.base.rstrip("/").rpartition("/")[2] != own:
         log.warning("LoRA adapter %s was trained with %s, the model is %s", name, config.base, own)
-    return Lora(
-        name=name,
-        fingerprint=_fingerprint(matrices),
-        layers=layers,
-        rank=max(len(each.a) for each in matrices.values()),
-        modules=tuple(sorted({module.rpartition(".")[2] for module in matrices})),
-    )
+    return matrices
 
 
 def read_matrices(folder: Path, config: LoraConfig) -> dict[str, LoraMatrices]:
@@ -113,33 +124,33 @@ def read_matrices(folder: Path, config: LoraConfig) -> dict[str, LoraMatrices]:
     return found
 
 
-def _layers(
-    decoder: DecoderModel, folder: Path, matrices: Mapping[str, LoraMatrices]
-) -> list[LoraLayer]:
+def _check_modules(model: Any, folder: Path, matrices: Mapping[str, LoraMatrices]) -> None:
+    """Raise LoraRefused unless the model has all modules that the adapter changes, in its sizes."""
+    modules = dict(model.named_modules())
+    remedy = "give the model that it was trained with"
+    for name, own in matrices.items():
+        if (module := modules.get(name)) is None:
+            raise LoraRefused(f"{folder} changes {name}, which this model does not have", remedy)
+        wanted = (module.out_features, module.in_features)
+        if (len(own.b), own.a.shape[1]) != wanted:
+            raise LoraRefused(
+                f"{folder} has {name} for a module of {(len(own.b), own.a.shape[1])}, this "
+                f"model's is {wanted}",
+                remedy,
+            )
+
+
+def _layers(decoder: DecoderModel, matrices: Mapping[str, LoraMatrices]) -> list[LoraLayer]:
     parts: list[dict[str, list[LowRank]]] = [{} for _ in range(decoder.layers)]
     widths: dict[str, int] = {}
     places = [_places(block) for block in decoder.blocks]
     for module, own in matrices.items():
-        number, short = own.layer, ".".join(module.split(".")[-2:])
-        place = places[number].get(short) if number < decoder.layers else None
-        if place is None:
-            raise LoraRefused(
-                f"{folder} changes {module}, which this model does not have",
-                "give the model that it was trained with",
-            )
-        wanted = (place.module.out_features, place.module.in_features)
-        if (len(own.b), own.a.shape[1]) != wanted:
-            raise LoraRefused(
-                f"{folder} has {module} for a module of {(len(own.b), own.a.shape[1])}, this "
-                f"model's is {wanted}",
-                "give the model that it was trained with",
-            )
+        place = places[own.layer][".".join(module.split(".")[-2:])]
+        a, b = decoder.own_low_rank(module, own.a, own.b.float() * own.scale)
         low_rank = LowRank(
-            own.a.to(decoder.device, decoder.dtype),
-            (own.b.float() * own.scale).to(decoder.device, decoder.dtype),
-            place.first,
+            a.to(decoder.device, decoder.dtype), b.to(decoder.device, decoder.dtype), place.first
         )
-        parts[number].setdefault(place.projection, []).append(low_rank)
+        parts[own.layer].setdefault(place.projection, []).append(low_rank)
         widths[place.projection] = place.width
     return [
         LoraLayer(**{name: LoraUpdate.of(own, widths[name]) for name, own in each.items()})
@@ -155,10 +166,9 @@ def _places(block: Any) -> dict[str, _Place]:
             modules = [_module(block, name) for name in line]
             if None in modules:
                 continue
-            first, width = 0, sum(module.out_features for module in modules)
-            for name, module in zip(line, modules, strict=True):
-                found[name] = _Place(projection, first, width, module)
-                first += module.out_features
+            sizes = [module.weight.shape[0] for module in modules]  # of the part that is here
+            for name, first in zip(line, accumulate(sizes, initial=0), strict=False):
+                found[name] = _Place(projection, first, sum(sizes))
     return found
 
 

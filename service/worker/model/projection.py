@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -159,10 +159,20 @@ class QuantisedLinear(nn.Module):
     multiplies by the dequantised ones.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(self, linear: nn.Linear, bits: int) -> None:
         super().__init__()
         self.weight = quantised(linear.weight, bits)
-        self.bias = linear.bias
+        self.register_parameter("bias", linear.bias)
+        self.out_features, self.in_features = linear.out_features, linear.in_features
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move the weight, too, when a module that contains this one is moved."""
+        values, scales = self.weight.values, self.weight.scales
+        self.weight = Weight(fn(values), None if scales is None else fn(scales))
+        moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return moved
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.dequantised(x.dtype), self.bias)

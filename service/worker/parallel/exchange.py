@@ -1,7 +1,14 @@
-"""What the ranks exchange, over torch.distributed: sums, and tensors of some heads."""
+"""What the ranks exchange: sums, and tensors of some heads.
+
+Over torch.distributed, but for sums of small tensors on CPUs. A decode step waits for two of these
+in every layer, and over sockets most of an exchange is waking up threads: `SharedSum`.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -10,10 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from service.worker.parallel.shared_sum import SharedSum, is_ordered
-
 PATIENCE = timedelta(seconds=120)
 """How long a rank waits for the others in an exchange; all of them compute the same meanwhile."""
+
+SLOT = 1 << 20
+"""Bytes of the largest part; larger ones take so long that sockets do as well."""
+LINE = 64
+"""Bytes between flags, so that no two share a line of a cache."""
+LOOKS = 2000
+"""How often a rank looks before it sleeps in between."""
+PAUSE_S = 5e-5
 
 
 class Exchange:
@@ -33,7 +46,7 @@ class Exchange:
         self._small: SharedSum | None = None
 
     def open(self, meeting: Path, *, gpus: bool) -> None:
-        """Waits for the other processes.
+        """Wait for the other processes.
 
         Args:
             meeting: a file that does not exist yet, in a folder that nobody else can write to.
@@ -58,17 +71,17 @@ class Exchange:
         dist.all_reduce(torch.zeros(1))  # when all are here, the files may go
 
     def close(self) -> None:
-        """Leaves the other processes."""
+        """Leave the other processes."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def own(self, total: int, rank: int | None = None) -> slice:
-        """A rank's part of so many things, by default this rank's: equal parts, or nearly."""
+        """Return a rank's part of `total` things, by default this rank's; all are about equal."""
         rank = self.rank if rank is None else rank
         return slice(rank * total // self.size, (rank + 1) * total // self.size)
 
     def sizes(self, total: int) -> list[int]:
-        """Lengths of all ranks' parts."""
+        """Return the lengths of all ranks' parts."""
         parts = [self.own(total, rank) for rank in range(self.size)]
         return [part.stop - part.start for part in parts]
 
@@ -108,18 +121,89 @@ class Exchange:
         dist.all_reduce(x, operation)
         return x
 
-    # -- stored heads -----------------------------------------------------------------------------
+    # -- what only rank 0 has ---------------------------------------------------------------------
 
-    def send_heads(self, k: Tensor, v: Tensor) -> None:
-        """Rank 0 gives every other rank its heads of k and v `[tokens, kv_heads, head_dim]`."""
+    def from_first(self, number: int) -> int:
+        """Return rank 0's number on all ranks."""
+        return int(self.sum(torch.tensor([0 if self.rank else number])))
+
+    def send_heads(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Give every other rank its heads of k and v `[tokens, kv_heads, head_dim]`.
+
+        Returns:
+            This rank's.
+        """
         self.made += 1
         heads = k.shape[1]
         for rank in range(1, self.size):
             own = self.own(heads, rank)
             dist.send(torch.stack([k[:, own], v[:, own]]), rank)
+        return k[:, self.own(heads)], v[:, self.own(heads)]
 
     def receive_heads(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """Fills `out` `[2, tokens, own_kv_heads, head_dim]` with what rank 0 sends: k and v."""
+        """Fill `out` `[2, tokens, own_kv_heads, head_dim]` with what rank 0 sends: k and v."""
         self.made += 1
         dist.recv(out, 0)
         return out[0], out[1]
+
+
+def is_ordered() -> bool:
+    """Return whether this CPU lets others see writes in the order in which they were made."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+class SharedSum:
+    """Sums of small tensors over memory that the ranks share.
+
+    Each rank writes its part into a slot, counts up its flag, and looks at the others' flags. Then
+    each adds up the slots in the same order, which gives the same bits. There are two sets of
+    slots. A rank writes into a set again when all others have counted beyond it, and they do that
+    after they have read it.
+
+        flags   [rank]            sums that the rank has written its part of
+        slots   [2][rank][bytes]  parts of even and odd sums
+
+    Args:
+        path: a file that all ranks name; it may be deleted when all have opened it.
+        patience_s: how long to wait for the others.
+    """
+
+    def __init__(self, path: Path, rank: int, size: int, *, patience_s: float) -> None:
+        flags = LINE * size
+        memory = torch.from_file(
+            str(path), shared=True, size=flags + 2 * size * SLOT, dtype=torch.uint8
+        )
+        self._flags = memory[:flags].view(torch.int64)[:: LINE // 8].numpy()
+        self._slots = memory[flags:].view(2, size, SLOT)
+        self._rank = rank
+        self._patience_s = patience_s
+        self._sums = 0
+
+    def takes(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" and x.nbytes <= SLOT
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum over all ranks, in the same shape and dtype on each.
+
+        Raises:
+            TimeoutError: a rank did not come.
+        """
+        self._sums += 1
+        slots = self._slots[self._sums % 2, :, : x.nbytes]
+        slots[self._rank].view(x.dtype).copy_(x.flatten())
+        self._flags[self._rank] = self._sums
+        self._wait()
+        parts = slots.view(x.dtype)
+        wide = torch.float32 if x.is_floating_point() and x.itemsize < 4 else x.dtype
+        return parts.sum(0, dtype=wide).to(x.dtype).view(x.shape)
+
+    def _wait(self) -> None:
+        for _ in range(LOOKS):
+            if self._flags.min() >= self._sums:
+                return
+            os.sched_yield()
+        give_up_at = time.monotonic() + self._patience_s
+        while self._flags.min() < self._sums:
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"a rank did not come to a sum in {self._patience_s:g} s")
+            time.sleep(PAUSE_S)

@@ -6,38 +6,31 @@
     down                    columns; the ranks' results are added up
     head                    rows: a part of the vocabulary; rank 0 joins the logits
 
-Embeddings and norms are the same on every rank, and so are the hidden states.
+Embeddings and norms are the same on every rank, and so are the hidden states. int8 and int4 weights
+are cut with the scales of the whole. Of what a LoRA adapter adds, B·A·x, B is cut where rows are,
+and A where columns are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from service.errors import ModelRefused
+from service.worker.kernels.cpu.weight import GROUP
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import family_decoder
-from service.worker.model.projection import LayerProjections, Projection
+from service.worker.model.projection import Projection, QuantisedLinear
 from service.worker.parallel.exchange import Exchange
 from service.worker.steps import Steps
 
 FAMILIES = frozenset({"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"})
 """Families whose layers can be split so. Others normalise over all heads, or choose experts."""
-
-
-@dataclass(frozen=True)
-class Summed:
-    """A projection of which every rank has some columns."""
-
-    part: Projection
-    exchange: Exchange
-
-    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        return self.exchange.sum(self.part(x, batch=batch))
+BY_COLUMNS = ("o_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -69,16 +62,19 @@ class ShardedModel(DecoderModel):
         self.own_kv_heads = self.kv_heads // exchange.size
         self.head = Joined(self.head, exchange, exchange.sizes(self.vocabulary))
 
-    def layer_projections(self, block: Any) -> LayerProjections:
-        whole = super().layer_projections(block)
-        return replace(whole, output=Summed(whole.output, self.exchange))
+    def attention_residual(self, block: Any, attended: Tensor) -> Tensor:
+        return super().attention_residual(block, self.exchange.sum(attended))
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
         return self.exchange.sum((yield from super().mlp(layer, x, batch)))
 
+    def own_low_rank(self, module: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = _own(self.exchange, self.config, module, (len(b), a.shape[1]))
+        return a[:, columns], b[rows]
+
 
 def sharded(model: Any, exchange: Exchange, device: torch.device) -> DecoderModel:
-    """The decoder for this rank's part of a model, which is cut to it on the CPU.
+    """Return the decoder for this rank's part of a model, which is cut to it on the CPU.
 
     Raises:
         ModelRefused: its layers cannot be split over so many ranks.
@@ -92,7 +88,7 @@ def sharded(model: Any, exchange: Exchange, device: torch.device) -> DecoderMode
 
 
 def refuse_model(config: Any, size: int) -> None:
-    """Raises ModelRefused if a model with this configuration cannot be split over `size` ranks."""
+    """Raise ModelRefused if a model with this configuration cannot be split over `size` ranks."""
     family = str(config.model_type)
     if family not in FAMILIES:
         raise ModelRefused(
@@ -103,7 +99,8 @@ def refuse_model(config: Any, size: int) -> None:
     if any(getattr(config, f"{name}_config", None) for name in ("quantization", "compression")):
         raise ModelRefused(
             "the checkpoint's weights are quantised, and those are not served with "
-            "--tensor-parallel: leave it out, or give a checkpoint that is not quantised",
+            "--tensor-parallel: leave it out, or give a checkpoint that is not quantised with "
+            "--quantize int8",
             field="tensor_parallel",
         )
     heads = int(config.num_attention_heads)
@@ -122,56 +119,68 @@ def refuse_model(config: Any, size: int) -> None:
 
 
 def cut(model: Any, exchange: Exchange) -> None:
-    """Leaves of every projection the part of this rank."""
-    config = model.config
+    """Leave of every linear module of the layers, and of the head, the part of this rank."""
     for block in model.model.layers:
-        attention, mlp = block.self_attn, block.mlp
-        if hasattr(attention, "qkv_proj"):
-            heads = int(config.num_attention_heads)
-            kv_heads = int(config.num_key_value_heads or heads)
-            head_dim = len(attention.qkv_proj.weight) // (heads + 2 * kv_heads)
-            groups = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-            _keep_rows(attention.qkv_proj, exchange, groups)
-        else:
-            for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-                _keep_rows(projection, exchange)
-        _keep_columns(attention.o_proj, exchange)
-        if hasattr(mlp, "gate_up_proj"):
-            _keep_rows(mlp.gate_up_proj, exchange, [config.intermediate_size] * 2)
-        else:
-            _keep_rows(mlp.gate_proj, exchange)
-            _keep_rows(mlp.up_proj, exchange)
-        _keep_columns(mlp.down_proj, exchange)
-    # A module of its own: where the head's weights are the embeddings', these must stay whole.
-    head = nn.Linear(1, 1, bias=False)
-    head.weight, head.bias = model.lm_head.weight, model.lm_head.bias
-    _keep_rows(head, exchange)
-    model.lm_head = head
+        for name, module in block.named_modules():
+            if isinstance(module, nn.Linear | QuantisedLinear):
+                size = (module.out_features, module.in_features)
+                _keep(module, *_own(exchange, model.config, name, size))
+                if name.endswith(BY_COLUMNS) and exchange.rank:
+                    module.bias = None  # rank 0 adds it
+    if isinstance(model.lm_head, nn.Linear):
+        # A module of its own: where the head's weights are the embeddings', these must stay whole.
+        head = nn.Linear(1, 1, bias=False)
+        head.weight, head.bias = model.lm_head.weight, model.lm_head.bias
+        model.lm_head = head
+    _keep(model.lm_head, exchange.own(model.config.vocab_size), slice(None))
 
 
-def _keep_rows(linear: Any, exchange: Exchange, groups: Sequence[int] = ()) -> None:
-    """Keeps this rank's part of the outputs, of each of the groups that stand after one another."""
-    for name in ("weight", "bias"):
-        whole = getattr(linear, name)
-        if whole is not None:
-            parts = whole.detach().split(list(groups) or len(whole))
-            own = [part[exchange.own(len(part))] for part in parts]
-            setattr(linear, name, _parameter(own[0] if len(own) == 1 else torch.cat(own)))
+def _own(
+    exchange: Exchange, config: Any, module: str, size: tuple[int, int]
+) -> tuple[slice | Tensor, slice]:
+    """Return this rank's rows and columns of a linear module.
+
+    Args:
+        module: its name; the last part says what it is.
+        size: of the whole weight, `out, in`.
+    """
+    outs, columns = size
+    name = module.rpartition(".")[2]
+    if name in BY_COLUMNS:
+        return slice(None), exchange.own(columns)
+    groups = [outs]  # of rows that stand after one another; the rank has a part of each
+    if name == "qkv_proj":
+        heads = int(config.num_attention_heads)
+        kv_heads = int(config.num_key_value_heads or heads)
+        groups = [outs // (heads + 2 * kv_heads) * each for each in (heads, kv_heads, kv_heads)]
+    elif name == "gate_up_proj":
+        groups = [outs // 2, outs // 2]
+    if len(groups) == 1:
+        return exchange.own(outs), slice(None)
+    parts = torch.split(torch.arange(outs), groups)
+    return torch.cat([part[exchange.own(len(part))] for part in parts]), slice(None)
 
 
-def _keep_columns(linear: Any, exchange: Exchange) -> None:
-    """Keeps this rank's part of the inputs. The bias is added once, by rank 0."""
-    weight = linear.weight.detach()
-    linear.weight = _parameter(weight[:, exchange.own(weight.shape[1])])
-    if exchange.rank:
-        linear.bias = None
+def _keep(linear: Any, rows: slice | Tensor, columns: slice) -> None:
+    """Keep a part of a linear module. Its `out_features` and `in_features` stay those of the whole.
+
+    Raises:
+        ModelRefused: the columns cut through a group of int4 values.
+    """
+    if isinstance(linear, QuantisedLinear):
+        bounds = [b for b in (columns.start, columns.stop) if b is not None]
+        if linear.weight.bits == 4 and any(bound % GROUP for bound in bounds):
+            raise ModelRefused(
+                f"--quantize int4 needs multiples of {GROUP} columns on every rank: "
+                "choose another --tensor-parallel, or --quantize int8",
+                field="tensor_parallel",
+            )
+        linear.weight = linear.weight.rows(rows).columns(columns)
+    else:
+        linear.weight = _parameter(linear.weight.detach()[rows][:, columns])
+    if linear.bias is not None:
+        linear.bias = _parameter(linear.bias.detach()[rows])
 
 
 def _parameter(data: Tensor) -> nn.Parameter:
     return nn.Parameter(data, requires_grad=False)
-
-
-def weight_bytes(decoder: DecoderModel) -> int:
-    """Bytes of the weights that this process holds."""
-    held = {p.data_ptr(): p.numel() * p.element_size() for p in decoder.model.parameters()}
-    return sum(held.values())

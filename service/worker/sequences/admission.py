@@ -19,8 +19,7 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sampling.grammar import FIELD, Grammars
 from service.worker.sampling.sampler import LogitAdjustments, Sampler
-from service.worker.sequences.kept_prompt import prompt_tokens
-from service.worker.sequences.sequence import AllowedMethod, EngineSequence
+from service.worker.sequences.sequence import AllowedMethod, EngineSequence, prompt_tokens
 
 Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 

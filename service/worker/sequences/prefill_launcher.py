@@ -28,8 +28,6 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.model.model_facts import ModelFacts
 from service.worker.planner.planner import FASTER, LATE, Planner
-from service.worker.sequences.earlier_prompts.continued_prefill import continued_prefill
-from service.worker.sequences.earlier_prompts.restorer import Restorer
 from service.worker.sequences.load_plan import (
     FoundSegment,
     LoadPlan,
@@ -40,6 +38,8 @@ from service.worker.sequences.load_plan import (
     waiting_prompt,
 )
 from service.worker.sequences.missing_chunks import MissingChunks
+from service.worker.sequences.prompt_reader import PromptReader
+from service.worker.sequences.reuse import continued_prefill
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.sequences.sparse_prefill import SparsePrefill
 from service.worker.sequences.token_trace import TokenTracer
@@ -58,7 +58,7 @@ class PrefillLauncher:
         facts: sizes and calibration of the model.
         missing: computes chunks by themselves that are not stored, and stores them.
         planner: None to load everything that is stored, however long it takes.
-        restorer: reads stored prompts; None if none are stored.
+        reader: reads prompts on disk; None if none are stored.
     """
 
     decoder: DecoderModel
@@ -67,18 +67,18 @@ class PrefillLauncher:
     loader: Loader
     missing: MissingChunks
     planner: Planner | None
-    restorer: Restorer | None = None
+    reader: PromptReader | None = None
 
     # -- before it starts -------------------------------------------------------------------------
 
     def start_loading(self, sequence: EngineSequence) -> None:
         """Starts to read what the sequence's method reads, or the earlier prompt that it continues.
 
-        A sequence that continues a kept prompt already reads nothing, unless more is stored.
+        A sequence that continues a prompt in the KV pool reads nothing, unless more is on disk.
         """
         computes = sequence.reuse is not None or sequence.fusion.reads is Reads.NOTHING
-        if computes and self.restorer is not None:
-            self.restorer.begin(sequence, lambda: None)
+        if computes and self.reader is not None:
+            self.reader.begin(sequence, lambda: None)
         if sequence.reuse is not None:
             return
         match sequence.fusion.reads:
@@ -118,8 +118,8 @@ class PrefillLauncher:
         def load() -> None:
             self._load(sequence, plan, tiers)
 
-        restorer = self.restorer
-        if restorer is None or not restorer.begin(sequence, load, restorer.forecast_s(plan)):
+        reader = self.reader
+        if reader is None or not reader.begin(sequence, load, reader.forecast_s(plan)):
             load()
 
     def _load(self, sequence: EngineSequence, plan: LoadPlan, tiers: dict[str, str]) -> None:

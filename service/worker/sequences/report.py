@@ -46,7 +46,7 @@ def report(sequence: EngineSequence) -> Report:
         hidden_load_s=max(0.0, loading_s - stages.get("load", 0.0)),
         gate=sequence.gated.note if sequence.gated else None,
         reused_tokens=reused,
-        reused_from=sequence.reuse.kept.place if reused and sequence.reuse is not None else "",
+        reused_from=sequence.reuse.prompt.place if reused and sequence.reuse is not None else "",
         token_fates=None if sequence.token_trace is None else sequence.token_trace.report(),
     )
 
@@ -78,7 +78,7 @@ def _segment(sequence: EngineSequence, number: int) -> SegmentReport:
     reused = reused_by_segment(sequence, kept)[number]
     tier = read.tier
     if sequence.reuse is not None and reused and reused == tokens:
-        tier = sequence.reuse.kept.place
+        tier = sequence.reuse.prompt.place
     computed: ColdMode | Literal[""] = ""
     if tier == UNCACHED and tokens and sequence.rows_by_segment:
         computed = "as_stored" if load is not None and load.computed_alone else "in_context"

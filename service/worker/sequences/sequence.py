@@ -7,10 +7,12 @@ loading ──► ready ──► prefilling ──► running ──► finishe
 from __future__ import annotations
 
 import time
+from array import array
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from service.messages.reports import GateNote
@@ -23,9 +25,9 @@ from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
+from service.worker.prefix_cache.prompts import CachedPrompt, Reuse
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.sampler import Sampler
-from service.worker.sequences.kept_prompt import KeptPrompt, Reuse
 from service.worker.sequences.token_trace import TokenTracer
 from service.worker.steps import Steps
 
@@ -60,9 +62,9 @@ class EngineSequence:
         gated: the correctness gate's decision about the method; None if the method is not checked.
         lora_fingerprint: of its LoRA adapter's weights; "" for the base model.
         token_trace: records what happens to every token; None if that was not requested.
-        reuse: the kept prompt that it continues; None if it computes its prompt.
+        reuse: what it takes from the prefix cache; None if it computes its prompt.
         repeats: whether its prompt repeats an earlier one, wherever that one's KV is.
-        restoring: the read of a stored prompt that it may continue; None if there is none.
+        restoring: the read of a prompt on disk that it may continue; None if there is none.
         restored: that prompt, when it has been read; None if it could not be.
         restored_s: seconds that reading it took.
         segments: loads of the segments; empty if the method reads nothing.
@@ -109,7 +111,7 @@ class EngineSequence:
     reuse: Reuse | None = None
     repeats: bool = False
     restoring: Future[None] | None = None
-    restored: KeptPrompt | None = None
+    restored: CachedPrompt | None = None
     restored_s: float = 0.0
 
     segments: list[Load | None] = field(default_factory=list)
@@ -275,3 +277,12 @@ class StageClock:
             self.stages["load"] = self.stages.get("load", 0.0) + waited_s
             self.started_at += waited_s
             self._blocked_since = None
+
+
+def prompt_tokens(request: Generate) -> Tensor:
+    """Return the token ids of a request's prompt `[n]` int64 in host memory."""
+    ids = array("q", request.system)
+    for document in request.documents:
+        ids.extend(document.ids)
+    ids.extend(request.question)
+    return torch.tensor(ids, dtype=torch.long)

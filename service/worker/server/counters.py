@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.store_stats import StoreStats, TierStats
+from kvstore import StoreStats, TierStats
 from service import __version__
 from service.messages.replies import Ready, WorkerLoad
 from service.messages.requests import ChunkTokens
@@ -79,15 +79,15 @@ def engine_values(engine: Engine) -> list[Sample]:
         ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
     ]
     values.append(("kvstitch_pool_free_ratio", {}, engine.pool_free_share))
-    values.append(("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.kept_share))
+    values.append(("kvstitch_pool_kept_ratio", {}, engine.prompts_in_pool.share))
     values.extend(
         ("kvstitch_continued_prompts_total", {"place": place}, count)
-        for place, count in engine.prefix_cache.counts.items()
+        for place, count in engine.prompts_in_pool.counts.items()
     )
-    if engine.prompts is not None:
+    if engine.prompts_on_disk is not None:
         values.extend(
             ("kvstitch_stored_prompts_total", {"outcome": outcome}, count)
-            for outcome, count in engine.prompts.counts.items()
+            for outcome, count in engine.prompts_on_disk.counts.items()
         )
     values.append(("kvstitch_decode_steps_total", {}, engine.answering.steps))
     values.extend(

@@ -358,8 +358,8 @@ class WorkerServer:
         started = time.monotonic()
         scheduler = self._engine.scheduler
         values = store_values(self._store.stats()) + engine_values(self._engine)
-        if self._engine.prompts is not None:
-            values += tier_values(self._engine.prompts.stats())
+        if self._engine.prompts_on_disk is not None:
+            values += tier_values(self._engine.prompts_on_disk.stats())
         values += own_values(self._ready, self._load.backlog_s)
         stats = Stats(
             values=values,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.common.engine import open_engine, precompute_now
 from benchmarks.quality.bench import Bench, Result
 from benchmarks.quality.configuration import METHODS_FOLDER, Configuration
 from benchmarks.quality.report.subject import Place, Subject, longest
@@ -17,7 +18,7 @@ from service.errors import PromptTooLong, WorkerFault
 from service.messages.replies import Done, TokenItem
 from service.messages.requests import ChunkTokens, Generate, Method, Sampling
 from service.settings import demo_model
-from service.worker.api import add_folder, open_engine, precompute_now
+from service.worker.api import add_folder
 
 FULL = Configuration("full", Method("vanilla"))
 GUESS = Configuration("guess", Method("vanilla"), documents=False)

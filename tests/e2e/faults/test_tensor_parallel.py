@@ -59,5 +59,5 @@ def ranks_of(worker: int) -> list[int]:
     """Process ids of the other ranks."""
     threads = Path(f"/proc/{worker}/task").glob("*/children")
     children = [int(pid) for thread in threads for pid in thread.read_text().split()]
-    follows = b"service.worker.parallel.follower"
-    return [pid for pid in children if follows in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    program = b"service.worker.parallel.other_rank"
+    return [pid for pid in children if program in Path(f"/proc/{pid}/cmdline").read_bytes()]

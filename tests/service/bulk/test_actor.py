@@ -14,8 +14,8 @@ from benchmarks.fleet.hashing_endpoint import hashing_endpoint
 from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
 from retriever.catalog.tables import catalog_database
 from service.bulk.actor import RangeActor
-from service.bulk.cutting import cut
 from service.bulk.range_table import RangeTable
+from service.bulk.ranges import cut
 from service.bulk.records import Run
 from service.bulk.sources import source
 from service.settings import Settings
@@ -90,7 +90,7 @@ def test_documents_are_in_the_catalog_and_each_text_is_stored_once(
     with_index.start()
     (found,) = with_index.search("Newer.", 1, scope=Scope("", "default"))
     assert found.chunk.doc_id == "d0"
-    assert with_index.counts().documents == 4
+    assert with_index.catalog.counts().documents == 4
     with_index.close()
     shared.close()
 

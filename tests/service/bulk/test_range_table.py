@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.bulk.range_table import MAX_ATTEMPTS, RangeTable
-from service.bulk.records import MAX_ERRORS, Counts, NewRange, Run
+from service.bulk.range_table import LEASE_S, MAX_ATTEMPTS, RangeTable
+from service.bulk.records import MAX_ERRORS, Counts, Range, Run
 
 RUN = Run("0123456789abcdef", "/input", "", "default")
 
 
-def ranges(count: int, path: str = "rows.jsonl") -> list[NewRange]:
-    return [NewRange(path, 100 * n, 100, 10 * n + 1, [], 10) for n in range(count)]
+def ranges(count: int, path: str = "rows.jsonl") -> list[Range]:
+    return [Range(path, 100 * n, 100, 10 * n + 1, [], 10) for n in range(count)]
 
 
 @pytest.fixture
@@ -23,13 +23,21 @@ def table(postgresql_url: str) -> Iterator[RangeTable]:
     made = RangeTable(postgresql_url, connections=8)
     made.start()
     made.begin(RUN)
+    members(made, *"abcdef", "me", "silent", "other")
     yield made
     made.close()
 
 
-def expired(table: RangeTable) -> RangeTable:
-    """The same table for somebody who takes no range for held."""
-    return RangeTable(table._postgresql._url, lease_s=-1.0)
+def members(table: RangeTable, *names: str, silent_s: float = 0.0) -> None:
+    """Have these owners of ranges be members that have been silent for so long."""
+    with table._postgresql.transaction() as write:
+        for name in names:
+            write.execute(
+                "INSERT INTO kvstitch_service.gateways VALUES (?, ?, 2, "
+                "CAST(extract(epoch FROM clock_timestamp()) AS double precision) - ?) "
+                "ON CONFLICT (gateway_id) DO UPDATE SET seen = excluded.seen",
+                (name, name, silent_s),
+            )
 
 
 def test_every_range_is_claimed_once_by_whoever_comes(table: RangeTable) -> None:
@@ -49,7 +57,7 @@ def test_every_range_is_claimed_once_by_whoever_comes(table: RangeTable) -> None
 
 
 def test_a_claim_tells_where_the_documents_are(table: RangeTable) -> None:
-    table.add(RUN.run_id, {"a.md": "1", "b.md": "1"}, [NewRange("", 0, 9, 1, ["a.md", "b.md"], 2)])
+    table.add(RUN.run_id, {"a.md": "1", "b.md": "1"}, [Range("", 0, 9, 1, ["a.md", "b.md"], 2)])
     (number,) = table.free(RUN.run_id)
     part = table.claim(number, "me")
     assert part is not None
@@ -61,20 +69,18 @@ def test_a_silent_worker_loses_its_range_and_cannot_finish_it(table: RangeTable)
     (number,) = table.free(RUN.run_id)
     assert table.claim(number, "silent") is not None
     assert table.claim(number, "other") is None
-    other = expired(table)
-    other.start()
-    assert other.free(RUN.run_id) == [number]
-    again = other.claim(number, "other")
+    members(table, "silent", silent_s=LEASE_S + 1)
+    assert table.free(RUN.run_id) == [number]
+    again = table.claim(number, "other")
     assert again is not None and again.attempts == 2
     counts = Counts(done=10, chunks=20, tokens=200, stored=20, bytes=2000)
-    assert not table.beat(number, "silent", counts)
+    assert not table.note_progress(number, "silent", counts)
     assert not table.finish(number, "silent", counts)
     assert table.standing(RUN).done == 0
     assert table.finish(number, "other", counts)
     standing = table.standing(RUN)
     assert (standing.done, standing.chunks, standing.ranges) == (10, 20, {"done": 1})
     assert standing.ended
-    other.close()
 
 
 def test_a_range_that_workers_die_of_is_given_up_until_the_command_is_given_again(
@@ -82,16 +88,13 @@ def test_a_range_that_workers_die_of_is_given_up_until_the_command_is_given_agai
 ) -> None:
     table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(1))
     (number,) = table.free(RUN.run_id)
-    other = expired(table)
-    other.start()
-    for attempt in range(MAX_ATTEMPTS):
-        assert other.claim(number, f"dies-{attempt}") is not None
-    assert other.claim(number, "next") is None
+    for attempt in range(MAX_ATTEMPTS):  # of workers that are no members any more
+        assert table.claim(number, f"dies-{attempt}") is not None
+    assert table.claim(number, "next") is None
     assert table.standing(RUN).ranges == {"failed": 1}
     assert "given up" in table.errors(RUN.run_id)[0]["message"]
     table.begin(RUN)
     assert table.free(RUN.run_id) == [number]
-    other.close()
 
 
 def test_what_cannot_be_done_now_is_given_back_with_its_reason(table: RangeTable) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retriever import ChunkSettings, Document, EndpointEmbedder, Retriever
-from service.cli.checks.index import check
+from service.cli.doctor.data_folder import check_index
 from service.settings import Settings
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.http_endpoint import endpoint
@@ -30,5 +30,5 @@ def test_it_knows_the_endpoint_again(tmp_path: Path, revision: str, level: str) 
         retriever.ingest([Document("fox", "the red fox")])
         retriever.close()
     asked = Settings(data_dir=tmp_path, embedder="m", embedder_url=url, embedder_revision=revision)
-    found = {finding.check: finding.level for finding in check(asked)}
+    found = {finding.check: finding.level for finding in check_index(asked)}
     assert found == {"embedder": "ok", "index": level}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import Overloaded, QuotaExceeded
-from service.gateway.answers.concurrency_limiter import ConcurrencyLimiter
+from service.gateway.admission import ConcurrencyLimiter
 from service.gateway.prometheus import GatewayMetrics
 from tests.service.gateway.rig import Rig, running
 

@@ -17,7 +17,7 @@ from retriever.sql.postgresql import Postgresql
 from service.gateway import shared_schema
 from service.gateway.documents.deletion_records import ChunkKV
 from service.gateway.documents.deletion_store import DeletionStore
-from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
@@ -155,7 +155,7 @@ def test_what_a_silent_gateway_had_taken_goes_on_with_others(
     store = JobStore(dead, SpoolFolder(tmp_path / "spool"))
     store.start()
     job_id = store.begin("")
-    store.spool(job_id, [UploadedDocument("left", "left", "text", b"Left behind.")])
+    store.spool(job_id, [IngestDocument("left", "left", "text", b"Left behind.")])
     # Taken in the same transaction as it is accepted, before the others look.
     with dead.transaction() as write:
         write.execute("UPDATE jobs SET state = 'queued' WHERE job_id = ?", (job_id,))

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
 from service.models.gguf_conversion import convert
-from service.worker.api import load_model, prefill_ids, start_up_check
+from service.worker.api import load_model, start_up_check
 from tests.service.models.gguf_files import (
     CAN_BE_WRITTEN,
     CONFIGS,
@@ -20,6 +20,7 @@ from tests.service.models.gguf_files import (
     write_gguf,
 )
 from tests.service.worker.tiny import assert_close
+from tuning.single_prompts import prefill_ids
 
 pytestmark = pytest.mark.exhaustive
 

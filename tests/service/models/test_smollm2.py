@@ -16,9 +16,10 @@ from service.models.catalogue import NAMED_MODELS
 from service.models.model_finder import ModelFinder
 from service.prompt import Turn
 from service.settings import load
-from service.worker.api import load_model, prefill_ids
+from service.worker.api import load_model
 from tests.service.models.gguf_files import weights_in
 from tests.service.worker.tiny import assert_close
+from tuning.single_prompts import prefill_ids
 
 pytestmark = pytest.mark.network
 MODEL = NAMED_MODELS["smollm2"]

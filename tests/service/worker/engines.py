@@ -17,8 +17,8 @@ from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
+from service.worker.prefix_cache.on_disk import PromptsOnDisk
 from service.worker.sampling.grammar import Grammars
-from service.worker.sequences.earlier_prompts.prompt_store import PromptStore
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
 DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]
@@ -159,7 +159,7 @@ def rig(
         stored = None
         if prompts is not None:
             tier = disk(prompts, name="prompts") if isinstance(prompts, Path) else prompts
-            stored = opened.enter_context(PromptStore(tier, addressing))
+            stored = opened.enter_context(PromptsOnDisk(tier, addressing))
         loader = Loader(store, threads=threads, decode=decode)
         loader.start()
         engine = Engine(

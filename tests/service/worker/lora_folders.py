@@ -88,5 +88,5 @@ def with_loras(model: Any, **folders: Path) -> Tiny:
     """A copy of the model, served with these adapters."""
     decoder = decoder_for(copy.deepcopy(model))
     for name, folder in folders.items():
-        decoder.loras[name] = load_lora(decoder, name, folder)
+        load_lora(decoder, name, folder)
     return Tiny(model, decoder, None)  # type: ignore[arg-type]

@@ -1,18 +1,21 @@
 """Attributes an answer's sentences to the passages of its prompt.
 
 Marks that the model wrote, [2], say where a sentence is from. Without one, it is the passage that
-shares most of the sentence's words, if it shares enough.
+shares most of the sentence's words, if it shares enough. What is found goes into the response.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from service.gateway.answers.attribution.marks import marks_in, without_marks
+from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.answers.attribution.marks import marks_in, with_marks, without_marks
 from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import Support, SupportScorer
+from service.gateway.schemas.answer import Attribution, Citation, GenerateResponse
 
 MIN_SUPPORT = 0.4
 """A sentence of which no passage holds this share is attributed to none."""
@@ -51,7 +54,7 @@ class Quote:
 
 
 @dataclass(frozen=True)
-class Attribution:
+class AttributedAnswer:
     """Attributes:
     sentences: All of the answer's, in order.
     quotes: By index, of the passages that are cited.
@@ -70,7 +73,7 @@ def attribute(
     *,
     begun: str = "",
     marked: bool = False,
-) -> Attribution:
+) -> AttributedAnswer:
     """Attribute an answer. Takes time in proportion to the text of all passages.
 
     Args:
@@ -80,7 +83,7 @@ def attribute(
         begun: The words with which the prompt has begun the answer; they are nobody's.
         marked: Whether the model was asked to write marks.
     """
-    out = Attribution()
+    out = AttributedAnswer()
     if not passages:
         return out
     scorer = SupportScorer(passages, question)
@@ -112,3 +115,57 @@ def _supporting(scores: Sequence[Support]) -> list[int]:
 def _keep_best(quotes: dict[int, Quote], index: int, support: Support) -> None:
     if index not in quotes or support.score > quotes[index].score:
         quotes[index] = Quote(support.quote, support.score)
+
+
+async def add_attribution(result: GenerateResponse, plan: AnswerPlan, begun: str) -> None:
+    """Say which passages support which sentences, as far as the request asks for it.
+
+    An answer in a given form, such as JSON, has no sentences.
+
+    Args:
+        result: Gets attributions, marks in its text and warnings.
+        plan: Of the answer.
+        begun: The words with which the prompt has begun the answer.
+    """
+    request = plan.request
+    if request.guided is not None or not (request.attribute or request.cite != "none"):
+        return
+    found = await asyncio.to_thread(
+        attribute,
+        result.text,
+        [(passage.chunk.title, passage.chunk.text) for passage in plan.passages],
+        plan.question,
+        begun=begun.strip(),
+        marked=request.cite == "inline",
+    )
+    spans = [sentence.span for sentence in found.sentences]
+    if request.cite == "marks":
+        cited = [(sentence.span, sentence.citations) for sentence in found.sentences]
+        result.text, spans = with_marks(result.text, cited)
+    result.attributions = [
+        Attribution(
+            start=span.start,
+            end=span.stop,
+            citations=sentence.citations,
+            score=round(sentence.score, 4),
+            by=sentence.by,
+        )
+        for span, sentence in zip(spans, found.sentences, strict=True)
+    ]
+    result.citations = [_with_quote(c, found.quotes.get(c.index)) for c in result.citations]
+    if found.unknown_marks:
+        numbers = ", ".join(f"[{n}]" for n in dict.fromkeys(found.unknown_marks))
+        result.warnings.append(f"the answer's marks {numbers} name no passage")
+
+
+def _with_quote(citation: Citation, quote: Quote | None) -> Citation:
+    if quote is None:
+        return citation.model_copy(update={"used": False})
+    return citation.model_copy(
+        update={
+            "used": True,
+            "support": round(quote.score, 4),
+            "quote_start": citation.char_start + quote.span.start,
+            "quote_end": citation.char_start + quote.span.stop,
+        }
+    )

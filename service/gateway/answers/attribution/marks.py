@@ -1,9 +1,16 @@
-"""Marks in an answer's text that name passages: [1], [2, 3]."""
+"""Marks in an answer's text that name passages: [1], [2, 3].
+
+The model is asked for them in Q: S and the documents are the same for every question, so that their
+stored KV serves all of them. Documents carry no numbers of their own, so the request lists them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+
+from service.prompt import Turn
 
 _MARK = re.compile(r"\s?\[(\d{1,4}(?:\s*,\s*\d{1,4})*)\]")
 _CLOSING = re.compile(r"[.!?\u2026\u3002\uff01\uff1f]+[\"'\u201d\u2019)]*$")
@@ -44,3 +51,31 @@ def with_marks(
         spans.append(range(len(out), len(out) + len(sentence)))
         out += sentence
     return out + text[done:], spans
+
+
+TITLE_CHARS = 80
+
+
+def asking_for_marks(turns: Sequence[Turn], titles: Sequence[str]) -> list[Turn]:
+    """The conversation with the request behind the user's last text; as it is without passages.
+
+    Args:
+        turns: A normalised conversation.
+        titles: Of the passages, in the order of the prompt.
+    """
+    out = list(turns)
+    last = max(number for number, turn in enumerate(out) if turn.role == "user")
+    if titles:
+        out[last] = replace(out[last], text=f"{out[last].text}\n\n{_request(titles)}")
+    return out
+
+
+def _request(titles: Sequence[str]) -> str:
+    listed = "\n".join(
+        f"[{number}] {title[:TITLE_CHARS]}" for number, title in enumerate(titles, 1)
+    )
+    return (
+        f"These are the documents above, in their order:\n{listed}\n"
+        "End every sentence of your answer with the number of the document that it is from, "
+        "written like this: [1]."
+    )

@@ -17,8 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.gateway.answers.attribution.sentences import sentences
-from service.gateway.answers.attribution.words import words
+from service.gateway.answers.attribution.sentences import sentences, words
 
 ELSEWHERE = 0.5
 """Weight of a word that stands in the passage, but not in the sentence that is quoted."""

@@ -21,15 +21,15 @@ class SpooledFile:
     Attributes:
         path: The file; its name in the spool folder is what the database keeps.
         size: Its bytes.
-        start: The first of them.
+        start: The first of them, which tell its kind; b"" once that is known.
     """
 
     path: Path
     size: int
-    start: bytes
+    start: bytes = b""
 
     def blocks(self) -> Iterator[bytes]:
-        """Yields the content."""
+        """Yield the content."""
         with self.path.open("rb") as file:
             while block := file.read(BLOCK_BYTES):
                 yield block
@@ -50,16 +50,21 @@ class SpooledFile:
 
 
 @dataclass(frozen=True)
-class UploadedDocument:
-    """A document as it was sent.
+class IngestDocument:
+    """A document on its way in, from the moment it is sent until its KV is stored.
 
     Attributes:
         doc_id: Its name within the collection.
         collection: Where it goes.
-        kind: See parsing/file_kinds.py.
+        kind: See parsing/file_kinds.py; "" once it is indexed, when kind, content, title and
+            metadata are kept no longer.
         content: UTF-8 text for text, md and rst, else the bytes of the file.
         title: May be empty.
         metadata: Any JSON object.
+        tenant: Whose it is.
+        number: Of the document among all that were accepted; 0 before.
+        job_id: Of its job.
+        chunks: 0 until it is indexed.
     """
 
     doc_id: str
@@ -68,6 +73,15 @@ class UploadedDocument:
     content: bytes | SpooledFile
     title: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+    tenant: str = ""
+    number: int = 0
+    job_id: str = ""
+    chunks: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """(tenant, collection, doc_id): what it replaces when it is indexed."""
+        return self.tenant, self.collection, self.doc_id
 
     @property
     def size(self) -> int:
@@ -79,7 +93,7 @@ class UploadedDocument:
         return json.dumps({"title": self.title, "metadata": self.metadata}, ensure_ascii=False)
 
     def digest(self) -> bytes:
-        """SHA-256 of everything that was sent, so that a repetition is recognised. May block."""
+        """Return the SHA-256 of all that was sent, to recognise a repetition. May block."""
         parts = (self.collection, self.doc_id, self.kind, self.meta)
         head = json.dumps(parts).encode()
         found = hashlib.sha256(head + b"\0")
@@ -87,29 +101,6 @@ class UploadedDocument:
         for block in [content] if isinstance(content, bytes) else content.blocks():
             found.update(block)
         return found.digest()
-
-
-@dataclass(frozen=True)
-class SpooledDocument:
-    """A document of a job that is not done. Its content is `content`, or in `file`. These, `kind`
-    and `meta` are None once it is indexed, because they are kept no longer than they are needed;
-    `chunks` is 0 until then."""
-
-    number: int
-    job_id: str
-    tenant: str
-    collection: str
-    doc_id: str
-    kind: str | None
-    meta: dict[str, Any] | None
-    content: bytes | None
-    chunks: int = 0
-    file: Path | None = None
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """(tenant, collection, doc_id): what it replaces when it is indexed."""
-        return self.tenant, self.collection, self.doc_id
 
 
 @dataclass(frozen=True)

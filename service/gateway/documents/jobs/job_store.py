@@ -23,11 +23,10 @@ from service.gateway.documents.jobs import claims
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
+    IngestDocument,
     Job,
     JobPage,
-    SpooledDocument,
     SpooledFile,
-    UploadedDocument,
 )
 from service.gateway.documents.jobs.job_state import (
     MAX_ERRORS,
@@ -77,7 +76,7 @@ class JobStore:
             self._database.insert_job(write, job_id, tenant, now)
         return job_id
 
-    def spool(self, job_id: str, documents: Sequence[UploadedDocument]) -> None:
+    def spool(self, job_id: str, documents: Sequence[IngestDocument]) -> None:
         """Write documents of a job that is not accepted yet. Their files are the job's now."""
         with self._database.transaction() as write:
             write.executemany(
@@ -222,11 +221,11 @@ class JobStore:
 
     # -- documents -------------------------------------------------------------------------------
 
-    def pending(self, limit: int, max_bytes: int) -> list[SpooledDocument]:
+    def pending(self, limit: int, max_bytes: int) -> list[IngestDocument]:
         """The next documents to index, oldest first: at least one, then up to `max_bytes`."""
         return self._unfinished("pending", limit, max_bytes)
 
-    def indexed(self, limit: int) -> list[SpooledDocument]:
+    def indexed(self, limit: int) -> list[IngestDocument]:
         """The next documents whose KV must be computed, oldest first."""
         return self._unfinished("indexed", limit, None)
 
@@ -338,8 +337,8 @@ class JobStore:
         if self._with_events:
             add_events(write, ended)
 
-    def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[SpooledDocument]:
-        out: list[SpooledDocument] = []
+    def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[IngestDocument]:
+        out: list[IngestDocument] = []
         total = 0
         mine = self._mine.replace("owner", "documents.owner")
         with self._database.transaction() as read:
@@ -355,14 +354,20 @@ class JobStore:
                 total += row["bytes"]
                 if out and max_bytes is not None and total > max_bytes:
                     break
-                fields = {name: row[name] for name in row.keys() if name != "bytes"}  # noqa: SIM118
-                meta, spooled = fields.pop("meta"), fields.pop("spooled")
-                fields["meta"] = None if meta is None else json.loads(meta)
-                file = None if spooled is None else self._spool.path(spooled)
-                out.append(SpooledDocument(**fields, file=file))
+                content = row["content"] or b""
+                if row["spooled"] is not None:
+                    content = SpooledFile(self._spool.path(row["spooled"]), row["bytes"])
+                meta = json.loads(row["meta"] or "{}")
+                out.append(
+                    IngestDocument(
+                        row["doc_id"], row["collection"], row["kind"] or "", content, **meta,
+                        tenant=row["tenant"], number=row["number"], job_id=row["job_id"],
+                        chunks=row["chunks"],
+                    )
+                )  # fmt: skip
         return out
 
-    def _content(self, document: UploadedDocument) -> tuple[bytes | None, str | None]:
+    def _content(self, document: IngestDocument) -> tuple[bytes | None, str | None]:
         """The columns `content` and `spooled`; other gateways cannot read our files."""
         content = document.content
         if isinstance(content, bytes):

@@ -21,7 +21,7 @@ from typing import Any, Self
 import aiofiles
 
 from service.gateway.disk_guard import DiskGuard
-from service.gateway.documents.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 
 INLINE_BYTES = 1 << 17  # shorter documents are kept in the database: a file costs two syncs
 START_BYTES = 16  # enough to tell a file's kind
@@ -113,7 +113,7 @@ class Upload:
         await writer.write(bytes(buffer))
         return await writer.finish()
 
-    async def hold(self, document: UploadedDocument) -> UploadedDocument:
+    async def hold(self, document: IngestDocument) -> IngestDocument:
         """The document; with its content in a file if that is long."""
         content = document.content
         if isinstance(content, SpooledFile) or len(content) < INLINE_BYTES:

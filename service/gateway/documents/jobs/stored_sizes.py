@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from service.gateway.documents.jobs.job_database import JobDatabase
-from service.gateway.documents.jobs.job_records import SpooledDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 
 
-def record_sizes(database: JobDatabase, documents: Iterable[SpooledDocument]) -> None:
+def record_sizes(database: JobDatabase, documents: Iterable[IngestDocument]) -> None:
     """Note the sizes of documents that came in without a job. Blocks."""
     with database.transaction() as write:
         write.executemany(
             "INSERT INTO sizes VALUES (?, ?, ?, ?) ON CONFLICT (tenant, collection, doc_id) "
             "DO UPDATE SET bytes = excluded.bytes",
-            sorted((*item.key, len(item.content or b"")) for item in documents),
+            sorted((*item.key, item.size) for item in documents),
         )

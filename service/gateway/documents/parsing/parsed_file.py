@@ -1,4 +1,4 @@
-"""The result of parsing a file, the same for every format."""
+"""The text of a file with its marks, the same for every format, and how it is put together."""
 
 from __future__ import annotations
 
@@ -62,3 +62,68 @@ def heading(start: int, text: str) -> Mark:
     if len(label) > MAX_LABEL_CHARS:
         label = label[: MAX_LABEL_CHARS - 1] + "…"
     return start, "heading", label
+
+
+def one_line(text: str) -> str:
+    """The text with every run of white space as one blank."""
+    return _SPACE.sub(" ", text).strip()
+
+
+class TextBuilder:
+    """Lines follow one another, blocks stand apart; headings are written as Markdown's, because
+    models know these and the chunker cuts before them."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._parts: list[str] = []
+        self._marks: list[Mark] = []
+        self._size = 0
+        self._end = ""  # the last two characters
+
+    def mark(self, kind: MarkKind, label: str) -> None:
+        """What is added next begins a page, slide or sheet."""
+        self._marks.append((self._size, kind, label))
+
+    def heading(self, level: int, text: str) -> None:
+        """A heading of level 1 to 6; nothing if it is blank."""
+        if line := one_line(text):
+            self.gap()
+            self._marks.append(heading(self._size, line))
+            self.add(f"{'#' * min(max(level, 1), 6)} {line}\n\n")
+
+    def line(self, text: str) -> None:
+        if text.strip():
+            self.add(text + "\n")
+
+    def gap(self) -> None:
+        """The next line begins a new block."""
+        if self._parts and self._end != "\n\n":
+            self.add("\n" if self._end.endswith("\n") else "\n\n")
+
+    def block(self, text: str) -> None:
+        """A paragraph; nothing if it is blank."""
+        if text := text.strip():
+            self.gap()
+            self.add(text + "\n\n")
+
+    def file(self, other: ParsedFile) -> None:
+        """Another file's text as a block, with its marks."""
+        self.gap()
+        self._marks += [(self._size + start, kind, label) for start, kind, label in other.marks]
+        self.add(other.text + "\n\n")
+
+    def finish(self, title: str = "") -> ParsedFile:
+        return ParsedFile("".join(self._parts).rstrip(), one_line(title), self._marks)
+
+    def add(self, text: str) -> None:
+        """Text that goes on where the last ended.
+
+        Raises:
+            InvalidRequest: The file's text exceeds its limit.
+        """
+        # XML and spreadsheets may name characters that are none.
+        text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+        self._parts.append(text)
+        self._size += len(text)
+        self._end = (self._end + text)[-2:]
+        self._bounds.check_chars(self._size)

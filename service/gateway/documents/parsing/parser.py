@@ -1,27 +1,149 @@
-"""Turns an uploaded document of any kind into one that can be indexed."""
+"""Turns an uploaded document of any kind into one that can be indexed.
+
+Files are parsed by a process of its own, within limits of time, memory and output.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import IO, Any, Self
 
 from retriever import Document, Mark
 from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import SpooledDocument
-from service.gateway.documents.parsing import sandbox
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parsed_file import AS_THEY_ARE, MAX_MARKS, ParsedFile
-from service.gateway.documents.parsing.sandbox import GONE
+from service.settings import Settings
+from service.shared.worker_settings import MIB
+
+GONE = "the uploaded file cannot be read ({}): ingest it again"
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """What one file may take.
+
+    Attributes:
+        pages: Pages of a PDF, slides, sheets, chapters.
+        chars: Characters of its text.
+        cpu_s: Seconds of CPU.
+        memory_bytes: Memory of the parser process.
+    """
+
+    pages: int
+    chars: int
+    cpu_s: int
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            settings.max_file_pages,
+            settings.max_file_chars,
+            settings.file_cpu_s,
+            settings.file_memory_mib * MIB,
+        )
+
+    @property
+    def output_bytes(self) -> int:
+        """The longest output of the parser process: JSON takes up to 12 bytes per character, and
+        all of them may be headings."""
+        return 24 * self.chars + 64 * self.pages + 65_536
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds to wait for the process; on a busy machine CPU seconds take longer."""
+        return 10.0 * self.cpu_s + 10.0
+
+
+async def parse_file(kind: str, content: bytes | Path, limits: FileLimits) -> ParsedFile:
+    """Parse content, or a file on disk, in a process of its own.
+
+    Raises:
+        InvalidRequest: The file cannot be parsed; the message says why.
+    """
+    answer = await _run(kind, content, limits)
+    if "error" in answer:
+        raise InvalidRequest(str(answer["error"]))
+    return ParsedFile(answer["text"], answer["title"], [tuple(mark) for mark in answer["marks"]])
+
+
+async def _run(kind: str, content: bytes | Path, limits: FileLimits) -> dict[str, Any]:
+    if isinstance(content, bytes):
+        return await _run_on(PIPE, content, kind, limits)
+    try:
+        with content.open("rb") as file:
+            return await _run_on(file, None, kind, limits)
+    except OSError as error:
+        raise InvalidRequest(GONE.format(error.strerror)) from error
+
+
+async def _run_on(
+    stdin: int | IO[bytes], content: bytes | None, kind: str, limits: FileLimits
+) -> dict[str, Any]:
+    """Run the process on a file, or on content that it is fed."""
+    # The environment holds only the path to its modules, none of our secrets.
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "service.gateway.documents.parsing.parser_process",
+        kind, str(limits.pages),
+        str(limits.chars), str(limits.cpu_s), str(limits.memory_bytes),
+        stdin=stdin, stdout=PIPE, stderr=DEVNULL, start_new_session=True,
+        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(limits.wall_s):
+            feeding = asyncio.create_task(_feed(process, content))
+            output = await _output(process, limits.output_bytes)
+            await feeding
+            code = await process.wait()
+    except TimeoutError:
+        raise InvalidRequest(f"it took more than {limits.wall_s:.0f} s: split it") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise InvalidRequest(f"it took more than {limits.cpu_s} s of CPU: split it")
+    if code != 0:
+        raise InvalidRequest(f"reading it failed (code {code}): save it anew")
+    answer: dict[str, Any] = json.loads(output)
+    return answer
+
+
+async def _feed(process: Process, content: bytes | None) -> None:
+    if content is None:
+        return
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(content)
+        await process.stdin.drain()
+        process.stdin.close()
+
+
+async def _output(process: Process, limit: int) -> bytes:
+    assert process.stdout is not None
+    out = bytearray()
+    while part := await process.stdout.read(65_536):
+        out += part
+        if len(out) > limit:
+            raise InvalidRequest("its text is longer than is allowed: split it")
+    return bytes(out)
 
 
 class DocumentParser:
     """Parses documents by their kind, within limits."""
 
-    def __init__(self, limits: sandbox.FileLimits) -> None:
+    def __init__(self, limits: FileLimits) -> None:
         self._limits = limits
 
-    async def document(self, item: SpooledDocument) -> Document:
+    async def document(self, item: IngestDocument) -> Document:
         """The document with its text, and marks where pages and headings begin.
 
         Without a title it gets the one in the file, else the file's name.
@@ -29,13 +151,11 @@ class DocumentParser:
         Raises:
             InvalidRequest: The file cannot be parsed; the message says why.
         """
-        content = item.file if item.content is None else item.content
-        assert item.kind is not None and item.meta is not None and content is not None
-        title: str = item.meta["title"]
-        metadata: dict[str, Any] = item.meta["metadata"]
+        content = item.content if isinstance(item.content, bytes) else item.content.path
+        title, metadata = item.title, item.metadata
         if item.kind == "text":
             return Document(item.doc_id, await _text(content), title, metadata)
-        parsed = await sandbox.parse(item.kind, content, self._limits)
+        parsed = await parse_file(item.kind, content, self._limits)
         if item.kind in AS_THEY_ARE:
             parsed = replace(parsed, text=await _text(content))
         if not parsed.text.strip():

@@ -21,15 +21,15 @@ from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import AS_THEY_ARE, Bounds, ParsedFile
 
 PRIORITY = 10  # answers come first
-# Which module reads a kind; those of Office and EPUB are told apart by what is in them.
-MODULES = {
-    "csv": "delimited",
-    "eml": "mail",
-    "html": "html",
-    "md": "markdown",
-    "office": "office",
-    "pdf": "pdf",
-    "rst": "rst",
+# Module and function that read a kind. Office's formats and EPUB are told apart by what is in them.
+PARSERS = {
+    "csv": ("tables", "parse"),
+    "eml": ("mail", "parse"),
+    "html": ("html", "parse"),
+    "md": ("markup", "parse_markdown"),
+    "office": ("office", "parse"),
+    "pdf": ("pdf", "parse"),
+    "rst": ("markup", "parse_rst"),
 }
 
 
@@ -59,11 +59,12 @@ def main() -> None:
 
 
 def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:
-    if kind not in MODULES:
+    if kind not in PARSERS:
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")
     # Only this format's libraries are loaded: each takes a part of a second.
-    module = import_module(f"service.gateway.documents.parsing.formats.{MODULES[kind]}")
-    parsed: ParsedFile = module.parse(content, bounds)
+    module, function = PARSERS[kind]
+    parse = getattr(import_module(f"service.gateway.documents.parsing.{module}"), function)
+    parsed: ParsedFile = parse(content, bounds)
     if kind in AS_THEY_ARE:  # the caller has the text
         parsed = replace(parsed, text="")
     return asdict(parsed)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
 from service.gateway.body_errors import NOT_UTF8, from_validation
-from service.gateway.documents.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.parsing.file_kinds import UTF8_KINDS
 from service.gateway.json_content import has_more_values, validated
 from service.gateway.schemas.admin import DocumentIn
@@ -56,9 +56,9 @@ def parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
         raise InvalidRequest(f"{place}: {cause.message}", field=cause.field or place) from None
 
 
-def json_document(document: DocumentIn, collection: str) -> UploadedDocument:
+def json_document(document: DocumentIn, collection: str) -> IngestDocument:
     """A document that is sent as JSON, for a collection."""
-    return UploadedDocument(
+    return IngestDocument(
         document.doc_id,
         collection,
         "text",
@@ -84,7 +84,7 @@ def file_document(
     *,
     title: str,
     metadata: dict[str, Any],
-) -> UploadedDocument:
+) -> IngestDocument:
     """A file as a document called `name`.
 
     A text file without a title gets its file name without the suffix.
@@ -103,6 +103,6 @@ def file_document(
     # Validated as if it came in JSON, so that the same rules hold for names and metadata.
     fields = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
     checked = validated({**fields, "collection": collection}, DocumentIn)
-    return UploadedDocument(
+    return IngestDocument(
         checked.doc_id, collection, kind, content, checked.title, checked.metadata
     )

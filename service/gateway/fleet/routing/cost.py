@@ -1,23 +1,25 @@
-"""What a request would take at a worker, in seconds:
+"""What a request would take at each worker, in seconds:
 
     backlog + Σ_documents min(load from the best tier at the worker, compute) + question + decode
 
-Nothing here knows which worker is which; `router` compares.
+The sums are made for all workers at once, over columns of numbers. `router` compares them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from service.messages.replies import WorkerLoad
+import numpy as np
+import numpy.typing as npt
+
+from service.gateway.fleet.routing.worker_table import Floats, WorkerTable
 
 Place = Literal["memory", "slow", "nowhere"]
 """Where a worker finds a chunk: in its memory tier, in a slower tier, or not at all."""
+Bools = npt.NDArray[np.bool_]
 
-# Assumed seconds of a read and of a byte from a slower tier that a worker has never read.
-UNKNOWN_TIER = (2e-4, 1 / 300e6)
 # How much longer prefill takes at a worker that has other requests, as its planner assumes.
 CROWDED = 2.0
 # Share of a document's computing that is charged to workers other than its home, where no worker
@@ -30,85 +32,94 @@ class Work:
     """What a prompt asks for, whichever worker does it.
 
     Attributes:
-        documents: tokens of each document.
-        question: tokens of the question.
-        answer: tokens that the answer is expected to have.
-        repair: share of a stored document's tokens that the fusion method computes anew.
+        names: Of its documents' chunks.
+        documents: Tokens of each document.
+        question: Tokens of the question.
+        answer: Tokens that the answer is expected to have.
+        repair: Share of a stored document's tokens that the fusion method computes anew.
+        system: Tokens of S.
+        beginnings: Names of the prompt's beginnings, see `directory.prompt_beginnings`.
     """
 
+    names: Sequence[bytes]
     documents: Sequence[int]
-    question: int
-    answer: float
+    question: int = 0
+    answer: float = 0.0
     repair: float = 0.0
+    system: int = 0
+    beginnings: Sequence[bytes] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Seconds, by what they are spent on."""
+class Costs(NamedTuple):
+    """Seconds at each worker, by what they are spent on, each `[workers]`.
 
-    backlog_s: float
-    documents_s: float
-    question_s: float
-    decode_s: float
-    away_s: float = 0.0
+    Attributes:
+        backlog_s: What the worker has to do already.
+        prefill_s: Seconds that it will be busy with the prompt.
+        decode_s: The answer's tokens.
+        away_s: Charged for documents whose home is another worker.
+    """
+
+    backlog_s: Floats
+    prefill_s: Floats
+    decode_s: Floats
+    away_s: Floats
 
     @property
-    def prefill_s(self) -> float:
-        """Seconds that the worker will be busy with the prompt."""
-        return self.documents_s + self.question_s
-
-    @property
-    def total_s(self) -> float:
-        return self.backlog_s + self.prefill_s + self.decode_s + self.away_s
+    def total_s(self) -> Floats:
+        total: Floats = self.backlog_s + self.prefill_s + self.decode_s + self.away_s
+        return total
 
 
-def document_s(tokens: int, place: Place, load: WorkerLoad, repair: float = 0.0) -> float:
-    """Seconds until a document's KV is in place: loaded and repaired, or computed."""
-    compute_s = tokens * load.token_s
-    if place == "nowhere":
-        return compute_s
-    loaded_s = repair * compute_s
-    if place == "slow":
-        nbytes = tokens * load.token_bytes
-        tiers = load.tiers.values() or [UNKNOWN_TIER]
-        loaded_s += min(latency + nbytes * byte_s for latency, byte_s in tiers)
-    return min(loaded_s, compute_s)
-
-
-def cost(
-    work: Work,
-    load: WorkerLoad,
-    places: Sequence[Place],
-    *,
-    backlog_s: float = 0.0,
-    in_flight: int = 0,
-    away: Sequence[bool] = (),
-    reused: int = 0,
-) -> Cost:
-    """What a prompt would take at a worker.
+def document_s(compute_s: Floats | float, read_s: Floats | float, repair: float) -> Floats:
+    """Return the seconds until documents' KV is in place: read and repaired, or computed.
 
     Args:
-        places: where the worker finds each document.
-        in_flight: other requests that the worker has.
-        away: of each document, whether another worker is its home; empty: of none.
-        reused: first tokens of the prompt whose KV an earlier prompt left at the worker.
+        compute_s: Seconds to compute all tokens.
+        read_s: Seconds to read them: 0 from memory, inf where they are stored nowhere.
+        repair: Share that the fusion method computes anew.
     """
-    if in_flight:
-        load = replace(load, token_s=CROWDED * load.token_s, overhead_s=CROWDED * load.overhead_s)
-    documents_s = sum(
-        document_s(tokens, place, load, work.repair)
-        for tokens, place in zip(work.documents, places, strict=True)
-    )
-    question_s = load.overhead_s + work.question * load.token_s
-    if reused:
-        rest = max(1, sum(work.documents) + work.question - reused)
-        rest_s = load.overhead_s + rest * load.token_s
-        if rest_s < documents_s + question_s:
-            documents_s, question_s = 0.0, rest_s
-    step_s = load.step_s + load.step_sequence_s * (in_flight + 1)
-    away_s = sum(
-        AWAY * tokens * load.token_s
-        for tokens, is_away in zip(work.documents, away, strict=False)
-        if is_away
-    )
-    return Cost(backlog_s, documents_s, question_s, work.answer * step_s, away_s)
+    in_place: Floats = np.minimum(repair * compute_s + read_s, compute_s)
+    return in_place
+
+
+def costs(
+    work: Work,
+    table: WorkerTable,
+    *,
+    held: Bools,
+    places: Sequence[Place],
+    away: Bools,
+    reused: Floats,
+) -> Costs:
+    """Return what a prompt takes at each worker.
+
+    Args:
+        work: The prompt's.
+        table: What is known of the workers.
+        held: Whether a worker's memory tier has the document `[documents, workers]`.
+        places: Where workers find each document that they do not hold.
+        away: Whether another worker is the document's home `[documents, workers]`.
+        reused: First tokens of the prompt whose KV an earlier one left there `[workers]`.
+    """
+    crowd = np.where(table.in_flight > 0, CROWDED, 1.0)
+    speeds = table.speeds()
+    token_s = speeds.token_s * crowd
+    overhead_s = speeds.overhead_s * crowd
+    tokens = np.array(work.documents, np.float64)[:, None]
+    compute_s = tokens * token_s
+    read_s = np.zeros_like(compute_s)
+    slow = [document for document, place in enumerate(places) if place == "slow"]
+    cold = [document for document, place in enumerate(places) if place == "nowhere"]
+    if slow:
+        read_s[slow] = np.where(held[slow], 0.0, table.read_s(tokens[slow]))
+    if cold:
+        read_s[cold] = np.where(held[cold], 0.0, np.inf)
+    prefill_s = document_s(compute_s, read_s, work.repair).sum(axis=0)
+    prefill_s += overhead_s + work.question * token_s
+    rest = np.maximum(1.0, sum(work.documents) + work.question - reused)
+    rest_s = overhead_s + rest * token_s
+    prefill_s = np.where(reused > 0, np.minimum(rest_s, prefill_s), prefill_s)
+    step_s = speeds.step_s + speeds.step_sequence_s * (table.in_flight + 1)
+    away_s = AWAY * (compute_s * away).sum(axis=0)
+    return Costs(table.backlog_s, prefill_s, work.answer * step_s, away_s)

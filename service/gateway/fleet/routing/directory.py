@@ -1,4 +1,4 @@
-"""Which chunks each worker's memory tier holds, as far as the gateway has been told.
+"""What each worker has, as far as the gateway knows: chunks in memory, and earlier prompts.
 
 It is soft state. Workers send numbered changes; after a gap nothing of that worker counts until a
 snapshot has come. A directory that is wrong costs time: the chosen worker then finds a chunk in a
@@ -8,10 +8,13 @@ slower tier, or computes it, as always. Chunks go by their names (`ChunkNames`).
 from __future__ import annotations
 
 import time
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 
 from service.messages.replies import Holdings
+from service.messages.requests import Generate
 
 # Names that are remembered to be in a slower tier; those seen first are forgotten first.
 MAX_STORED = 1_000_000
@@ -21,15 +24,21 @@ EXPECTED_S = 10.0
 
 
 class Directory:
-    """Of several workers, by their numbers. For one event loop.
+    """Which chunks workers hold in memory, by their numbers. For one event loop."""
 
-    Attributes:
-        on_gap: called when changes of a worker are missing.
-    """
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        on_gap: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is known yet.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        Args:
+            clock: In seconds.
+            on_gap: Called when changes of a worker are missing.
+        """
         self._clock = clock
-        self.on_gap: Callable[[], None] = lambda: None
+        self._on_gap = on_gap
         self._holders: dict[bytes, tuple[int, ...]] = {}  # most have one: a set is four times it
         self._held: dict[int, set[bytes]] = {}
         self._next: dict[int, int] = {}  # number of the next change of each worker that is told
@@ -46,7 +55,7 @@ class Directory:
             self.forget(worker)
         elif (expected := self._next.get(worker)) != holdings.number:
             if expected is not None:  # else it has only just come
-                self.on_gap()
+                self._on_gap()
             self.forget(worker)
             return False
         self._next[worker] = holdings.number + 1
@@ -126,3 +135,55 @@ class Directory:
             self._holders.pop(name, None)
         if (held := self._held.get(worker)) is not None:
             held.discard(name)
+
+
+BLOCK_TOKENS = 64
+MAX_BLOCKS = 50_000
+
+
+def prompt_beginnings(request: Generate) -> list[bytes]:
+    """A name for every beginning of the prompt that is a multiple of 64 tokens long."""
+    tokens: list[int] = [*request.system]
+    for document in request.documents:
+        tokens += document.ids
+    tokens += request.question
+    name = blake2b(repr((request.tenant, request.lora)).encode(), digest_size=16)
+    names: list[bytes] = []
+    for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
+        name.update(array("q", tokens[end - BLOCK_TOKENS : end]).tobytes())
+        names.append(name.digest())
+    return names
+
+
+class PrefixMap:
+    """Beginnings of prompts, and the worker that each was sent to last.
+
+    Workers keep answered prompts while they have room, and do not report them; so this remembers
+    what was sent where, in blocks of 64 tokens, as routers by prefix do.
+    """
+
+    def __init__(self) -> None:
+        self._workers: OrderedDict[bytes, int] = OrderedDict()
+
+    def note(self, blocks: Sequence[bytes], worker: int) -> None:
+        """A prompt is sent to a worker."""
+        for block in blocks:
+            self._workers[block] = worker
+            self._workers.move_to_end(block)
+        while len(self._workers) > MAX_BLOCKS:
+            self._workers.popitem(last=False)
+
+    def longest(self, blocks: Sequence[bytes]) -> dict[int, int]:
+        """By worker, tokens of the longest beginning that it has computed."""
+        found: dict[int, int] = {}
+        for number, block in enumerate(blocks, start=1):
+            worker = self._workers.get(block)
+            if worker is None:
+                break
+            found[worker] = number * BLOCK_TOKENS
+        return found
+
+    def forget(self, worker: int) -> None:
+        """A worker is gone, and all that it kept."""
+        for block in [block for block, there in self._workers.items() if there == worker]:
+            del self._workers[block]

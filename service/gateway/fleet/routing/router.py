@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from service.gateway.fleet.routing.cost import Cost, Place, Work, cost
-from service.gateway.fleet.routing.directory import Directory
-from service.gateway.fleet.routing.prefixes import PrefixMap, prefix_blocks
-from service.gateway.fleet.routing.prices import prices
+from service.gateway.fleet.routing.cost import Costs, Place, Work, costs
+from service.gateway.fleet.routing.directory import Directory, PrefixMap, prompt_beginnings
 from service.gateway.fleet.routing.rendezvous import home, homes
-from service.gateway.fleet.routing.worker_table import Counts, Floats, WorkerTable
+from service.gateway.fleet.routing.worker_table import Counts, WorkerTable
 from service.messages.requests import ChunkNames, Generate
 
 Policy = Literal["cost", "round_robin", "least_load", "longest_prefix"]
@@ -25,50 +22,32 @@ Policy = Literal["cost", "round_robin", "least_load", "longest_prefix"]
 EQUAL_DIGITS = 4
 
 
-@dataclass(frozen=True)
-class RoutedPrompt:
-    """What of a request decides where it goes.
+def work_of(request: Generate, *, answer: float, repair: float) -> Work:
+    """Return what of a request decides where it goes.
 
-    Attributes:
-        names: of its documents' chunks.
-        system: tokens of S.
-        blocks: of its beginnings.
+    Args:
+        request: The request.
+        answer: Tokens that answers have on average.
+        repair: Share of stored tokens that its fusion method computes anew.
     """
-
-    work: Work
-    names: Sequence[bytes]
-    system: int = 0
-    blocks: Sequence[bytes] = field(default=(), repr=False)
-
-    @classmethod
-    def of(cls, request: Generate, *, answer: float, repair: float) -> RoutedPrompt:
-        """The prompt of a request.
-
-        Args:
-            answer: tokens that answers have on average.
-            repair: share of stored tokens that its fusion method computes anew.
-        """
-        names = ChunkNames(request.system, request.prefix_mode, request.tenant, request.lora)
-        documents = [document for document in request.documents if document.ids]
-        return cls(
-            Work(
-                [len(document.ids) for document in documents],
-                len(request.question),
-                min(answer, request.sampling.max_tokens),
-                repair,
-            ),
-            [names.of(document) for document in documents],
-            len(request.system),
-            prefix_blocks(request),
-        )
+    documents = [document for document in request.documents if document.ids]
+    names = ChunkNames(request.system, request.prefix_mode, request.tenant, request.lora)
+    return Work(
+        names=[names.of(document) for document in documents],
+        documents=[len(document.ids) for document in documents],
+        question=len(request.question),
+        answer=min(answer, request.sampling.max_tokens),
+        repair=repair,
+        system=len(request.system),
+        beginnings=prompt_beginnings(request),
+    )
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A chosen worker, and what the request is expected to take there."""
+class Choice(NamedTuple):
+    """A chosen worker, and the seconds that it is expected to be busy with the prompt."""
 
     number: int
-    cost: Cost
+    prefill_s: float
 
 
 class Router:
@@ -98,48 +77,49 @@ class Router:
         self._kept_prompts = kept_prompts
         self._chosen = 0
 
-    def choose(self, prompt: RoutedPrompt, candidates: Sequence[int]) -> Choice:
-        """The best of the candidates, which are numbers of workers; there is at least one."""
+    def choose(self, work: Work, candidates: Sequence[int]) -> Choice:
+        """Choose the best of the candidates: numbers of workers, at least one."""
         numbers = np.array(candidates, np.int64)
-        longest = self._prefixes.longest(prompt.blocks)
+        found = self.costs(work, candidates)
         match self._policy:
             case "round_robin":
                 keys = [np.arange(len(numbers)) != self._chosen % len(numbers)]
             case "least_load":
-                keys = [self._table.backlog_s[numbers]]
+                keys = [found.backlog_s[numbers]]
             case "longest_prefix":
+                longest = self._prefixes.longest(work.beginnings)
                 prefix = [longest.get(number, 0) for number in candidates]
-                keys = [-np.array(prefix, np.float64), self._table.backlog_s[numbers]]
+                keys = [-np.array(prefix, np.float64), found.backlog_s[numbers]]
             case "cost":
-                keys = [np.round(self.prices(prompt, candidates)[numbers], EQUAL_DIGITS)]
+                keys = [np.round(found.total_s[numbers], EQUAL_DIGITS)]
         keys += [self._table.in_flight[numbers], self._table.chosen[numbers]]
         best = int(numbers[np.lexsort(keys[::-1])[0]])
-        return Choice(best, self._cost(prompt, best, longest.get(best, 0)))
+        return Choice(best, float(found.prefill_s[best]))
 
-    def prices(self, prompt: RoutedPrompt, candidates: Sequence[int]) -> Floats:
-        """Seconds that a prompt takes at each worker `[workers]`, if it goes to a candidate."""
-        held = np.zeros((len(prompt.names), len(self._table)), np.bool_)
-        for document, name in enumerate(prompt.names):
+    def costs(self, work: Work, candidates: Sequence[int]) -> Costs:
+        """Return what a prompt takes at each worker, if it goes to a candidate."""
+        held = np.zeros((len(work.names), len(self._table)), np.bool_)
+        for document, name in enumerate(work.names):
             held[document, list(self._directory.holders(name))] = True
         reused = np.zeros(len(self._table))
         if self._kept_prompts:
-            for number, tokens in self._prefixes.longest(prompt.blocks).items():
-                reused[number] = max(0, tokens - prompt.system)
-        return prices(
-            prompt.work,
+            for number, tokens in self._prefixes.longest(work.beginnings).items():
+                reused[number] = max(0, tokens - work.system)
+        return costs(
+            work,
             self._table,
             held=held,
-            places=[self._place(name) for name in prompt.names],
-            away=self._away(prompt.names, held, np.array(candidates, np.int64)),
+            places=[self._place(name) for name in work.names],
+            away=self._away(work.names, held, np.array(candidates, np.int64)),
             reused=reused,
         )
 
-    def sent(self, prompt: RoutedPrompt, number: int) -> None:
-        """A prompt is sent to a worker."""
+    def sent(self, work: Work, number: int) -> None:
+        """Note that a prompt is sent to a worker."""
         self._chosen += 1
         self._table.sent(number)
-        self._directory.expect(number, prompt.names)
-        self._prefixes.note(prompt.blocks, number)
+        self._directory.expect(number, work.names)
+        self._prefixes.note(work.beginnings, number)
 
     def place(self, name: bytes, backlogs: Mapping[int, float]) -> int:
         """The worker that computes a chunk ahead of any request: who holds it, else its home.
@@ -149,21 +129,6 @@ class Router:
         """
         holders = self._directory.holders(name) & backlogs.keys()
         return min(holders) if holders else self._home(name, backlogs)
-
-    def _cost(self, prompt: RoutedPrompt, number: int, longest: int) -> Cost:
-        """What a prompt takes at one worker, wherever else its documents have a home."""
-        places: list[Place] = [
-            "memory" if self._directory.holds(number, name) else self._place(name)
-            for name in prompt.names
-        ]
-        return cost(
-            prompt.work,
-            self._table.loads[number],
-            places,
-            backlog_s=float(self._table.backlog_s[number]),
-            in_flight=int(self._table.in_flight[number]),
-            reused=max(0, longest - prompt.system) if self._kept_prompts else 0,
-        )
 
     def _away(
         self, names: Sequence[bytes], held: npt.NDArray[np.bool_], numbers: Counts

@@ -12,23 +12,69 @@ ones, unless they are better.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from service.gateway.fleet.routing.backlog import Backlog
-from service.gateway.fleet.routing.cost import UNKNOWN_TIER
 from service.messages.replies import WorkerLoad
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+# Assumed seconds of a read and of a byte from a slower tier that a worker has never read.
+UNKNOWN_TIER = (2e-4, 1 / 300e6)
 _UNUSED = (np.inf, 0.0)  # of a tier that a worker does not have: never the fastest
 # What a worker says of its speed is believed after so many requests, and as long as there was one
 # in so many seconds.
 TRIALS = 8
 STALE_S = 30.0
+
+
+class Backlog:
+    """Seconds of work that one worker has, known between its reports too.
+
+        backlog = what it reported, less the time since │ + what it was sent and has not counted yet
+
+    So a burst of requests that arrives between two reports does not go to one worker.
+
+    Attributes:
+        idle_at: When it will have done what it reported and was sent, if it began with the first.
+        uncounted_s: Seconds of what it was sent and has not counted yet: time takes nothing of it.
+    """
+
+    __slots__ = ("_clock", "_sent", "_uncounted", "idle_at", "uncounted_s")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.reset()
+
+    def reset(self) -> None:
+        """The worker is new: it has nothing to do, and counts from 0."""
+        self._sent = 0
+        self._uncounted: deque[tuple[int, float]] = deque()
+        self.uncounted_s = 0.0
+        self.idle_at = self._clock()
+
+    def sent(self, seconds: float) -> None:
+        """A request that is expected to take so long is sent to the worker."""
+        self._sent += 1
+        self._uncounted.append((self._sent, seconds))
+        self.uncounted_s += seconds
+        self.idle_at += seconds
+
+    def reported(self, seconds: float, received: int) -> None:
+        """The worker reports its backlog, in which the first `received` requests count."""
+        while self._uncounted and self._uncounted[0][0] <= received:
+            self._uncounted.popleft()
+        self.uncounted_s = sum(uncounted for _, uncounted in self._uncounted)
+        self.idle_at = self._clock() + seconds + self.uncounted_s
+
+    @property
+    def seconds(self) -> float:
+        """The backlog now."""
+        return max(self.uncounted_s, self.idle_at - self._clock())
 
 
 class Speeds(NamedTuple):

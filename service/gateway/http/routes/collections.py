@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path
 
 from service.gateway.http.dependencies import Administering, DocumentsDep
 from service.gateway.http.routes.documents import receipt_out
-from service.gateway.retrieval.document_scope import document_scope
 from service.gateway.schemas.admin import CollectionList, CollectionOut, ReceiptOut
+from service.gateway.search.document_scope import document_scope
 
 router = APIRouter(prefix="/admin/collections", tags=["corpus"])
 

@@ -13,7 +13,6 @@ from service.errors import InvalidRequest
 from service.gateway.documents.deletion_records import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.retrieval.document_scope import document_scope, metadata_filter
 from service.gateway.schemas.admin import (
     DeletionRequest,
     DocumentList,
@@ -21,6 +20,7 @@ from service.gateway.schemas.admin import (
     MarkOut,
     ReceiptOut,
 )
+from service.gateway.search.document_scope import document_scope, metadata_filter
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.gateway.answers.gate_admin import gate_states, reset_gate
+from service.gateway.answers.methods import gate_states, reset_gate
 from service.gateway.http.dependencies import Administering, GatewayDep
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.schemas.admin import Gate, GateReset

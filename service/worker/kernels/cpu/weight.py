@@ -68,8 +68,15 @@ class Weight:
         )
         return values, bias, scales, self.bits
 
-    def rows(self, part: slice) -> Weight:
-        """Some of its rows."""
+    def columns(self, part: slice) -> Weight:
+        """Return some of its columns; of int4, whole groups."""
+        if self.bits != 4 or self.scales is None or part == slice(None):
+            return Weight(self.values[:, part], self.scales, self.bias)
+        halves, groups = (slice(part.start // n, part.stop // n) for n in (2, GROUP))
+        return Weight(self.values[:, halves], self.scales[:, groups], self.bias)
+
+    def rows(self, part: slice | Tensor) -> Weight:
+        """Return some of its rows, by a slice or by numbers."""
         scales, bias = (None if x is None else x[part] for x in (self.scales, self.bias))
         return Weight(self.values[part], scales, bias)
 

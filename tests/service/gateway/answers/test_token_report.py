@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from service.gateway.answers.token_report import token_report
+from service.gateway.answers.response import token_report
 from service.messages.reports import Report, SegmentReport, SegmentTrace, TokenRun, TokenTrace
 from service.messages.requests import ChunkTokens, Generate, Method
 

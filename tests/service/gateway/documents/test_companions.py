@@ -39,7 +39,7 @@ def fake(rig: Rig) -> FakeWorker:
 
 def settled(rig: Rig) -> bool:
     kind = rig.gateway.prompts.prefix_mode
-    return not rig.gateway.retriever.companions.open(kind, 1)  # type: ignore[arg-type]
+    return not rig.gateway.retriever.retriever.companions.open(kind, 1)  # type: ignore[arg-type]
 
 
 def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> list[ChunkTokens]:
@@ -51,7 +51,7 @@ def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> list[
 
 
 def text_of(rig: Rig, doc_id: str) -> tuple[int, ...]:
-    [chunk] = rig.call(lambda: rig.gateway.retriever.chunks_of(doc_id))
+    [chunk] = rig.gateway.retriever.catalog.chunks_of(doc_id)
     return tuple(rig.gateway.prompts.segment(chunk))
 
 
@@ -102,7 +102,7 @@ def test_a_changed_document_leaves_nothing_of_its_old_text(rig: Rig) -> None:
 
 def test_a_companion_deleted_while_a_chunk_is_computed_leaves_nothing(rig: Rig) -> None:
     gone = text_of(rig, "fox-0")
-    retriever = rig.gateway.retriever._retriever
+    retriever = rig.gateway.retriever.retriever
 
     def meanwhile(chunk: ChunkTokens) -> None:
         retriever.delete(["fox-0"])

@@ -36,7 +36,8 @@ def test_job_is_accepted_with_a_location_and_finishes(rig: Rig) -> None:
     assert job["progress"] == {"done": 3, "failed": 0, "cancelled": 0, "total": 3}
     assert job["changes"] == {"created": 3} and job["chunks"] == 3
     assert len(fake(rig).stored) == 3
-    assert rig.metric("kvstitch_documents") == 3 and rig.metric("kvstitch_chunks") == 3
+    until(lambda: rig.metric("kvstitch_documents") == 3, "gauge")
+    assert rig.metric("kvstitch_chunks") == 3
     until(lambda: rig.metric("kvstitch_jobs", state="succeeded") == 1, "gauge")
 
 
@@ -59,7 +60,7 @@ def test_update_purges_only_what_is_gone(rig: Rig) -> None:
     after = set(fake(rig).stored)
     kept = before & after
     assert len(kept) >= len(before) - 2, "unchanged chunks keep their KV"
-    chunks = rig.call(lambda: rig.gateway.retriever.chunks_of("d"))
+    chunks = rig.gateway.retriever.catalog.chunks_of("d")
     assert after == {tuple(rig.gateway.prompts.segment(c)) for c in chunks}
 
 
@@ -196,7 +197,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
     worker = fake(rig)
 
     def meanwhile(chunk: ChunkTokens) -> None:
-        rig.gateway.retriever._retriever.delete(["rome"])
+        rig.gateway.retriever.retriever.delete(["rome"])
 
     worker.on_chunk = meanwhile
     rig.ingest()

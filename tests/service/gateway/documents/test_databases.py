@@ -20,7 +20,7 @@ from service.gateway.auth.quotas import Limits
 from service.gateway.documents.deletion_records import ChunkKV
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.jobs.job_database import AlreadyAccepted, JobDatabase
-from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
@@ -60,7 +60,7 @@ def store(opened: JobDatabase, tmp_path: Path) -> JobStore:
 
 def accept(store: JobStore, *names: str, tenant: str = "", key: str | None = None) -> str:
     job_id = store.begin(tenant)
-    documents = [UploadedDocument(n, "c", "text", n.encode() * 8, metadata={"n": n}) for n in names]
+    documents = [IngestDocument(n, "c", "text", n.encode() * 8, metadata={"n": n}) for n in names]
     store.spool(job_id, documents)
     store.accept(job_id, key, b"digest")
     return job_id
@@ -72,9 +72,8 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
     job_id = accept(store, "a", "b", "c")
     assert store.states() == {"queued": 1}
     first, second, third = store.pending(10, 10_000)
-    assert (first.doc_id, first.content, first.meta) == (
-        "a", b"a" * 8, {"title": "", "metadata": {"n": "a"}}
-    )  # fmt: skip
+    assert (first.doc_id, first.content) == ("a", b"a" * 8)
+    assert (first.title, first.metadata) == ("", {"n": "a"})
     store.set_indexed([(first.number, "created", 2, 5), (second.number, "updated", 1, 3)])
     store.set_failed([(third.number, "no text")])
     job = store.get(job_id, "")
@@ -140,7 +139,7 @@ def test_what_a_tenant_has_is_counted_once(store: JobStore) -> None:
     items = store.pending(9, 999)
     store.set_indexed([(item.number, "created", 1, 1) for item in items])
     job_id = store.begin("")
-    store.spool(job_id, [UploadedDocument("b", "c", "text", b"x" * 100)])
+    store.spool(job_id, [IngestDocument("b", "c", "text", b"x" * 100)])
     counted = []
     store.accept(job_id, None, b"digest", check=lambda *held: counted.append(held))
     assert counted == [(2, 108)]
@@ -165,7 +164,7 @@ def test_uploads_at_the_same_moment_exceed_no_quota_together(
     def upload(number: int) -> bool:
         own = stores[number % len(stores)]
         job_id = own.begin("t")
-        own.spool(job_id, [UploadedDocument(f"d{number}", "c", "text", b"x" * 30)])
+        own.spool(job_id, [IngestDocument(f"d{number}", "c", "text", b"x" * 30)])
         all_spooled.wait(10)
         try:
             own.accept(job_id, None, b"digest", check=check)

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
@@ -183,7 +183,7 @@ def test_pinned_documents_are_computed_again_when_their_kv_is_gone(
         rig.ingest()
         assert rig.http.put("/admin/pins/oslo").json()["pinned"] is True
         assert rig.http.put("/admin/pins/none").status_code == 404
-        (chunk,) = rig.call(lambda: rig.gateway.retriever.chunks_of("oslo"))
+        (chunk,) = rig.gateway.retriever.catalog.chunks_of("oslo")
         oslo = tuple(rig.gateway.prompts.segment(chunk))
         fake(rig).stored.clear()  # what a full tier does
         until(lambda: fake(rig).stored == {oslo}, "only the pinned one comes back")
@@ -281,7 +281,7 @@ def test_jobs_of_the_first_release_go_on(tmp_path: Path) -> None:
         assert done is not None and (done.state, done.chunks) == ("succeeded", 2)
         assert waiting is not None and waiting.state == "queued"
         (item,) = store.pending(10, 10_000)
-        assert item.meta == {"title": "T", "metadata": {"a": [1]}}
+        assert (item.title, item.metadata) == ("T", {"a": [1]})
         assert item.content == "Grüße".encode() and item.collection == "default"
     finally:
         database.close()
@@ -340,7 +340,7 @@ def test_jobs_of_the_third_schema_go_on(tmp_path: Path) -> None:
     database.start()
     store = JobStore(database, SpoolFolder(tmp_path / "spool"))
     job_id = store.begin("")
-    store.spool(job_id, [UploadedDocument("d", "default", "text", b"eight to")])
+    store.spool(job_id, [IngestDocument("d", "default", "text", b"eight to")])
     store.accept(job_id, None, b"")
     with database.transaction() as write:
         for trigger in ("freed_by_update", "freed_by_delete"):

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from service.errors import WorkerUnavailable
-from service.gateway.documents.side_by_side import side_by_side
+from service.gateway.documents.background_loop import side_by_side
 
 
 async def test_so_many_run_at_a_time_in_their_order() -> None:

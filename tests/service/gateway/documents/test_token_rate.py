@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.gateway.documents.token_rate import WINDOW_S, TokenRate
+from service.gateway.documents.ingest_loops import RATE_WINDOW_S, TokenRate
 
 
 class Clock:
@@ -33,7 +33,7 @@ def test_the_last_minute_counts() -> None:
     for _ in range(100):
         clock.now += 1
         rate.add(10)
-    for _ in range(int(WINDOW_S) + 1):
+    for _ in range(int(RATE_WINDOW_S) + 1):
         clock.now += 1
         rate.add(30)
     assert rate.per_s == 30

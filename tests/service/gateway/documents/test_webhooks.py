@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from service.errors import InvalidSetting
-from service.gateway.documents.jobs.job_records import UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
@@ -131,7 +131,7 @@ def events(tmp_path: Path) -> Iterator[EventStore]:
     database.start()
     store = JobStore(database, SpoolFolder(tmp_path / "spool"), with_events=True)
     job_id = store.begin("red")
-    store.spool(job_id, [UploadedDocument("d", "default", "text", b"words")])
+    store.spool(job_id, [IngestDocument("d", "default", "text", b"words")])
     store.accept(job_id, None, b"")
     store.cancel(job_id)
     store.cancel(job_id)  # it has ended already

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import WorkerUnavailable
-from service.gateway.fleet import merged
+from service.gateway.fleet import all_workers
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.worker_pool import WorkerPool
 from service.gateway.prometheus import GatewayMetrics
@@ -156,7 +156,7 @@ def test_several_statistics_are_one() -> None:
         ]
         return Stats(values, running, 2 * running, free)
 
-    found = merged.stats([part(1, 0.5, 2.0), part(2, 1.0, 0.0)])
+    found = all_workers.stats([part(1, 0.5, 2.0), part(2, 1.0, 0.0)])
     assert (found.running, found.waiting, found.pool_free) == (3, 6, 0.75)
     assert found.values == [("kvstitch_gate_state", {"method": "pie"}, 2.0)]
 
@@ -164,6 +164,6 @@ def test_several_statistics_are_one() -> None:
 def test_several_purges_are_one() -> None:
     one = Purged("a", {"memory": 2, "ssd": 3}, ["redis"])
     other = Purged("b", {"memory": 1, "ssd": 0, "redis": 1})
-    assert merged.purged([one, other]) == Purged(
+    assert all_workers.purged([one, other]) == Purged(
         "a", {"memory": 3, "ssd": 3, "redis": 1}, ["redis"]
     )

@@ -43,8 +43,7 @@ def test_bos_comes_once(tmp_path: Path) -> None:
     prompts = PromptBuilder(chat_folder(tmp_path, TEMPLATE), load(data_dir=tmp_path))
     assert prompts.system[:2] == [0, 2] and prompts.system.count(0) == 1
     question = prompts.encode_question([Turn("user", f"why{BOS}?")])
-    plan = prompts.plan([], question, max_context=500)
-    assert plan.question.count(0) == 0 and plan.question.count(2) == 1
+    assert question.count(0) == 0 and question.count(2) == 1
 
 
 def test_named_templates_and_the_model_s_own_format_first(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.gateway.worker_client import socket_folder
+from service.gateway.worker_client import sockets
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def _old(folder: Path) -> Path:
 
 
 def test_only_what_nobody_uses_is_removed(parent: Path) -> None:
-    used, lock = socket_folder.make()
+    used, lock = sockets.make_folder()
     _old(used)
     listening = parent / "kvstitch-listening"
     listening.mkdir()
@@ -46,12 +46,12 @@ def test_only_what_nobody_uses_is_removed(parent: Path) -> None:
         young = parent / "kvstitch-young"
         young.mkdir()
         (parent / "kvstitch-link").symlink_to(_old(parent / "elsewhere"))
-        again, second = socket_folder.make()
+        again, second = sockets.make_folder()
         kept = {path.name for path in parent.iterdir()}
         assert kept == {used.name, again.name, "kvstitch-listening", "kvstitch-notes",
                         "kvstitch-young", "kvstitch-link", "elsewhere"}  # fmt: skip
     os.close(lock)
     os.close(second)
     _old(used)
-    socket_folder.sweep(parent)
+    sockets.remove_unused_folders(parent)
     assert not used.exists() and again.exists()

@@ -11,6 +11,7 @@ import torch
 
 from service.errors import ModelRefused
 from service.worker.forward import selfcheck
+from service.worker.model.decoder import DecoderModel
 from service.worker.model.lora import Lora, LoraLayer, LoraUpdate
 from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.tiny import random_model, tiny_config
@@ -18,11 +19,16 @@ from tests.service.worker.tiny import random_model, tiny_config
 Change = Callable[[LoraUpdate], LoraUpdate]
 
 
+def checked(decoder: DecoderModel, folder: Path) -> tuple[float, float]:
+    theirs = selfcheck.lora_logits(decoder.model, "own", folder)
+    return selfcheck.check_lora(decoder, "own", theirs)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_right_one_passes(dtype: torch.dtype, tmp_path: Path) -> None:
     model = random_model(tiny_config("qwen2"), dtype=dtype)
     folder = write_lora(tmp_path, model)
-    off, moved = selfcheck.check_lora(with_loras(model, own=folder).decoder, "own", folder)
+    off, moved = checked(with_loras(model, own=folder).decoder, folder)
     assert off < 0.05 < 0.1 < moved
 
 
@@ -30,7 +36,7 @@ def test_one_that_changes_nothing_passes(tmp_path: Path) -> None:
     """As PEFT saves it before training: B is zero."""
     model = random_model(tiny_config("llama"))
     folder = write_lora(tmp_path, model, size=0.0)
-    assert selfcheck.check_lora(with_loras(model, own=folder).decoder, "own", folder)[1] == 0
+    assert checked(with_loras(model, own=folder).decoder, folder)[1] == 0
 
 
 @pytest.mark.parametrize("size", [1.0, 0.01])
@@ -49,10 +55,10 @@ def test_a_wrong_one_is_refused(change: Change, size: float, tmp_path: Path) -> 
     model = random_model(tiny_config("qwen2"))
     folder = write_lora(tmp_path, model, modules=("o_proj",), size=size)
     decoder = with_loras(model, own=folder).decoder
-    selfcheck.check_lora(decoder, "own", folder)
+    checked(decoder, folder)
     decoder.loras["own"] = changed(decoder.loras["own"], change)
     with pytest.raises(ModelRefused, match="LoRA adapter own failed"):
-        selfcheck.check_lora(decoder, "own", folder)
+        checked(decoder, folder)
 
 
 def test_an_update_of_another_module_is_refused(tmp_path: Path) -> None:
@@ -64,7 +70,7 @@ def test_an_update_of_another_module_is_refused(tmp_path: Path) -> None:
         decoder.loras["own"], lambda own: replace(own, b=own.b.roll(values, 0))
     )
     with pytest.raises(ModelRefused, match="own failed"):
-        selfcheck.check_lora(decoder, "own", folder)
+        checked(decoder, folder)
 
 
 def changed(lora: Lora, change: Change) -> Lora:

@@ -16,6 +16,7 @@ from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import CachedSegment
 from service.worker.methods.registry import eviction_methods
 from service.worker.model.addressing import Address, Addressing
@@ -46,9 +47,9 @@ class Served:
             device=decoder.device,
         )
 
-    def chunks(self) -> list[EncodedChunk]:
+    def chunks(self, lora: str = "") -> list[EncodedChunk]:
         """S, and the documents behind it."""
-        computing, addressing = ChunkPrefill(self.decoder), self.addressing
+        computing, addressing = ChunkPrefill(self.decoder), self.addressing.with_lora(lora)
         addresses: list[Address] = [addressing.system(S, "")]
         addresses += [addressing.document(d, "system", S, "") for d in (D1, D2, D3)]
         return [run(computing.compute(address)).chunk for address in addresses]
@@ -73,9 +74,10 @@ def answered(
     method: DenseMethod,
     cached: Sequence[CachedSegment | None],
     eviction: str = "",
+    lora: str = "",
 ) -> tuple[Tensor, Tensor]:
     """Logits of the prompt's last token, and of eight tokens after it."""
-    decoder = served.decoder
+    decoder = served.decoder.with_lora(lora)
     layout = PromptLayout.of(S, [D1, D3, D2], Q, uncached=[stored is None for stored in cached])
     pool = served.pool()
     kv = pool.reserve(layout.tokens + len(ANSWER))
@@ -89,7 +91,8 @@ def answered(
             decoder, facts, kv, evicting,
             layout=layout, observed=result.observed, room=len(ANSWER),
         )  # fmt: skip
-    decoding, answering = BatchDecoder(decoder, pool), Answering(kv, layout.tokens - 1)
+    decoding, answering = BatchDecoder(served.decoder, pool), Answering(kv, layout.tokens - 1)
+    answering.lora = lora
     after = []
     for number, token in enumerate(ANSWER[: -len(DRAFT)]):
         answering.tokens.append(token)
@@ -104,3 +107,19 @@ def answered(
 def assert_same(claim: str, ours: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
     assert_close(f"{claim}, two ranks: prompt", ours[0], expected[0])
     assert_close(f"{claim}, two ranks: answer", ours[1], expected[1])
+
+
+def decoded_together(served: Served, names: Sequence[str]) -> Tensor:
+    """Logits of a step of several sequences with different LoRA adapters, after prompts alike."""
+    pool, running = served.pool(400), []
+    layout = PromptLayout.of(S, [D1], Q, uncached=[True, True])
+    for number, name in enumerate(names):
+        kv = pool.reserve(layout.tokens + 1)
+        assert kv is not None
+        run(prefill(served.decoder.with_lora(name), layout, [None, None], Vanilla(), kv))
+        kv.set_length(layout.tokens)
+        running.append(Answering(kv, layout.tokens, [ANSWER[number]], name))
+    logits = BatchDecoder(served.decoder, pool).step(running)
+    for sequence in running:
+        sequence.kv.release()
+    return logits

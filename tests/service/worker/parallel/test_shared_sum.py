@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.parallel.shared_sum import SLOT, SharedSum
+from service.worker.parallel.exchange import SLOT, SharedSum
 
 RANKS, SUMS = 3, 200
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)

@@ -19,6 +19,7 @@ from torch import Tensor
 from service.errors import InvalidRequest, InvalidSetting, ModelRefused
 from service.messages.requests import Generate
 from service.shared.worker_settings import WorkerSettings
+from service.worker.forward import selfcheck
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.loading import chunk_stream
@@ -28,20 +29,22 @@ from service.worker.methods.layer_view import LayerView
 from service.worker.methods.registry import fusion_methods
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
+from service.worker.model.lora_folder import MODULES
 from service.worker.model.model_facts import ModelFacts
-from service.worker.parallel import followers
-from service.worker.parallel.gang import Gang, refuse
+from service.worker.parallel import processes
+from service.worker.parallel.processes import TensorParallel, refuse
 from service.worker.parallel.sharded_model import refuse_model
-from service.worker.parallel.shared_pool import SharedKV
 from service.worker.sequences.admission import Admission
 from tests.kvstore.fake_tier import FakeTier
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Method, rig
-from tests.service.worker.parallel.served import Served, answered, assert_same
+from tests.service.worker.lora_folders import write_lora
+from tests.service.worker.parallel.served import Served, answered, assert_same, decoded_together
 from tests.service.worker.tiny import (
     Q,
     S,
     Tiny,
     assert_close,
+    difference,
     random_model,
     rope_of,
     tiny,
@@ -68,34 +71,35 @@ FUSIONS = {
     "legolink": {"first": 2, "last": 1},
     "full_reuse": {},
 }
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 EVICTIONS = ("snapkv", "ada_snapkv", "pyramidkv", "h2o")
 
 
 @pytest.fixture(scope="module")
 def ended() -> list[str]:
-    """Why the gang ended."""
+    """Why the ranks ended."""
     return []
 
 
 @pytest.fixture(scope="module")
-def gang(ended: list[str]) -> Iterator[Gang]:
+def ranks(ended: list[str]) -> Iterator[TensorParallel]:
     threads = torch.get_num_threads()
-    with Gang(2, device="cpu", on_end=ended.append) as started:
+    with TensorParallel(2, device="cpu", on_end=ended.append) as started:
         yield started
     torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def both(
-    request: pytest.FixtureRequest, gang: Gang, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, ranks: TensorParallel, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Served, Served]:
     """The same model in one process and in two."""
     folder = tmp_path_factory.mktemp(request.param)
     config = tiny_config(request.param, "llama3", **FAMILIES[request.param])
     random_model(config).save_pretrained(folder)
-    decoder, _ = gang.load(str(folder), dtype="float32")
+    decoder, _ = ranks.load(str(folder), dtype="float32")
     assert bool(decoder.windows) == bool(FAMILIES[request.param])
-    return Served(load(str(folder), dtype="float32"), KVPool), Served(decoder, gang.make_pool)
+    return Served(load(str(folder), dtype="float32"), KVPool), Served(decoder, ranks.make_pool)
 
 
 @torch.inference_mode()
@@ -138,33 +142,112 @@ def test_eviction_keeps_what_one_rank_keeps(both: tuple[Served, Served]) -> None
 
 
 @pytest.mark.parametrize("family", ["granite", "mistral", "phi3", "smollm3"])
-def test_other_families_pass_the_start_up_check(family: str, gang: Gang, tmp_path: Path) -> None:
+def test_other_families_pass_the_start_up_check(
+    family: str, ranks: TensorParallel, tmp_path: Path
+) -> None:
     """Together the ranks compute what transformers does, and a stitched prompt is exact."""
     random_model(tiny_config(family, rope_of(family))).save_pretrained(tmp_path)
-    _, differences = gang.load(str(tmp_path), dtype="float32")
+    _, differences = ranks.load(str(tmp_path), dtype="float32")
     assert max(differences) < 1e-5
+
+
+def answered_by_both(
+    one: Served, two: Served, claim: str, lora: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chunks of both, a prompt with some of them computed anew, and an answer."""
+    method = fusion_methods()["question_scout"](ratio=0.3)
+    assert isinstance(method, DenseMethod)
+    written, together = one.chunks(lora), two.chunks(lora)
+    for a, b in zip(written, together, strict=True):
+        for layer in range(one.decoder.layers):
+            for x, y in zip(a.layer(layer), b.layer(layer), strict=True):
+                assert_close(f"{claim}: chunk of two ranks", y, x)
+    cached = [written[i] for i in (0, 1, 3, 2)]
+    expected = answered(one, method, cached, lora=lora)
+    assert_same(claim, answered(two, method, cached, lora=lora), expected)
+    return expected
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+@torch.inference_mode()
+def test_adapters_of_two_ranks_add_what_those_of_one_do(
+    family: str, ranks: TensorParallel, tmp_path: Path
+) -> None:
+    """Of all modules and of some, in separate runs and in a batch with the base model; phi3 has its
+    projections in one module each."""
+    model = random_model(tiny_config(family, rope_of(family)))
+    model.save_pretrained(tmp_path / "model")
+    some = ("o_proj", "qkv_proj" if family == "phi3" else "v_proj")
+    loras = {
+        "all": write_lora(tmp_path / "all", model, modules=MODULES, rank=4),
+        "some": write_lora(tmp_path / "some", model, modules=some, rank=3, seed=2),
+    }
+    folder = str(tmp_path / "model")
+    whole = load(folder, dtype="float32")
+    split, _ = ranks.load(folder, dtype="float32", loras={n: str(f) for n, f in loras.items()})
+    for name, lora in loras.items():
+        selfcheck.add_lora(whole, name, lora)
+        off, moved = selfcheck.add_lora(split, name, lora, ranks.lora_logits[name])
+        assert off < 1e-4 < 0.1 < moved
+    assert whole.loras["all"].fingerprint == split.loras["all"].fingerprint
+    one, two = Served(whole, KVPool), Served(split, ranks.make_pool)
+    answers = {name: answered_by_both(one, two, f"LoRA {name}", name) for name in ("all", "some")}
+    answers[""] = answered_by_both(one, two, "no LoRA")
+    assert difference(answers["all"][1], answers[""][1]) > 0.1
+    names = ("all", "", "some", "")
+    together, expected = (decoded_together(served, names) for served in (two, one))
+    assert_close("a batch of adapters and the base", together, expected)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@torch.inference_mode()
+def test_quantised_weights_of_two_ranks_are_those_of_one(
+    quantize: str, ranks: TensorParallel, tmp_path: Path
+) -> None:
+    """The same levels and scales, cut; in sizes that int4's groups of 32 columns divide."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    model = random_model(tiny_config("qwen2", **HEADS, **sizes))
+    model.save_pretrained(tmp_path)
+    whole = load(str(tmp_path), dtype="float32", quantize=quantize)
+    split, differences = ranks.load(str(tmp_path), dtype="float32", quantize=quantize)
+    assert max(differences) < 1e-5
+    for name in ("output", "down"):
+        a, b = (getattr(d.projections[0], name).stored for d in (whole, split))
+        assert a.bits == b.bits == int(quantize[3:]) and a.shape[1] == 2 * b.shape[1]
+        first = a.dequantised(torch.float32)[:, : b.shape[1]]
+        assert_close(f"{quantize} {name}", b.dequantised(torch.float32), first)
+    answered_by_both(Served(whole, KVPool), Served(split, ranks.make_pool), quantize)
+
+
+def test_int4_whose_groups_would_be_cut_is_refused(ranks: TensorParallel, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    model = random_model(tiny_config("llama", **HEADS, **sizes))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelRefused, match="int4 needs multiples of 32") as refused:
+        ranks.load(str(tmp_path), dtype="float32", quantize="int4")
+    assert refused.value.field == "tensor_parallel"
 
 
 # -- requests, through an engine ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def llama(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+def llama(ranks: TensorParallel, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """A model in two processes, for the tests below, which do not compare families."""
     folder = tmp_path_factory.mktemp("engine")
     model = random_model(tiny_config("llama", "llama3"))
     model.save_pretrained(folder)
-    decoder, _ = gang.load(str(folder), dtype="float32")
+    decoder, _ = ranks.load(str(folder), dtype="float32")
     return replace(tiny_of(model), decoder=decoder)
 
 
 def test_an_engine_of_two_ranks_answers_as_one(
-    llama: Tiny, gang: Gang, monkeypatch: pytest.MonkeyPatch
+    llama: Tiny, ranks: TensorParallel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks that arrive layer by layer or are damaged, eviction, kept prompts, drafts, aborts."""
     monkeypatch.setattr(chunk_stream, "PART_BYTES", 1)
     answers = []
-    for model, make_pool in ((tiny("llama", "llama3"), KVPool), (llama, gang.make_pool)):
+    for model, make_pool in ((tiny("llama", "llama3"), KVPool), (llama, ranks.make_pool)):
         tier = FakeTier("slow")
         with rig(
             model,
@@ -199,9 +282,11 @@ def test_an_engine_of_two_ranks_answers_as_one(
 
 
 def test_every_change_of_a_sequence_reaches_the_other_ranks() -> None:
-    """A new method of `SequenceKV` has to be repeated by `SharedKV`, called by work that all ranks
-    do, or only read; say here which."""
-    repeated = {name for name in vars(SharedKV) if not name.startswith("_")}
+    """A new method of `SequenceKV` has to be `repeated`, called by work that all ranks do, or only
+    read; say here which."""
+    repeated = {name for name, own in vars(SequenceKV).items() if hasattr(own, "__wrapped__")}
+    assert repeated == {"set_length", "shrink", "copy_to", "give_back"}
+    repeated |= {"release"}  # which is giving back
     by_work_of_all_ranks = {"grow", "keep", "prompt_layer", "remember"}
     only_read = {"filled_tokens", "reserved_tokens", "kept_tokens", "runs"}
     public = {name for name in vars(SequenceKV) if not name.startswith("_")}
@@ -255,8 +340,6 @@ def test_what_cannot_be_split_is_refused(config: Any, why: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ({"quantize": "int8"}, "quantize"),
-        ({"loras": {"own": "folder"}}, "LoRA adapters"),
         ({"methods_dir": "folder"}, "methods of your own"),
         ({"sketches": True}, "SamKV"),
     ],
@@ -269,17 +352,17 @@ def test_settings_that_need_one_process_are_refused(setting: dict[str, Any], why
 
 @torch.inference_mode()
 def test_a_fault_on_all_ranks_fails_one_prompt_and_on_one_rank_all(
-    llama: Tiny, gang: Gang, ended: list[str], monkeypatch: pytest.MonkeyPatch
+    llama: Tiny, ranks: TensorParallel, ended: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last test: after it the ranks are out of step."""
-    served = Served(llama.decoder, gang.make_pool)
+    served = Served(llama.decoder, ranks.make_pool)
     nothing = [None] * 4
     before = answered(served, Vanilla(), nothing)
     with pytest.raises(ZeroDivisionError):
         answered(served, Faulty(), nothing)
     assert_same("after a fault", answered(served, Vanilla(), nothing), before)
     assert not ended
-    monkeypatch.setattr(followers, "ANSWER_S", 1.0)
+    monkeypatch.setattr(processes, "ANSWER_S", 1.0)
     with pytest.raises(ZeroDivisionError):
         answered(served, Faulty(only_in=os.getpid()), nothing)
     assert ended == ["a rank does not answer"]

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from service.errors import InvalidRequest
-from service.gateway.answers.preparing.token_choice import grammar
+from service.gateway.answers.sampling import grammar
 from service.gateway.schemas.generate import Guided
 from service.messages.requests import Generate, Sampling
 from service.worker.model.load import load

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.gateway.answers.attribution.marks import marks_in, with_marks, without_marks
-from service.gateway.answers.attribution.sentences import sentences
-from service.gateway.answers.attribution.words import words
+from service.gateway.answers.attribution.sentences import sentences, words
 
 
 def split(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.gateway.documents.jobs.job_records import SpooledFile, UploadedDocument
+from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import INLINE_BYTES, SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
@@ -31,12 +31,12 @@ def post(rig: Rig, files: list[tuple[str, bytes, str]]) -> httpx.Response:
 
 def away(rig: Rig) -> None:
     """Nothing is indexed: the loop stops where it is."""
-    rig.call(rig.gateway.corpus._indexing.close)
+    rig.call(rig.gateway.corpus._loops.indexing.close)
 
 
 def back(rig: Rig) -> None:
     async def start() -> None:
-        rig.gateway.corpus._indexing.start()
+        rig.gateway.corpus._loops.indexing.start()
 
     rig.call(start)
 
@@ -178,14 +178,14 @@ async def test_a_crash_between_forgetting_a_file_and_removing_it(tmp_path: Path)
     store.start()
     upload = spool.upload()
     held = [
-        await upload.hold(UploadedDocument(name, "default", "text", LARGE)) for name in ("a", "b")
+        await upload.hold(IngestDocument(name, "default", "text", LARGE)) for name in ("a", "b")
     ]
     job_id = store.begin("")
     store.spool(job_id, held[:1])
     await upload.close()
     assert [path.name for path in (tmp_path / "spool").iterdir()] == [name_of(held[0])]
     store.accept(job_id, None, b"")
-    assert held[0].digest() == UploadedDocument("a", "default", "text", LARGE).digest()
+    assert held[0].digest() == IngestDocument("a", "default", "text", LARGE).digest()
     with database.transaction() as write:  # as the store does it, without what comes next
         write.execute("UPDATE documents SET state = 'cancelled', spooled = NULL")
     assert list((tmp_path / "spool").iterdir())
@@ -196,7 +196,7 @@ async def test_a_crash_between_forgetting_a_file_and_removing_it(tmp_path: Path)
     database.close()
 
 
-def name_of(document: UploadedDocument) -> str:
+def name_of(document: IngestDocument) -> str:
     assert isinstance(document.content, SpooledFile)
     return document.content.path.name
 

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from retriever import Document
 from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import SpooledDocument
-from service.gateway.documents.parsing import sandbox
-from service.gateway.documents.parsing.formats import html, markdown
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing import html, markup
 from service.gateway.documents.parsing.parsed_file import Bounds
-from service.gateway.documents.parsing.parser import DocumentParser
-from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
 from tests.service.gateway.documents.pdfs import make_pdf
 
 BOUNDS = Bounds(10, 10_000)
@@ -74,7 +72,7 @@ async def test_pdf_bombs_cost_at_most_their_limits(kind: str) -> None:
     content, says = PDFS[kind]
     before = resident_bytes()
     try:
-        parsed = await sandbox.parse("pdf", content, LIMITS)
+        parsed = await parse_file("pdf", content, LIMITS)
     except InvalidRequest as error:
         assert error.message
     else:
@@ -92,7 +90,7 @@ def resident_bytes() -> int:
 )
 async def test_html_that_never_closes(opening: str) -> None:
     try:
-        parsed = await sandbox.parse("html", opening.encode() * 100_000, LIMITS)
+        parsed = await parse_file("html", opening.encode() * 100_000, LIMITS)
     except InvalidRequest as error:
         assert error.message
     else:
@@ -119,9 +117,8 @@ async def test_markdown_costs_its_limit_of_cpu() -> None:
         await DocumentParser(replace(LIMITS, cpu_s=1)).document(spooled(b"[" * 3_000_000))
 
 
-def spooled(content: bytes) -> SpooledDocument:
-    meta = {"title": "", "metadata": {}}
-    return SpooledDocument(1, "job", "", "default", "d", "md", meta, content)
+def spooled(content: bytes) -> IngestDocument:
+    return IngestDocument("d", "default", "md", content, number=1, job_id="job")
 
 
 class Impatient(FileLimits):
@@ -154,7 +151,7 @@ class NoOutput(FileLimits):
 async def test_each_bound_bites(kind: str, content: bytes, limits: FileLimits, says: str) -> None:
     began = time.monotonic()
     with pytest.raises(InvalidRequest, match=says):
-        await sandbox.parse(kind, content, limits)
+        await parse_file(kind, content, limits)
     assert time.monotonic() - began < 60
 
 
@@ -202,7 +199,7 @@ MARKS = st.sampled_from(["# ", "\n", "\r\n", "\r", "```\n", "===\n", "- ", "> ",
 @settings(max_examples=300, deadline=None)
 @given(text=st.lists(MARKS | st.text(max_size=6), max_size=20).map("".join))
 def test_any_markdown(text: str) -> None:
-    parsed = markdown.parse(text.encode(), BOUNDS)
+    parsed = markup.parse_markdown(text.encode(), BOUNDS)
     assert parsed.text == text
     assert all(0 <= start <= len(text) for start, *_ in parsed.marks)
 
@@ -215,6 +212,6 @@ async def test_damaged_pdfs(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 5))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
-        await sandbox.parse("pdf", bytes(content), LIMITS)
+        await parse_file("pdf", bytes(content), LIMITS)
     except InvalidRequest as error:
         assert error.message

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing import sandbox
 from service.gateway.documents.parsing.parsed_file import ParsedFile
-from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.parsing.parser import FileLimits, parse_file
 from tests.service.gateway.documents.office_files import (
     changed_zip,
     make_docx,
@@ -29,7 +28,7 @@ LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=10, memory_bytes=512 << 20)
 
 
 async def parsed(kind: str, content: bytes) -> ParsedFile:
-    found = await sandbox.parse(kind, content, LIMITS)
+    found = await parse_file(kind, content, LIMITS)
     assert [m[0] for m in found.marks] == sorted(m[0] for m in found.marks)
     return found
 
@@ -213,7 +212,7 @@ def encrypted_zip() -> bytes:
 )  # fmt: skip
 async def test_files_that_are_refused(kind: str, content: bytes, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        await sandbox.parse(kind, content, LIMITS)
+        await parse_file(kind, content, LIMITS)
 
 
 @pytest.mark.parametrize("row", [1, 1_048_576, 10**12])
@@ -233,7 +232,7 @@ async def test_entities_of_a_book_are_not_expanded_without_end() -> None:
     )  # fmt: skip
     content = changed_zip(make_epub("B", ["y"]), {"OEBPS/book.opf": laughs})
     with pytest.raises(InvalidRequest):
-        await sandbox.parse("office", content, LIMITS)
+        await parse_file("office", content, LIMITS)
 
 
 WHOLE = [DOCX, XLSX, make_pptx("x"), make_epub("B", ["<h1>One</h1>x"])]
@@ -247,7 +246,7 @@ async def test_damaged_archives(whole: bytes, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 20))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
-        await sandbox.parse("office", bytes(content), LIMITS)
+        await parse_file("office", bytes(content), LIMITS)
     except InvalidRequest as error:
         assert error.message
 
@@ -266,6 +265,6 @@ async def test_damaged_xml(kind: str, data: st.DataObject) -> None:
     end = data.draw(st.integers(at, min(len(xml), at + 40)))
     spoiled = xml[:at] + data.draw(st.sampled_from([b"", b"<", b"9" * 30, b"\xff"])) + xml[end:]
     try:
-        await sandbox.parse("office", changed_zip(whole, {PARTS[kind]: spoiled}), LIMITS)
+        await parse_file("office", changed_zip(whole, {PARTS[kind]: spoiled}), LIMITS)
     except InvalidRequest as error:
         assert error.message

@@ -7,10 +7,9 @@ import zlib
 import pytest
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing import sandbox
-from service.gateway.documents.parsing.formats import html, markdown
+from service.gateway.documents.parsing import html, markup
 from service.gateway.documents.parsing.parsed_file import Bounds
-from service.gateway.documents.parsing.sandbox import FileLimits
+from service.gateway.documents.parsing.parser import FileLimits, parse_file
 from tests.service.gateway.documents.pdfs import make_pdf
 
 BOUNDS = Bounds(10, 10_000)
@@ -24,7 +23,7 @@ HTML = (
 
 
 def test_markdown_keeps_its_text_and_finds_its_headings() -> None:
-    parsed = markdown.parse(MARKDOWN.encode(), BOUNDS)
+    parsed = markup.parse_markdown(MARKDOWN.encode(), BOUNDS)
     assert parsed.text == MARKDOWN and parsed.title == "Kettle"
     assert [mark[1:] for mark in parsed.marks] == [("heading", "Kettle"), ("heading", "Parts")]
     assert [MARKDOWN[start:][:5] for start, *_ in parsed.marks] == ["# Ket", "Parts"]
@@ -57,7 +56,7 @@ def test_html_in_its_own_charset() -> None:
 
 
 async def test_pdf_has_pages_and_a_title() -> None:
-    parsed = await sandbox.parse("pdf", make_pdf(["First page.", "Second."], title="T"), LIMITS)
+    parsed = await parse_file("pdf", make_pdf(["First page.", "Second."], title="T"), LIMITS)
     assert parsed.text == "First page.\n\nSecond." and parsed.title == "T"
     assert parsed.marks == [(0, "page", "1"), (13, "page", "2")]
     assert parsed.text[13:] == "Second."
@@ -86,10 +85,10 @@ def bomb() -> bytes:
 )
 async def test_pdfs_that_are_refused(content: bytes, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        await sandbox.parse("pdf", content, LIMITS)
+        await parse_file("pdf", content, LIMITS)
 
 
 async def test_html_that_nests_without_end_costs_its_limit_of_cpu() -> None:
     limits = FileLimits(pages=1, chars=1000, cpu_s=1, memory_bytes=512 << 20)
     with pytest.raises(InvalidRequest, match=r"1 s of CPU|memory|failed"):
-        await sandbox.parse("html", b"<div>" * 200_000, limits)
+        await parse_file("html", b"<div>" * 200_000, limits)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.gateway.fleet.routing.backlog import Backlog
-from service.gateway.fleet.routing.directory import Directory
-from service.gateway.fleet.routing.prefixes import PrefixMap
-from service.gateway.fleet.routing.router import Policy, RoutedPrompt, Router
-from service.gateway.fleet.routing.worker_table import STALE_S, TRIALS, WorkerTable
+from service.gateway.fleet.routing.cost import Work
+from service.gateway.fleet.routing.directory import Directory, PrefixMap
+from service.gateway.fleet.routing.router import Policy, Router, work_of
+from service.gateway.fleet.routing.worker_table import STALE_S, TRIALS, Backlog, WorkerTable
 from service.messages.replies import Holdings, WorkerLoad
 from service.messages.requests import ChunkTokens, Generate, Method
 
@@ -20,9 +19,9 @@ LOAD = WorkerLoad(token_s=1e-3, token_bytes=1e5, tiers={"ssd": (1e-4, 1e-9)})
 TEXTS = [ChunkTokens(n, [n * 1000 + i for i in range(100)]) for n in range(12)]
 
 
-def prompt(*documents: ChunkTokens) -> RoutedPrompt:
+def prompt(*documents: ChunkTokens) -> Work:
     request = Generate("r", [1, 2], list(documents), [3, 4, 5], Method("a3"))
-    return RoutedPrompt.of(request, answer=16.0, repair=0.15)
+    return work_of(request, answer=16.0, repair=0.15)
 
 
 def workers(*backlogs_s: float) -> WorkerTable:

@@ -1,1 +1,0 @@
-"""The cold tier: objects in an S3 bucket."""

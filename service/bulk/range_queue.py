@@ -1,0 +1,112 @@
+"""The documents of one range on their way in: what the ingestor works off in an actor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from service.bulk.ranges import Unread
+from service.bulk.records import Counts
+from service.errors import InternalError, KvstitchError
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.messages.replies import Precomputed
+
+
+class RangeQueue:
+    """Satisfies `DocumentQueue`. Thread-safe; `pending` blocks while it reads.
+
+    Args:
+        documents: Of the range, or what is wrong with them; each is read when it is due.
+        counts: Empty; what became of the documents is counted there.
+        record_sizes: Called with documents that are in the catalog now.
+    """
+
+    def __init__(
+        self,
+        documents: Iterator[IngestDocument | Unread],
+        counts: Counts,
+        record_sizes: Callable[[Sequence[IngestDocument]], None],
+    ) -> None:
+        self._documents = documents
+        self._counts = counts
+        self._record_sizes = record_sizes
+        self._lock = threading.Lock()
+        self._all_read = False
+        self._pending: dict[int, IngestDocument] = {}
+        self._indexed: dict[int, IngestDocument] = {}
+        # Chunks that are counted, by LoRA adapter: those of a batch that is tried again come twice.
+        self._counted: set[tuple[int, str]] = set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every document is done or has failed."""
+        return self._all_read and not self._pending and not self._indexed
+
+    def pending(self, limit: int, max_bytes: int) -> list[IngestDocument]:
+        size = sum(item.size for item in self._pending.values())
+        while not self._all_read and len(self._pending) < limit and size < max_bytes:
+            try:
+                one = next(self._documents, None)
+            except KvstitchError:
+                raise
+            except Exception as error:
+                raise InternalError(f"the input cannot be read: {error}") from error
+            with self._lock:
+                if one is None:
+                    self._all_read = True
+                elif isinstance(one, IngestDocument):
+                    self._pending[one.number] = one
+                    size += one.size
+                else:
+                    self._counts.fail(*one)
+        with self._lock:
+            # The KV of an earlier revision is stored before a document is replaced.
+            waiting = {item.key for item in self._indexed.values()}
+            found: list[IngestDocument] = []
+            for item in self._pending.values():
+                if item.key in waiting:
+                    break
+                found.append(item)
+            return found
+
+    def indexed(self, limit: int) -> list[IngestDocument]:
+        with self._lock:
+            return list(self._indexed.values())[:limit]
+
+    def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
+        with self._lock:
+            return set(numbers) & set(self._pending if state == "pending" else self._indexed)
+
+    def set_indexed(self, documents: Sequence[tuple[int, str, int, int]]) -> None:
+        self._record_sizes([self._pending[number] for number, *_ in documents])
+        with self._lock:
+            for number, _, chunks, tokens in documents:
+                item = self._pending.pop(number)
+                self._indexed[number] = replace(
+                    item, kind="", content=b"", title="", metadata={}, chunks=chunks
+                )
+                self._counts.chunks += chunks
+                self._counts.tokens += tokens
+
+    def set_done(self, numbers: Sequence[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                del self._indexed[number]
+                self._counts.done += 1
+
+    def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
+        with self._lock:
+            for number, message in documents:
+                item = self._pending.pop(number, None) or self._indexed.pop(number)
+                self._counts.fail(item.doc_id, message)
+
+    def on_reply(self, reply: Precomputed, lora: str, tokens: float) -> None:
+        """Count a chunk that the tiers hold: it was stored just now, or was present."""
+        key = (reply.chunk_id, lora)
+        if reply.status == "failed" or key in self._counted:
+            return
+        self._counted.add(key)
+        self._counts.bytes += reply.bytes if reply.status == "stored" else 0
+        self._counts.stored += reply.status == "stored"
+        self._counts.present += reply.status == "present"

@@ -1,0 +1,119 @@
+"""Prints answers and dry runs as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from service.cli.output import milliseconds, plain, size, table
+
+NUMBERS = ("#", "score", "tokens", "read", "stored", "recomputed", "load", "expected load")
+
+
+def show_result(console: Console, result: Mapping[str, Any]) -> None:
+    """Print what happened to every document, then one line of facts."""
+    cited = {c["chunk_id"]: c for c in result["citations"]}
+    cache = result["cache"]
+    shown = table(
+        "#", "document", "characters", "score", "tier", "read", "tokens", "recomputed", "load",
+        "plan", numbers=NUMBERS,
+    )  # fmt: skip
+    shown.add_row("", "(instructions)", "", "", *_segment(cache["system"]))
+    for document in cache["documents"]:
+        shown.add_row(*_place(cited.get(document["chunk_id"]), document), *_segment(document))
+    console.print(shown)
+    for document in [cache["system"], *cache["documents"]]:
+        for problem in document["problems"]:
+            console.print(plain(f"{document.get('doc_id', 'instructions')}: {problem}"))
+    console.print(facts(result))
+    _warn(console, result["warnings"])
+
+
+def show_forecast(console: Console, result: Mapping[str, Any]) -> None:
+    """Print what an answer would take."""
+    cited = {c["chunk_id"]: c for c in result["citations"]}
+    shown = table(
+        "#", "document", "characters", "score", "tier", "tokens", "stored", "read", "action",
+        "expected load", numbers=NUMBERS,
+    )  # fmt: skip
+    rows: Sequence[tuple[Sequence[str], Mapping[str, Any]]] = [
+        (("", "(instructions)", "", ""), result["system"]),
+        *((_place(cited.get(d["chunk_id"]), d), d) for d in result["documents"]),
+    ]
+    for place, segment in rows:
+        shown.add_row(
+            *place,
+            segment["tier"],
+            str(segment["tokens"]),
+            size(segment["stored_bytes"]),
+            size(segment["load_bytes"]),
+            segment["action"],
+            milliseconds(segment["load_s"]),
+        )
+    console.print(shown)
+    basis = "measured here" if result["measured"] else "assumed, nothing was measured yet"
+    console.print(
+        f"nothing was generated · {result['fusion']['method']}: "
+        f"{result['recomputed_tokens']} of {result['prompt_tokens']} prompt tokens computed, "
+        f"{share(result['flops'], result['full_prefill_flops'])} of a full prefill's operations\n"
+        f"expected TTFT {milliseconds(result['expected_ttft_s'])}, full prefill "
+        f"{milliseconds(result['full_prefill_ttft_s'])} (speeds {basis}; without a queue)"
+    )
+    _warn(console, result["warnings"])
+
+
+def facts(result: Mapping[str, Any]) -> str:
+    """One line: `TTFT … · TPOT … · tokens from the cache · …`."""
+    usage, timing, cache = result["usage"], result["timing"], result["cache"]
+    found = [
+        f"TTFT {milliseconds(timing['ttft_s'])}",
+        f"TPOT {milliseconds(timing['tpot_s'])}",
+        f"{usage['prompt_tokens_details']['cached_tokens']}/{usage['prompt_tokens']} prompt tokens "
+        "from the cache",
+        f"{share(cache['flops'], cache['full_prefill_flops'])} of a full prefill's operations",
+        f"{usage['completion_tokens']} tokens",
+        method(result),
+        result["finish_reason"],
+    ]
+    return " · ".join(found)
+
+
+def method(result: Mapping[str, Any]) -> str:
+    """The fusion as it was used: `a3 (ratio 0.15)`."""
+    ratio = result["cache"]["ratio"]
+    return str(result["fusion"]["method"]) + ("" if ratio is None else f" (ratio {ratio:.2g})")
+
+
+def share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _place(
+    cited: Mapping[str, Any] | None, document: Mapping[str, Any]
+) -> tuple[str, str, str, str]:
+    if cited is None:
+        return "?", plain(document["doc_id"]), "", ""
+    name = cited["doc_id"] if not cited["title"] else f"{cited['title']} ({cited['doc_id']})"
+    where = f"{cited['char_start']}-{cited['char_end']}"
+    return f"[{cited['index']}]", plain(name), where, f"{cited['score']:.3f}"
+
+
+def _segment(segment: Mapping[str, Any]) -> tuple[str, ...]:
+    plan = segment["plan"] or ("load" if segment["tier"] != "cold" else "compute")
+    if segment["computed"]:
+        plan = f"compute {segment['computed'].replace('_', ' ')}"
+    return (
+        segment["tier"],
+        size(segment["bytes"]),
+        str(segment["tokens"]),
+        str(segment["rows_recomputed"]),
+        milliseconds(segment["load_s"]),
+        f"{plan}: {plain(segment['why'])}" if segment["why"] else plan,
+    )
+
+
+def _warn(console: Console, warnings: Sequence[str]) -> None:
+    for text in warnings:
+        console.print(plain(f"warning: {text}"))

@@ -1,0 +1,217 @@
+"""Checks the data folder: writable, room for the SSD tier, databases whole, index fitting."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from retriever import EndpointEmbedder
+from retriever.catalog.tables import SCHEMA
+from retriever.embedders.sentence_model_folder import SentenceModelFolder
+from retriever.errors import RetrieverError
+from service.cli.doctor.findings import Finding, fail, ok, warn
+from service.cli.output import size
+from service.settings import Settings
+
+GIB = 1024**3
+_KEY_PREFIX = re.compile(r"[0-9a-f]{2}")  # of the folders of chunk files
+DATABASES = ("catalog.db", "jobs.sqlite3", "keys.sqlite3")
+
+
+def check_folder(settings: Settings) -> Iterator[Finding]:
+    folder = settings.data_dir
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".doctor-"):
+            pass
+    except OSError as error:
+        yield fail("data folder", f"{there} cannot be written: {error.strerror}",
+                   "give another --data-dir, or the right to write there")  # fmt: skip
+        return
+    state = f"{folder} is writable" if there == folder else f"{folder} will be made"
+    if pid := served_by(folder):
+        state += f"; process {pid} serves from it"
+    yield ok("data folder", state)
+    yield from _disk(settings, there)
+    yield from _kv_folder(settings.kv_dir)
+    yield from _databases(folder)
+
+
+def served_by(folder: Path) -> str:
+    """The id of the process that serves from the folder; "" if there is none."""
+    try:
+        with open(folder / "lock", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "?"
+    except OSError:
+        pass
+    return ""
+
+
+def _disk(settings: Settings, there: Path) -> Iterator[Finding]:
+    free = shutil.disk_usage(there).free
+    prompts = _bytes_below(settings.prompts_dir)
+    used = _bytes_below(settings.kv_dir) - prompts
+    wanted = settings.ssd_tier_gib * GIB - used
+    wanted += settings.stored_prompts_gib * GIB - prompts
+    text = f"{size(free)} free, the SSD tier holds {size(used)} of {settings.ssd_tier_gib:g} GiB"
+    if not settings.ssd_tier_gib:
+        yield ok("disk", f"{size(free)} free; no SSD tier")
+    elif wanted > free:
+        room = max(0, int((used + free) * 0.8 / GIB))
+        yield warn("disk", f"{text}: it cannot grow to its bound",
+                   f"--ssd-tier-gib {room}, or a data folder on a larger disk")  # fmt: skip
+    else:
+        yield ok("disk", text)
+
+
+def _kv_folder(folder: Path) -> Iterator[Finding]:
+    """Name what is not a regular file among the KV files; the SSD tier skips it."""
+    foreign: list[str] = []
+    for path, directories, files in os.walk(folder):
+        depth = len(Path(path).relative_to(folder).parts)
+        in_temporary = Path(path).name.startswith("tmp")
+        for name in list(directories):
+            ours = (
+                depth < 2
+                and not in_temporary
+                and (_KEY_PREFIX.fullmatch(name) or (depth == 0 and name.startswith("tmp")))
+            )
+            if depth == 0 and name.startswith("."):
+                directories.remove(name)
+            elif not ours:
+                foreign.append(os.path.join(path, name))
+                directories.remove(name)
+        for name in files:
+            file = os.path.join(path, name)
+            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                if not stat.S_ISREG(os.lstat(file).st_mode):
+                    foreign.append(file)
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        yield warn("kv folder", f"not regular files, so skipped: {', '.join(foreign[:3])}{more}",
+                   "remove them: KV whose place they take is not stored")  # fmt: skip
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(path, name)).st_size
+            except OSError:
+                continue  # evicted meanwhile
+    return total
+
+
+def _databases(folder: Path) -> Iterator[Finding]:
+    files = [folder / name for name in DATABASES if (folder / name).is_file()]
+    for file in files:
+        try:
+            # SQLite needs write access to recover a log that a crash has left; we write nothing.
+            connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)
+            try:
+                (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            result = str(error)
+        if result != "ok":
+            yield fail("databases", f"{file} is damaged: {result}",
+                       "restore it from a backup (docs/deployment.md)")  # fmt: skip
+            return
+    if files:
+        yield ok("databases", f"{', '.join(file.name for file in files)} are whole")
+
+
+_SPACES = (
+    "SELECT name, spaces.revision, dim, count(*) FROM spaces JOIN documents USING (space_id) "
+    "GROUP BY space_id"
+)
+
+
+def check_index(settings: Settings) -> Iterator[Finding]:
+    try:
+        name, revision = _embedder(settings)
+    except RetrieverError as error:
+        yield fail("embedder", str(error), "give another --embedder")
+        return
+    yield ok("embedder", f"{name}@{revision[:12]}" + (
+        f" at {settings.embedder_url}" if settings.embedder_url else ""))  # fmt: skip
+    if settings.database:  # `serve` compares the embedders when it opens the catalog
+        return
+    file = settings.data_dir / "catalog.db"
+    if not file.is_file():
+        yield ok("index", "no documents yet")
+        return
+    try:
+        revision_there, spaces, generation = _catalog(file)
+    except sqlite3.Error as error:
+        yield fail("index", f"{file} cannot be read: {error}", "restore it from a backup")
+        return
+    if revision_there != SCHEMA.head:
+        yield warn("index", f"{file} is of another release", "`kvstitch serve` brings an older one "
+                   "up to date; for a newer one, update kvstitch")  # fmt: skip
+        return
+    if others := [s for s in spaces if (s[0], s[1]) != (name, revision)]:
+        made = ", ".join(f"{n} documents by {other}@{r[:12]}" for other, r, _, n in others)
+        yield fail("index", f"embedded: {made}; the embedder is {name}@{revision[:12]}",
+                   "start with that embedder, or ingest into an empty data folder")  # fmt: skip
+        return
+    yield _saved(settings.data_dir / "index" / "manifest.json", generation, spaces)
+
+
+def _embedder(settings: Settings) -> tuple[str, str]:
+    """The embedder's name and revision.
+
+    Raises:
+        EmbedderUnsupported: Its folder is missing or cannot be used.
+    """
+    if settings.embedder_url:
+        endpoint = EndpointEmbedder(
+            settings.embedder_url,
+            settings.embedder or "default",
+            revision=settings.embedder_revision,
+        )
+        return endpoint.name, endpoint.revision
+    folder = SentenceModelFolder.read(Path(settings.embedder) if settings.embedder else None)
+    return folder.name, folder.revision()
+
+
+def _catalog(file: Path) -> tuple[str, list[Any], int]:
+    connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)
+    try:
+        named = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
+        if connection.execute(named).fetchone() is None:
+            return "", [], 0
+        (found,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        if found != SCHEMA.head:
+            return str(found), [], 0
+        (generation,) = connection.execute("SELECT generation FROM state").fetchone()
+        return str(found), connection.execute(_SPACES).fetchall(), int(generation)
+    finally:
+        connection.close()
+
+
+def _saved(manifest: Path, generation: int, spaces: list[Any]) -> Finding:
+    documents = sum(space[3] for space in spaces)
+    try:
+        saved = json.loads(manifest.read_text(encoding="utf-8"))["generation"]
+    except (OSError, ValueError, KeyError, TypeError):
+        saved = None
+    text = f"{documents} documents, all by this embedder"
+    if documents and saved != generation:
+        text += "; the next start rebuilds the index from the catalog"
+    return ok("index", text)

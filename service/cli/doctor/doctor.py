@@ -1,0 +1,81 @@
+"""`kvstitch doctor`: runs all checks and says what to do about what they find."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.text import Text
+
+from service.cli.doctor.findings import Finding, check_packages, fail
+from service.cli.options import add_client_options, add_settings, settings_of
+from service.cli.output import console, emit, plain, table
+from service.cli.service_client import client
+from service.errors import KvstitchError
+
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Check what `serve` with the same options and environment would find, and the service at "
+        "--url if one runs. Exit code 1 if anything fails."
+    )
+    add_settings(parser)
+    parser.add_argument("--deep", action="store_true", help="also load model and embedder and run "
+                        "the worker's start-up check (takes the model's memory)")  # fmt: skip
+    add_client_options(parser)
+    parser.set_defaults(command=run, url=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; 0 if no check fails, else 1."""
+    findings = list(_findings(args))
+    worst = max((f.level for f in findings), key=list(STYLES).index)
+    if args.json:
+        emit({"level": worst, "checks": [asdict(finding) for finding in findings]})
+    else:
+        _show(findings)
+    return 1 if worst == "fail" else 0
+
+
+def _findings(args: argparse.Namespace) -> Iterator[Finding]:
+    # Here, because every command imports this module.
+    from service.cli.doctor import data_folder, model, service, tiers
+
+    yield from check_packages()
+    try:
+        settings = settings_of(args)
+    except KvstitchError as error:
+        yield fail("settings", error.message, "mend the option or the environment variable")
+        return
+    for check in (
+        model.check_model,
+        model.check_loras,
+        model.check_defaults,
+        data_folder.check_folder,
+        data_folder.check_index,
+        tiers.check_tiers,
+        service.check_workers,
+        service.check_address,
+    ):
+        yield from check(settings)
+    if args.deep:
+        yield from model.check_start(settings)
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    own = f"http://{host}:{settings.port}"
+    args.url = args.url or os.environ.get("KVSTITCH_URL") or own
+    with client(args, timeout_s=30.0) as found:
+        yield from service.check_service(found, args.url)
+
+
+def _show(findings: list[Finding]) -> None:
+    shown = table("", "check", "found", "what to do")
+    for f in findings:
+        mark = Text(f.level, style=STYLES[f.level])
+        shown.add_row(mark, f.check, plain(f.message), plain(f.remedy))
+    console().print(shown)
+    counts = {level: sum(f.level == level for f in findings) for level in STYLES}
+    print(", ".join(f"{n} {level}" for level, n in counts.items()))

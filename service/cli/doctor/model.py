@@ -1,0 +1,254 @@
+"""Checks the model: config.json, tokenizer, weights, adapters, defaults, and with --deep a start.
+
+Only the deep check loads torch, and only what is checked after config.json loads the gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from service.cli.doctor.findings import Finding, fail, ok, warn
+from service.cli.output import size
+from service.errors import InvalidSetting, KvstitchError, ModelRefused
+from service.models.conversion_process import needed_bytes
+from service.models.gguf_header import read_header
+from service.models.gguf_support import check as check_gguf
+from service.models.gguf_support import quantisation
+from service.models.model_argument import gguf_file, is_gguf
+from service.models.model_finder import ModelFinder
+from service.settings import Settings, calibration, demo_model
+from service.shared import model_fingerprint
+from service.shared.worker_settings import MIB
+from service.worker.model import lora_folder
+from service.worker.model.folder_checks import (
+    facts,
+    family_fault,
+    read_config,
+    rope_fault,
+    weights_fault,
+)
+from service.worker.model.quantisation import quantisation_fault
+
+
+def _config(folder: Path, config: dict[str, Any], settings: Settings) -> Iterator[Finding]:
+    """Whether a model of this config.json can be served, and what is known of it."""
+    fault = family_fault(folder, config) or rope_fault(folder, config)
+    if fault := fault or quantisation_fault(
+        folder, config, device=settings.device, quantize=settings.quantize
+    ):
+        yield fail("model", fault.problem, fault.remedy)
+        return
+    own = " (the demo model)" if folder == demo_model() else ""
+    yield ok("model", f"{folder}{own}: {', '.join(facts(config))}")
+
+
+def require_config(folder: Path, settings: Settings) -> None:
+    """Refuse a model whose config.json says that it cannot be served.
+
+    Raises:
+        ModelRefused: It cannot.
+    """
+    try:
+        _refuse(_config(folder, read_config(folder), settings))
+    except (ValueError, OSError) as error:
+        raise ModelRefused(
+            f"{folder}/config.json cannot be read: {error}: copy the model folder again"
+        ) from error
+
+
+def require_loadable(folder: Path, settings: Settings) -> None:
+    """Refuse a model whose weights or adapters cannot be loaded, without loading them.
+
+    Raises:
+        ModelRefused: One of them is missing or damaged.
+    """
+    _refuse(chain(_weights(folder, settings), check_loras(settings)))
+
+
+def _refuse(found: Iterable[Finding]) -> None:
+    for finding in found:
+        if finding.level == "fail":
+            raise ModelRefused(f"{finding.message}: {finding.remedy}")
+
+
+def check_model(settings: Settings) -> Iterator[Finding]:
+    """Check the model; one that is not on this machine is not downloaded, nor converted."""
+    finder = ModelFinder.of(settings)
+    try:
+        folder = finder.find(settings.model)
+        if folder is None:
+            yield _unprepared(settings.model, finder)
+            return
+        config = read_config(folder)
+    except KvstitchError as error:
+        yield fail("model", error.message, "give another --model")
+        return
+    except (ValueError, OSError) as error:
+        yield fail("model", f"config.json cannot be read: {error}", "copy the model folder again")
+        return
+    found = list(_config(folder, config, settings))
+    yield from found
+    if any(finding.level == "fail" for finding in found):
+        return
+    yield from _prompts(folder, settings)
+    yield from _weights(folder, settings)
+
+
+def _unprepared(model: str, finder: ModelFinder) -> Finding:
+    """What is known of a model that is no folder yet.
+
+    Raises:
+        ModelRefused: It is a .gguf file that cannot be served.
+    """
+    if not is_gguf(model):
+        return warn("model", f"{model} is not on this machine, so it was not looked at",
+                    f"`kvstitch serve` downloads it, and `kvstitch model fetch {model}` does so "
+                    "beforehand")  # fmt: skip
+    header = read_header(gguf_file(model))
+    check_gguf(header)
+    kind, room = quantisation(header), size(needed_bytes(header, finder.written_dtype))
+    return warn("model", f"{header.path.name}: {header.architecture} in {kind}, not converted yet",
+                f"`kvstitch serve` does it once; it takes {room} in {finder.cache}")  # fmt: skip
+
+
+def _prompts(folder: Path, settings: Settings) -> Iterator[Finding]:
+    from service.gateway.prompts.prompt_builder import PromptBuilder
+
+    try:
+        prompts = PromptBuilder(folder, settings)
+    except KvstitchError as error:
+        yield fail("tokenizer", error.message, "copy the model folder again, or mend the file")
+        return
+    fmt = prompts.format
+    yield ok("tokenizer", f"chunks of {fmt.chunk_tokens} tokens, {fmt.top_k} per answer, prefix "
+             f"mode {fmt.prefix_mode}")  # fmt: skip
+
+
+def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
+    if settings.worker_addresses:
+        yield ok("weights", "loaded by workers that run by themselves")
+        return
+    if fault := weights_fault(folder):
+        yield fail("weights", fault.problem, fault.remedy)
+        return
+    files = sorted(folder.glob("*.safetensors"))
+    total = sum(file.stat().st_size for file in files)
+    need = settings.workers * total + settings.memory_tier_mib * MIB
+    free = _available_bytes()
+    if settings.device.startswith("cuda") or free is None or need <= free:
+        yield ok("weights", f"{size(total)}, whole")
+    else:
+        yield warn(
+            "weights",
+            f"weights and memory tier may take {size(need)}, and {size(free)} of memory is free",
+            "on a CPU: lower --memory-tier-mib or --workers, or take a smaller model",
+        )
+
+
+def check_loras(settings: Settings) -> Iterator[Finding]:
+    """Yield one finding for each adapter that is set."""
+    for name, folder in settings.loras.items():
+        try:
+            config, tensors = lora_folder.read_config(folder), lora_folder.tensor_names(folder)
+        except lora_folder.LoraRefused as error:
+            yield fail("lora", f"{name}: {error.fault.problem}", error.fault.remedy)
+            continue
+        modules = sorted({tensor.module.rpartition(".")[2] for tensor in tensors.values()})
+        yield ok("lora", f"{name}: rank {config.rank}, {', '.join(modules)}, from {folder}")
+
+
+def _available_bytes() -> int | None:
+    """Return the memory that is free on this machine and in this container, None if unknown."""
+    found = []
+    with suppress(OSError, StopIteration):
+        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(next(1024 * int(words[1]) for words in lines if words[0] == "MemAvailable:"))
+    with suppress(OSError, ValueError):  # there is no such file, or it says "max"
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{n}").read_text() for n in ("max", "current"))
+        found.append(int(limit) - int(used))
+    return min(found, default=None)
+
+
+def check_defaults(settings: Settings) -> Iterator[Finding]:
+    """Check the calibration that `serve` would use; nothing without a model to use it for."""
+    try:
+        folder = ModelFinder.of(settings).find(settings.model)
+    except KvstitchError:  # the check of the model has said why
+        return
+    if folder is None:
+        return
+    try:
+        found = calibration.find(settings, folder)
+    except InvalidSetting as error:
+        yield fail("defaults", error.message, "run `kvstitch tune`, or leave --calibration out")
+        return
+    if found is not None:
+        fusion, stored = json.dumps(found.defaults["fusion"]), found.settings(settings)
+        yield ok("defaults", f"fusion {fusion}, prefix mode {stored.prefix_mode}, codec "
+                 f"{stored.codec}, from {found.path}")  # fmt: skip
+        return
+    unused = settings.data_dir / model_fingerprint.CALIBRATION_FILE
+    if settings.calibration != calibration.OFF and unused.is_file():
+        yield warn("defaults", f"{unused} was made for another model, or is damaged: not used",
+                   "run `kvstitch tune` for this model")  # fmt: skip
+        return
+    yield ok("defaults", f"built in: fusion {json.dumps(calibration.BUILT_IN_FUSION)}; `kvstitch "
+             "tune` measures what suits model and documents")  # fmt: skip
+
+
+def check_start(settings: Settings) -> Iterator[Finding]:
+    """Do what a start would do: load the model and compare it with transformers; embed a text."""
+    yield _start_up(settings)
+    yield _embedding(settings)
+
+
+def _start_up(settings: Settings) -> Finding:
+    from service.worker.api import add_lora, load_model, set_threads, start_up_check
+
+    began = time.monotonic()
+    try:
+        folder = ModelFinder.of(settings).find(settings.model)
+        if folder is None:
+            return warn("start-up check", f"{settings.model} is not prepared, so it was not loaded",
+                        f"run `kvstitch model fetch {settings.model}` first")  # fmt: skip
+        set_threads(settings.threads)
+        adapter = load_model(
+            str(folder),
+            dtype=settings.dtype,
+            device=settings.device_of(0),
+            quantize=settings.quantize,
+        )
+        theirs, stitched = start_up_check(adapter)
+        for name, lora in settings.loras.items():
+            add_lora(adapter, name, lora)
+    except KvstitchError as error:
+        return fail("start-up check", error.message, "it cannot be served as it is")
+    except MemoryError:
+        return fail("start-up check", "the model does not fit into memory", "take a smaller one")
+    return ok(
+        "start-up check",
+        f"{adapter.family} in {str(adapter.dtype).removeprefix('torch.')} on {adapter.device}: "
+        f"{theirs:.1g} to transformers, {stitched:.1g} stitched, "
+        f"{time.monotonic() - began:.1f} s",
+    )
+
+
+def _embedding(settings: Settings) -> Finding:
+    from retriever.errors import RetrieverError
+    from service.gateway.search.models import make_embedder
+
+    model = make_embedder(settings)
+    try:
+        model.start()
+        dimensions = model.embed(["Is anybody there?"]).shape[1]
+    except RetrieverError as error:
+        return fail("embedding", str(error), "give another --embedder, or mend its endpoint")
+    finally:
+        model.close()
+    return ok("embedding", f"a sentence became {dimensions} numbers")

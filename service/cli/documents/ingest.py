@@ -1,0 +1,81 @@
+"""`kvstitch ingest`: sends documents, and shows a progress bar until their KV is stored.
+
+    files ── batches ── POST with a key made from their content ── jobs ── polled until they end
+
+An interrupted ingest can be repeated: for a batch whose job is still open the service answers with
+that job. A batch whose job has ended is sent again, which changes nothing that is stored already.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from service.cli.documents import watch
+from service.cli.documents.files import count, read
+from service.cli.documents.folder import SUFFIXES, scan
+from service.cli.documents.ingest_run import Ingest
+from service.cli.documents.web import fetch_all
+from service.cli.options import add_client_options, parse_pairs, positive, seconds
+from service.cli.service_client import CommandError, WrongArgument, client
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Ingest files, folders and patterns. A document is called by its path below the folder "
+        "given; every line of .jsonl is a document of its own."
+    )
+    parser.epilog = "An ingest that was cut off can be given again: nothing is done twice."
+    add = parser.add_argument
+    add("paths", nargs="*", metavar="PATH", help=f"{', '.join(SUFFIXES)}, a folder, or a pattern "
+        "such as 'docs/**/*.pdf'")  # fmt: skip
+    add("--collection", help="put them there (default: default)")
+    add("--metadata", action="append", metavar="NAME=VALUE", help="of all of them; or a JSON "
+        "object; may be repeated")  # fmt: skip
+    add("--batch", type=positive, default=200, help="documents per call (default: 200)")
+    add("--no-wait", action="store_true", help="print the jobs and do not wait for the KV")
+    add("--urls", metavar="FILE", help="fetch these: a URL per line")
+    add("--sitemap", metavar="URL", help="fetch the pages of a sitemap")
+    add("--allow-host", action="append", metavar="HOST", help="with --urls, --sitemap: fetch from "
+        "there (a sitemap's own host is allowed); may be repeated")  # fmt: skip
+    add("--max-urls", type=positive, default=1000, help="pages to fetch (default: 1000)")
+    add("--allow-private-addresses", action="store_true", help="fetch also from loopback, private "
+        "and link-local addresses")  # fmt: skip
+    add("--watch", action="store_true", help="of one folder: go on, and ingest what is new or "
+        "changed")  # fmt: skip
+    add("--delete-removed", action="store_true", help="with --watch: delete the documents of files "
+        "that are removed meanwhile")  # fmt: skip
+    add("--interval", type=seconds, default=2.0, metavar="SECONDS", help="with --watch: between "
+        "two looks at the folder (default: 2)")  # fmt: skip
+    add_client_options(parser)
+    parser.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ingest all documents below the given paths; 1 if any of them is not stored."""
+    metadata = parse_pairs(args.metadata, "--metadata")
+    if args.watch:
+        return watch.run(args, metadata)
+    web = args.urls is not None or args.sitemap is not None
+    if not args.paths and not web:
+        raise WrongArgument("say what to ingest: PATH…, --urls FILE or --sitemap URL")
+    found = scan(args.paths)
+    ingest = Ingest(args, metadata, total=count(found.sources) + len(found.failed))
+    for file in found.skipped:
+        ingest.skip(file)
+    for document in found.failed:
+        ingest.fail(document)
+    if not found.sources and not found.failed and not web:
+        raise CommandError(
+            f"no documents: {', '.join(args.paths)} hold no {', '.join(SUFFIXES)} files"
+        )
+    with client(args) as service, ingest.bar:
+        ingest.send_all(service, read(found.sources, metadata))
+        if web:
+            ingest.send_all(service, fetch_all(args))
+        if not args.no_wait:
+            try:
+                ingest.watch(service)
+            except KeyboardInterrupt:
+                ingest.say("the jobs go on without this command: `kvstitch jobs` shows them")
+                raise
+    return ingest.finish()

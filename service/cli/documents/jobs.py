@@ -1,0 +1,155 @@
+"""`kvstitch jobs`: lists, shows and cancels ingest jobs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kvstitch.client import Client, Job
+from service.cli.documents.upload import poll
+from service.cli.options import add_action, add_client_options, positive
+from service.cli.output import console, emit, emit_line, moment, plain, table, time_left
+from service.cli.service_client import client
+
+WATCH_S = 1.0
+JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
+FAILED_STATES = ("failed", "dead")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=listing, limit=20, state=None, watch=False)
+    add_client_options(parser)
+    actions = parser.add_subparsers(metavar="ACTION")
+    list_command = add_action(actions, "list", listing, "jobs, newest first (also without ACTION)")
+    list_command.add_argument("--limit", type=positive, default=20, help="default: 20")
+    list_command.add_argument("--state", choices=JOB_STATES)
+    list_command.add_argument("--watch", action="store_true", help="until none of them is open")
+    show_command = add_action(
+        actions, "show", show, "one job with its errors; exit code 1: it failed"
+    )
+    show_command.add_argument("job_id", metavar="JOB_ID")
+    show_command.add_argument("--watch", action="store_true", help="until it has ended")
+    cancel_command = add_action(actions, "cancel", cancel, "leave what is not done of a job")
+    cancel_command.add_argument("job_id", metavar="JOB_ID")
+
+
+def listing(args: argparse.Namespace) -> int:
+    """List jobs, newest first; with --watch until none of them is open."""
+    with client(args) as service:
+        if args.watch:
+            _watch_all(service, args)
+            return 0
+        jobs = _jobs(service, args)
+    if args.json:
+        emit([job.raw for job in jobs])
+    elif jobs:
+        console().print(_table(jobs))
+    else:
+        print("no jobs")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """Show one job with its errors, with --watch once it has ended; 1 if it failed."""
+    with client(args) as service:
+        job = service.get_job(args.job_id)
+        if args.watch:
+            job = _watch(service, job, as_json=args.json)
+    if not args.json:
+        _show(job)
+    elif not args.watch:
+        emit(job.raw)
+    return 1 if job.state in FAILED_STATES else 0
+
+
+def cancel(args: argparse.Namespace) -> int:
+    """Cancel the documents of a job that are not done."""
+    with client(args) as service:
+        job = service.cancel_job(args.job_id)
+    if args.json:
+        emit(job.raw)
+    else:
+        _show(job)
+    return 0
+
+
+def _jobs(service: Client, args: argparse.Namespace) -> list[Job]:
+    return list(service.list_jobs(state=args.state, limit=args.limit))
+
+
+def _all_ended(jobs: list[Job]) -> bool:
+    return all(job.ended for job in jobs)
+
+
+def _watch_all(service: Client, args: argparse.Namespace) -> None:
+    jobs = _jobs(service, args)
+    if args.json:
+        emit_line([job.raw for job in jobs])
+        while not _all_ended(jobs):
+            time.sleep(WATCH_S)
+            jobs = _jobs(service, args)
+            emit_line([job.raw for job in jobs])
+        return
+    with Live(_table(jobs), console=console(), auto_refresh=False) as live:
+        while not _all_ended(jobs):
+            time.sleep(WATCH_S)
+            jobs = _jobs(service, args)
+            live.update(_table(jobs), refresh=True)
+
+
+def _watch(service: Client, job: Job, *, as_json: bool) -> Job:
+    stderr = console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+        TimeElapsedColumn(),
+        console=stderr,
+        disable=as_json or not stderr.is_terminal,
+    )
+    last = None
+    with bar:
+        task = bar.add_task(job.state, total=job.progress.total, left="")
+        while True:
+            counts = job.progress
+            done = counts.done + counts.failed + counts.cancelled
+            bar.update(task, completed=done, description=job.state, left=time_left(job.eta_s))
+            if as_json and job != last:
+                emit_line(job.raw)
+            if job.ended:
+                return job
+            last = job
+            (job,) = poll(service, [job.job_id])
+
+
+def _table(jobs: list[Job]) -> Table:
+    numbers = ("done", "failed", "cancelled", "of", "chunks")
+    shown = table("job", "state", *numbers, "began", "seconds", "", numbers=(*numbers, "seconds"))
+    for job in jobs:
+        counts = job.progress
+        shown.add_row(
+            job.job_id,
+            job.state,
+            *map(str, (counts.done, counts.failed, counts.cancelled, counts.total, job.chunks)),
+            moment(job.created),
+            f"{job.updated - job.created:.1f}",
+            time_left(job.eta_s),
+        )
+    return shown
+
+
+def _show(job: Job) -> None:
+    out = console()
+    out.print(_table([job]))
+    if changes := ", ".join(f"{n} {name}" for name, n in job.changes.items() if n):
+        out.print(changes)
+    if job.errors:
+        errors = table("document", "what is wrong")
+        for error in job.errors:
+            errors.add_row(plain(error.doc_id), plain(error.message))
+        out.print(errors)

@@ -1,0 +1,195 @@
+"""`kvstitch ingest --watch`: keeps a folder's documents as the folder is, until it is interrupted.
+
+    scan ── what is new or changed, and quiet since the last scan ── ingest
+       └── what is gone since two scans ── deleted, with --delete-removed
+
+What has been ingested is known by (modification time, size, inode) and kept in memory: the first
+round sends everything, which changes nothing that is stored already. A round that fails because the
+service is away is made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvstitch.client import Client, errors
+from service.cli.documents.account import sentence
+from service.cli.documents.files import DocumentToSend, Read, read
+from service.cli.documents.folder import Found, SourceFile, scan
+from service.cli.documents.ingest_run import Ingest
+from service.cli.output import console, emit_line, plain
+from service.cli.service_client import WrongArgument, message_of
+from service.cli.service_client import client as connect
+
+Signature = tuple[int, int, int]
+Name = tuple[str, str]  # collection, doc_id
+DELETED_AT_ONCE = 1000  # documents in one call
+_TEMPORARY = (409, 429, 502, 503, 504, 507)
+
+
+@dataclass
+class Known:
+    """A file that was ingested as it was then, and its documents."""
+
+    signature: Signature
+    names: set[Name] = field(default_factory=set)
+
+
+def run(args: argparse.Namespace, metadata: dict[str, Any]) -> int:
+    """Watch a folder; ends only by an error or an interrupt.
+
+    Raises:
+        errors.KvstitchError: The service refuses for a reason that will not pass by itself.
+    """
+    fetches = args.urls is not None or args.sitemap is not None
+    if len(args.paths) != 1 or not Path(args.paths[0]).is_dir() or args.no_wait or fetches:
+        raise WrongArgument("--watch takes one folder, and neither URLs nor --no-wait")
+    watch = Watch(args, metadata)
+    while True:
+        watch.round()
+        time.sleep(args.interval)
+
+
+class Watch:
+    """The state of one watched folder."""
+
+    def __init__(self, args: argparse.Namespace, metadata: dict[str, Any]) -> None:
+        self._args, self._metadata = args, metadata
+        self._root = Path(args.paths[0])
+        self._known: dict[Path, Known] = {}
+        self._seen: dict[Path, Signature] = {}  # in the scan before
+        self._said: set[object] = set()  # skipped and unreadable files that were named
+        self._missing: set[Path] = set()  # in the scan before
+        self._warned = ""
+        self._first = True
+
+    def round(self) -> None:
+        """One look at the folder, and what follows from it."""
+        try:
+            found = scan([str(self._root)])
+        except WrongArgument as error:
+            self._warn(error.message)
+            return
+        seen = {s.path: sig for s in found.sources if (sig := _signature(s.path)) is not None}
+        quiet = [s for s in found.sources if s.path in seen and self._is_due(s.path, seen[s.path])]
+        gone = self._gone(found, seen)
+        self._seen = seen
+        try:
+            with connect(self._args) as client:
+                self._ingest(client, found, quiet)
+                self._forget(client, gone)
+        except errors.KvstitchError as error:
+            away = isinstance(error, errors.ConnectionFailed) or error.status in _TEMPORARY
+            if not away:
+                raise
+            self._warn(f"{message_of(error)}; it is tried again")
+        else:
+            self._warned = ""
+            self._first = False
+
+    def _is_due(self, path: Path, signature: Signature) -> bool:
+        """Whether a file is new or changed, and is not being written any more.
+
+        At the first round nothing is known of the time before: files are taken as they are, and
+        again if they change.
+        """
+        known = self._known.get(path)
+        if known is not None and known.signature == signature:
+            return False
+        return self._first or self._seen.get(path) == signature
+
+    def _gone(self, found: Found, seen: dict[Path, Signature]) -> list[Path]:
+        """Known files that are missing in this scan and in the one before."""
+        missing = {path for path in self._known if path not in seen}
+        if found.failed:  # a folder that cannot be read hides its files
+            missing = set()
+        elif missing and len(missing) == len(self._known) > 1:
+            self._warn(f"all files of {self._root} are gone: is it mounted? Nothing is deleted")
+            missing = set()
+        gone = sorted(missing & self._missing)
+        self._missing = missing
+        return gone
+
+    def _ingest(self, client: Client, found: Found, sources: Sequence[SourceFile]) -> None:
+        ingest = Ingest(self._args, self._metadata, total=len(sources))
+        new: set[object] = {*found.skipped, *found.failed} - self._said
+        if not sources and not new:
+            return
+        for file in found.skipped:
+            if file in new:
+                ingest.skip(file)
+        for document in found.failed:
+            if document in new:
+                ingest.fail(document)
+        before = {source.path: self._seen[source.path] for source in sources}
+        names: dict[Path, set[Name]] = {source.path: set() for source in sources}
+        ingest.send_all(client, self._read(sources, names))
+        ingest.watch(client)
+        result = ingest.account.result(waited=True)
+        self._said |= new
+        for path, signature in before.items():
+            old = self._known.get(path, Known(signature)).names
+            self._delete(client, path, old - names[path])
+            self._known[path] = Known(signature, names[path])
+        self._report({"event": "ingested", **result}, sentence(result))
+
+    def _read(self, sources: Sequence[SourceFile], names: dict[Path, set[Name]]) -> Iterator[Read]:
+        """Yields the documents, and notes the names of each file's."""
+        for source in sources:
+            for document in read([source], self._metadata):
+                if isinstance(document, DocumentToSend):
+                    names[source.path].add((document.collection, document.doc_id))
+                yield document
+
+    def _forget(self, client: Client, gone: Sequence[Path]) -> None:
+        for path in gone:
+            self._delete(client, path, self._known[path].names)
+            del self._known[path]
+            self._missing.discard(path)
+
+    def _delete(self, client: Client, path: Path, names: set[Name]) -> None:
+        """Delete documents whose file, or line, is gone, if that is wanted; say so in any case."""
+        # What is a document of another file by now stays.
+        names = names - {n for other, k in self._known.items() if other != path for n in k.names}
+        if not names:
+            return
+        event = "removed"
+        if self._args.delete_removed:
+            event = "deleted"
+            for collection in sorted({collection for collection, _ in names}):
+                doc_ids = sorted(doc_id for own, doc_id in names if own == collection)
+                wanted = collection or self._args.collection or "default"
+                for start in range(0, len(doc_ids), DELETED_AT_ONCE):
+                    part = doc_ids[start : start + DELETED_AT_ONCE]
+                    client.delete_documents(part, collection=wanted)
+        doc_ids = sorted(doc_id for _, doc_id in names)
+        word = "deleted" if event == "deleted" else "gone; its document stays"
+        self._report(
+            {"event": event, "path": str(path), "doc_ids": doc_ids},
+            f"{path}: {word} ({len(doc_ids)} documents)",
+        )
+
+    def _report(self, event: dict[str, Any], line: str) -> None:
+        if self._args.json:
+            emit_line(event)
+        else:
+            print(plain(line), flush=True)
+
+    def _warn(self, message: str) -> None:
+        """Say on stderr what the folder or the service lacks, once while it lasts."""
+        if message != self._warned:
+            self._warned = message
+            console(stderr=True).print(plain(f"kvstitch: {message}"), soft_wrap=True)
+
+
+def _signature(path: Path) -> Signature | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

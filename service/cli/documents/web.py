@@ -1,0 +1,159 @@
+"""Pages of the web as documents, called by their URL; URLs come from a file or a sitemap."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urldefrag, urlsplit
+from xml.etree import ElementTree
+
+from service.cli.documents.fetch import Fetched, Fetcher, FetchLimits, NotFetched
+from service.cli.documents.files import DocumentToSend, Read
+from service.cli.documents.folder import OTHER_KIND, SkippedFile, UnsendableDocument
+from service.cli.service_client import CommandError, WrongArgument
+from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
+
+REPEATED = "named before"
+TOO_MANY = "beyond --max-urls"
+MAX_BYTES = 32 << 20
+MAX_SECONDS = 60.0
+_NAMELESS = ("", "application/octet-stream", "text/plain")  # types that say nothing
+_UNSENDABLE = '"\\'
+
+
+def fetch_all(args: argparse.Namespace) -> Iterator[Read]:
+    """Yields every page of --urls and --sitemap, or why there is none.
+
+    Raises:
+        CommandError: The list of URLs cannot be had.
+    """
+    limits = FetchLimits(_hosts(args), MAX_BYTES, MAX_SECONDS, args.allow_private_addresses)
+    with Fetcher(limits) as fetcher:
+        count = 0
+        for url, again in without_repetitions(_urls(args, fetcher)):
+            if again or count >= args.max_urls:
+                yield SkippedFile(url, REPEATED if again else TOO_MANY)
+                continue
+            count += 1
+            yield _document(url, fetcher)
+
+
+def _urls(args: argparse.Namespace, fetcher: Fetcher) -> Iterator[str]:
+    if args.urls is not None:
+        yield from of_file(args.urls)
+    if args.sitemap is not None:
+        yield from of_sitemap(args.sitemap, fetcher)
+
+
+def _hosts(args: argparse.Namespace) -> frozenset[str]:
+    """The hosts that are named, and the sitemap's own.
+
+    Raises:
+        WrongArgument: There are none.
+    """
+    hosts = {host.lower() for host in args.allow_host or []}
+    if args.sitemap is not None:
+        try:
+            hosts.add(urlsplit(args.sitemap).hostname or "")
+        except ValueError as error:
+            raise WrongArgument(f"{args.sitemap} is not a URL: {error}") from error
+    if not hosts:
+        raise WrongArgument("--urls needs --allow-host HOST, for each host that may be asked")
+    return frozenset(hosts)
+
+
+def _document(url: str, fetcher: Fetcher) -> Read:
+    if any(char in _UNSENDABLE for char in url) or not url.isprintable():
+        return UnsendableDocument(url, "it has quotes or control characters", "no URL")
+    try:
+        page = fetcher.get(url)
+        media_type, content = page.media_type, _in_utf8(page)
+    except NotFetched as error:
+        return UnsendableDocument(url, str(error), error.reason)
+    path = urlsplit(url).path
+    if media_type in _NAMELESS:
+        kind = file_kind(path, "", content)
+        media_type = "text/plain"
+        if kind in UTF8_KINDS:
+            try:
+                content.decode()
+            except UnicodeDecodeError as error:
+                message = f"not valid UTF-8 (byte {error.start})"
+                return UnsendableDocument(url, message, "not valid UTF-8")
+    elif media_type not in KIND_OF_MEDIA_TYPE:
+        return SkippedFile(url, OTHER_KIND, media_type)
+    return DocumentToSend(url, media_type, content)
+
+
+def _in_utf8(page: Fetched) -> bytes:
+    """The content; of text in another charset that the server names, converted.
+
+    Raises:
+        NotFetched: It is not in that charset.
+    """
+    if not page.media_type.startswith("text/") or page.charset in ("", "utf-8", "utf8"):
+        return page.content
+    try:
+        # The mark at the beginning says that it is UTF-8, whatever the page says of itself.
+        return page.content.decode(page.charset).encode("utf-8-sig")
+    except (LookupError, UnicodeError) as error:
+        raise NotFetched("not in the charset that its server names", str(error)) from error
+
+
+MAX_SITEMAPS = 50  # that one sitemap may name
+_LOC = "{*}*/{*}loc"  # in any namespace
+
+
+def of_file(name: str) -> list[str]:
+    """One URL per line; blank lines and those that begin with # say nothing.
+
+    Raises:
+        WrongArgument: It cannot be read.
+    """
+    try:
+        lines = Path(name).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongArgument(f"{name} cannot be read: {error}") from error
+    return [text for line in lines if (text := line.strip()) and not text.startswith("#")]
+
+
+def of_sitemap(url: str, fetcher: Fetcher) -> Iterator[str]:
+    """Yields the URLs of a sitemap, and of those that it names.
+
+    Raises:
+        CommandError: One of them cannot be fetched, or is none.
+    """
+    waiting, seen = [url], 0
+    while waiting:
+        seen += 1
+        if seen > MAX_SITEMAPS:
+            raise CommandError(f"{url} names more than {MAX_SITEMAPS} sitemaps: give some of them")
+        root = _parsed(waiting.pop(0), fetcher)
+        found = [(loc.text or "").strip() for loc in root.iterfind(_LOC)]
+        if root.tag.endswith("}sitemapindex") or root.tag == "sitemapindex":
+            waiting += found
+        else:
+            yield from found
+
+
+def _parsed(url: str, fetcher: Fetcher) -> ElementTree.Element:
+    try:
+        content = fetcher.get(url).content
+    except NotFetched as error:
+        raise CommandError(f"the sitemap {url} cannot be fetched: {error}") from error
+    if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
+        raise CommandError(f"the sitemap {url} declares entities, which sitemaps do not")
+    try:
+        return ElementTree.fromstring(content)
+    except ElementTree.ParseError as error:
+        raise CommandError(f"{url} is no sitemap: {error}") from error
+
+
+def without_repetitions(urls: Iterator[str] | list[str]) -> Iterator[tuple[str, bool]]:
+    """Yields (URL without its fragment, whether it came before)."""
+    seen: set[str] = set()
+    for url in urls:
+        bare = urldefrag(url).url
+        yield bare, bare in seen
+        seen.add(bare)

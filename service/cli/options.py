@@ -1,0 +1,148 @@
+"""Options that commands share, what values may be, and settings made of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
+
+from service.cli.service_client import WrongArgument
+from service.settings import Settings, load
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    add, later = parser.add_argument, argparse.SUPPRESS
+    add("--url", default=later, help=f"the service (default: KVSTITCH_URL or {DEFAULT_URL})")
+    add("--api-key", default=later, help="default: KVSTITCH_API_KEY, which others cannot see in "
+        "the process list")  # fmt: skip
+    add("--json", action="store_true", default=later, help="JSON on stdout and nothing else")
+
+
+def add_action(actions: Commands, name: str, command: object, help: str) -> argparse.ArgumentParser:
+    made = actions.add_parser(name, help=help)
+    made.set_defaults(command=command)
+    add_client_options(made)
+    return made
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0.05 <= value < 1e6:
+        raise argparse.ArgumentTypeError("must be at least 0.05")
+    return value
+
+
+def minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """Join all arguments of an option into one object.
+
+    Args:
+        texts: Each is NAME=VALUE, where VALUE is JSON or else a string, or a JSON object.
+        option: For errors.
+
+    Raises:
+        CommandError: An argument is neither.
+    """
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        found |= _object(text, option) if text.lstrip().startswith("{") else _pair(text, option)
+    return found
+
+
+def _object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WrongArgument(f"{option} {text} is not valid JSON: {error}") from None
+    return value
+
+
+def _pair(text: str, option: str) -> dict[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (equals and name.strip()):
+        raise WrongArgument(f"{option} {text}: write NAME=VALUE, or a JSON object")
+    try:
+        return {name.strip(): json.loads(value)}
+    except (ValueError, RecursionError):
+        return {name.strip(): value}
+
+
+def settings_of(args: argparse.Namespace, *, without: Collection[str] = ()) -> Settings:
+    """Return the settings of the environment, and of the options that bear their names.
+
+    Raises:
+        InvalidSetting: One is wrong by itself.
+    """
+    names = set(Settings.model_fields).difference(without)
+    return load(**{name: value for name, value in vars(args).items() if name in names})
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the settings that `serve`, `worker` and `doctor` take."""
+    add = parser.add_argument
+    add("--model", help="model folder, .gguf file, Hugging Face id, or a name: see `kvstitch model "
+        "list` (default: the demo model)")  # fmt: skip
+    add("--lora", "--lora-modules", nargs="+", action=_Joined, metavar="NAME=FOLDER",
+        help="LoRA adapters, folders as PEFT saves them; may be repeated")  # fmt: skip
+    add("--lora-precompute", metavar="NAMES", help="adapters, by commas, with which documents are "
+        "computed as they come in (default: none)")  # fmt: skip
+    add("--model-cache", help="where folders made of .gguf files are kept")
+    add("--data-dir", help="where documents, jobs and KV are kept")
+    add("--database", help="PostgreSQL that gateways share, postgresql://user:password@host/name")
+    add("--redis", dest="redis_url", help="shared KV tier, e.g. redis://127.0.0.1:6379/0, or "
+        "redis+cluster://a:6379,b:6379")  # fmt: skip
+    add("--redis-ttl", dest="redis_ttl_s", type=int, help="seconds; 0: until Redis evicts")
+    add("--s3", dest="s3_url", help="cold KV tier, e.g. s3://bucket/prefix")
+    add("--s3-endpoint", help="URL of the S3 server; without it AWS")
+    add("--s3-region", help="without it AWS_REGION, or us-east-1")
+    add("--write-tiers", help="tiers besides memory that get computed KV, e.g. ssd,s3; default all")
+    add("--host", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, help="port to listen on (default: 8000)")
+    add("--codec", choices=("int2", "int4", "int8", "raw"), help="how KV is stored")
+    add("--dtype", choices=("auto", "float32", "float16", "bfloat16"))
+    add("--quantize", choices=("off", "int8", "int4"), help="weights in fewer bits")
+    add("--device", help="auto, cpu, cuda or cuda:N")
+    add("--memory-tier-mib", type=int, help="KV in memory; 0: none")
+    add("--ssd-tier-gib", type=float, help="KV on disk; 0: none")
+    add("--workers", type=int, help="worker processes, each with the model; default: 1")
+    add("--worker-addresses", metavar="ADDRESSES", help="workers that run by themselves, instead "
+        "of own ones: tcp://host:5700 by commas, dns://name:5700, or ray://")  # fmt: skip
+    add("--threads", type=int, help="CPU threads of a worker")
+    add("--tensor-parallel", type=int, help="processes that share the model, split by heads")
+    add("--embedder", help="sentence-embedding model folder (default: all-MiniLM-L6-v2)")
+    add("--chunk-tokens", type=int, help="tokens per chunk (default: the model folder's)")
+    add("--top-k", type=int, help="passages per answer (default: the model folder's)")
+    add("--prefix-mode", help="what a chunk sees when it is precomputed")
+    add("--max-running", type=int, help="sequences decoded together")
+
+
+class _Joined(argparse.Action):
+    """Several values, also of several options, joined by commas as settings have them."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, ",".join([*([before] if before else []), *(values or ())]))

@@ -1,0 +1,83 @@
+"""One answer on its way from the request to the message that the worker gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from retriever import Passage, Scope
+from service.gateway.prompts.conversation import question_of
+from service.gateway.schemas.answer import Citation, Condense, RetrievalNote
+from service.gateway.schemas.generate import GenerateRequest
+from service.gateway.search.passage_search import SearchQuery
+from service.messages.requests import Generate, Method
+from service.prompt import Turn
+
+
+@dataclass(kw_only=True)
+class AnswerPlan:
+    """What the gateway knows of an answer. Validation makes it, preparation completes it.
+
+    Attributes:
+        request: As it was sent.
+        scope: Tenant and collection.
+        turns: The conversation, normalised.
+        search: What is searched for; None: nothing is, because the documents come with the request
+            or none are wanted. Its text is the question, or what the model has made of it.
+        joined: The question together with earlier ones, searched beside it; None: nothing is.
+        condense: What is to become of a question that follows others, then what was done with it.
+        fusion: The fusion method with all its parameters.
+        eviction: The eviction method with all its parameters, None if there is none.
+        adapter: The LoRA adapter that answers; "" for none.
+        max_context: Tokens that the model takes.
+        estimated_tokens: About the length of the prompt.
+        condense_s: Seconds that the model took to rewrite the question.
+        condense_tokens: Tokens that it read and wrote for that.
+        passages: The documents of the prompt, in its order.
+        citations: The same as the client gets them.
+        generate: The message. Set by preparation, as are the next two.
+        stages: Seconds of embed, retrieve, plan and, if they were asked for, rerank and condense.
+        warnings: For the client.
+    """
+
+    request: GenerateRequest
+    scope: Scope
+    turns: list[Turn]
+    search: SearchQuery | None
+    condense: Condense
+    fusion: Method
+    eviction: Method | None
+    adapter: str
+    max_context: int
+    estimated_tokens: int
+    joined: str | None = None
+    condense_s: float = 0.0
+    condense_tokens: int = 0
+    passages: list[Passage] = field(default_factory=list)
+    citations: list[Citation] = field(default_factory=list)
+    generate: Generate = field(init=False, repr=False)
+    stages: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def question(self) -> str:
+        """The text that is answered."""
+        return question_of(self.turns)
+
+    @property
+    def doc_ids(self) -> dict[int, str]:
+        """Chunk id to the id of its document."""
+        return {passage.chunk.chunk_id: passage.chunk.doc_id for passage in self.passages}
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        message = self.generate
+        documents = sum(len(document.ids) for document in message.documents)
+        return len(message.system) + documents + len(message.question)
+
+    @property
+    def retrieval(self) -> RetrievalNote | None:
+        """What was searched for, as the client gets it; None: nothing."""
+        if self.search is None:
+            return None
+        return RetrievalNote(query=self.search.text, joined=self.joined, condense=self.condense)

@@ -1,1 +1,0 @@
-"""What is searched for a follow-up question, which alone may not say what it is about."""

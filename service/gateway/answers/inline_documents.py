@@ -1,0 +1,71 @@
+"""Turns documents that come with a request into passages.
+
+They are cut as stored documents are, and the same text gets the same chunk keys, so a second
+request with a text finds its KV. They are not in the catalog: their chunk ids are negative and
+mean something within one answer only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retriever import Chunk, ChunkSettings, Passage
+from service.errors import InvalidRequest, PromptTooLong
+from service.gateway.schemas.generate import InlineDocument
+
+FIRST_CHUNK_ID = -2  # -1 is the system prompt's
+# Inline documents with more characters per token of context than this cannot fit, and are refused
+# before they are encoded.
+MAX_INLINE_CHARS_PER_TOKEN = 32
+
+
+def inline_passages(
+    documents: Sequence[InlineDocument], chunking: ChunkSettings, max_context: int
+) -> list[Passage]:
+    """Return every chunk of the documents, in order, with a score of 1: nothing was searched.
+
+    Args:
+        documents: As they were sent.
+        chunking: How stored documents are cut.
+        max_context: Tokens that the model takes.
+
+    Raises:
+        PromptTooLong: The texts cannot fit into the context.
+        InvalidRequest: A text is empty, or two documents have the same doc_id.
+        retriever.errors.InvalidDocument: A title leaves no room for text in a chunk.
+    """
+    chars = sum(len(document.text) for document in documents)
+    if chars > MAX_INLINE_CHARS_PER_TOKEN * max_context:
+        raise PromptTooLong(
+            f"inline_documents have {chars} characters, the model takes {max_context} tokens: "
+            "send less text",
+            field="inline_documents",
+        )
+    out: list[Passage] = []
+    seen: set[str] = set()
+    for number, document in enumerate(documents):
+        where = f"inline_documents[{number}]"
+        if not document.text.strip():
+            raise InvalidRequest(f"{where}.text is empty: send its text", field=f"{where}.text")
+        doc_id = document.doc_id or f"inline-{number + 1}"
+        if doc_id in seen:
+            raise InvalidRequest(
+                f"{where}.doc_id {doc_id!r} is another document's: citations could not tell them "
+                "apart",
+                field=f"{where}.doc_id",
+            )
+        seen.add(doc_id)
+        for ordinal, span in enumerate(chunking.split(document.text, document.title)):
+            chunk = Chunk(
+                chunk_id=FIRST_CHUNK_ID - len(out),
+                doc_id=doc_id,
+                ordinal=ordinal,
+                text=document.text[span.start : span.end],
+                title=document.title,
+                char_start=span.start,
+                char_end=span.end,
+                tokens=span.tokens,
+                revision="",
+            )
+            out.append(Passage(chunk, 1.0))
+    return out

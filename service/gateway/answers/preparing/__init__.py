@@ -1,1 +1,0 @@
-"""From a request as it was sent to the message that the worker gets."""

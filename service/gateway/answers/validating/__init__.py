@@ -1,1 +1,0 @@
-"""Whether a request can be answered, and by which methods."""

@@ -1,0 +1,122 @@
+"""The KV of a document's chunks: which token ids it belongs to, and behind which other chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from retriever import Scope
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_prefixes
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.messages.requests import ChunkTokens
+
+NO_CHUNK = -1  # where only copies are to be purged
+COPIES_PER_PURGE = 8  # of other chunks behind the one that is purged; further ones are other purges
+
+
+@dataclass(frozen=True)
+class ChunkKV:
+    """The KV of one chunk, to be stored or to be purged.
+
+    Attributes:
+        tenant, collection, doc_id, chunk_id: Of the chunk.
+        ids: The token ids that key its KV behind S.
+        copies: The same chunk behind other chunks; in a purge also other chunks behind this one.
+    """
+
+    tenant: str
+    collection: str
+    doc_id: str
+    chunk_id: int
+    ids: list[int]
+    copies: list[ChunkTokens] = field(default_factory=list)
+
+
+class ChunkKVs:
+    """Finds the KV of documents' chunks."""
+
+    def __init__(
+        self, retriever: AsyncRetriever, prompts: PromptBuilder, behind: PrecomputedBehind
+    ) -> None:
+        self._retriever = retriever
+        self._prompts = prompts
+        self._behind = behind
+
+    async def of(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
+        """Return all chunks of these documents, without copies."""
+
+        def find() -> list[ChunkKV]:
+            return [
+                ChunkKV(
+                    scope.tenant,
+                    scope.collection,
+                    doc_id,
+                    chunk.chunk_id,
+                    self._prompts.segment(chunk),
+                )
+                for doc_id in doc_ids
+                for chunk in self._retriever.catalog.chunks_of(doc_id, scope=scope)
+            ]
+
+        return await self._retriever.run(find)
+
+    async def to_store(
+        self, scope: Scope, doc_ids: Sequence[str], max_context: int
+    ) -> tuple[list[ChunkKV], list[ChunkKV]]:
+        """Choose behind which other chunks the chunks of these documents are precomputed.
+
+        Args:
+            max_context: Tokens that the model takes.
+
+        Returns:
+            All chunks, each with the copy that is to be stored, in prefix modes that have copies;
+            and copies behind chunks that were chosen earlier, which are to be purged.
+        """
+        chunks = await self.of(scope, doc_ids)
+        if self._behind.kind is None:
+            return chunks, []
+        stored = await self._retriever.run(
+            self._retriever.catalog.chunks, [each.chunk_id for each in chunks]
+        )
+        chosen = await self._retriever.change(
+            lambda: [self._behind.choose(chunk, scope, max_context) for chunk in stored]
+        )
+        made = {each.chunk.chunk_id: each for each in chosen}
+        present = [each for each in chunks if each.chunk_id in made]
+        replaced = [
+            replace(each, chunk_id=NO_CHUNK, ids=[], copies=made[each.chunk_id].replaced)
+            for each in present
+            if made[each.chunk_id].replaced
+        ]
+        return [replace(each, copies=[made[each.chunk_id].chunk]) for each in present], replaced
+
+    async def to_purge(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
+        """Return all KV that holds text of these documents, or follows from it.
+
+        A chunk behind which many others stand comes several times.
+        """
+        chunks = await self.of(scope, doc_ids)
+        chunk_ids = [each.chunk_id for each in chunks]
+        copies = await self._retriever.run(self._behind.copies, chunk_ids)
+        out: list[ChunkKV] = []
+        for each in chunks:
+            own = copies[each.chunk_id]
+            out.append(replace(each, copies=own[:COPIES_PER_PURGE]))
+            out += [
+                replace(each, ids=[], copies=own[start : start + COPIES_PER_PURGE])
+                for start in range(COPIES_PER_PURGE, len(own), COPIES_PER_PURGE)
+            ]
+        return out
+
+    async def outdated(self, stored: Sequence[ChunkKV]) -> list[ChunkKV]:
+        """Return purges of copies behind chunks that were deleted while these were computed."""
+        if not (with_copies := [each for each in stored if each.copies]):
+            return []
+        chunk_ids = [each.chunk_id for each in with_copies]
+        now = await self._retriever.run(self._behind.copies, chunk_ids)
+        return [
+            replace(each, chunk_id=NO_CHUNK, ids=[], copies=with_prefixes(each.copies))
+            for each in with_copies
+            if any(copy not in now[each.chunk_id] for copy in each.copies)
+        ]

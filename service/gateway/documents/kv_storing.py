@@ -1,0 +1,264 @@
+"""Has the worker compute and store the KV of chunks, and follows whose documents are done by it.
+
+The worker has the next call's chunks before it has stored those of the one before: it never waits
+for the gateway, and fills its batches across calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import groupby
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from retriever import Scope
+from service.errors import DatabaseUnavailable, KvstitchError, Overloaded, WorkerUnavailable
+from service.gateway.documents.background_loop import side_by_side
+from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.purge_queue import CHUNKS_PER_CALL, PurgeQueue
+from service.gateway.prompts.precomputed_behind import PrecomputedBehind
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.worker_client.protocol import Worker
+from service.messages.replies import Precomputed
+from service.messages.requests import ChunkTokens
+
+T = TypeVar("T")
+OnReply = Callable[[Precomputed, str, float], None]
+Numbered = tuple[int, ChunkKV]
+"""The number of a document, and one of its chunks."""
+
+CALLS_UNDER_WAY = 2
+BATCH_CHUNKS = 1024  # of which the batch's last document has the last; bounds memory
+# Documents of which companions are chosen at a time, because deletions wait for that.
+CHOOSING_DOCUMENTS = 32
+
+
+class BatchProgress:
+    """Of a batch of documents: how many chunks of each are left, and what failed.
+
+    It is a context manager, which is left when all documents that are done have been noted down.
+    Those that are done during one transaction share the next, because every transaction waits for
+    the disk.
+
+    Attributes:
+        numbers: Of the documents.
+        errors: By number, why a document fails; it is not noted down.
+    """
+
+    def __init__(self, note_done: Callable[[Sequence[int]], Awaitable[None]]) -> None:
+        """Empty.
+
+        Args:
+            note_done: Notes down documents that are done, given their numbers.
+        """
+        self.numbers: set[int] = set()
+        self.errors: dict[int, str] = {}
+        self._left: Counter[int] = Counter()
+        self._note_done = note_done
+        self._done: list[int] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._writing is not None:
+            await self._writing
+
+    def expect(self, number: int, chunks: int) -> None:
+        """Add a document with so many chunks to store."""
+        self.numbers.add(number)
+        self._left[number] = chunks
+        if not chunks:
+            self._add_done(number)
+
+    def chunk(self, number: int, error: str) -> None:
+        """Note that a chunk of a document is stored, or the error.
+
+        Raises:
+            DiskFull: Documents that were done before could not be noted down.
+        """
+        self._left[number] -= 1
+        if error:
+            self.errors[number] = f"its KV was not stored: {error}"
+        if not self._left[number] and number not in self.errors:
+            self._add_done(number)
+
+    def _add_done(self, number: int) -> None:
+        self._done.append(number)
+        if self._writing is None or self._writing.done():
+            if self._writing is not None:
+                self._writing.result()
+            self._writing = asyncio.create_task(self._write_done())
+
+    async def _write_done(self) -> None:
+        while self._done:
+            numbers, self._done = self._done, []
+            await self._note_done(numbers)
+
+
+class KvStoring:
+    """Has KV stored by a worker.
+
+    Args:
+        loras: The LoRA adapters with which chunks are computed, besides the base model.
+        on_reply: Called with each of the worker's replies, its LoRA adapter ("": the base model),
+            and its share of the tokens of the chunk.
+
+    Attributes:
+        chunks: Finds what is to be stored.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        prompts: PromptBuilder,
+        behind: PrecomputedBehind,
+        purges: PurgeQueue,
+        chunks: ChunkKVs,
+        *,
+        loras: Sequence[str],
+        on_reply: OnReply,
+    ) -> None:
+        self._worker = worker
+        self._prompts = prompts
+        self._behind = behind
+        self._purges = purges
+        self.chunks = chunks
+        self._models = ("", *loras)
+        self._on_reply = on_reply
+
+    async def to_store(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
+        """Return all chunks of these documents, each with its copy behind other chunks if the
+        prefix mode has such; copies behind chunks that were chosen earlier are purged."""
+        ready = await self._worker.wait_ready()
+        chunks, replaced = await self.chunks.to_store(scope, doc_ids, ready.model.max_context)
+        await self._purges.add_kv(replaced)
+        return chunks
+
+    def count(self, chunk: ChunkKV) -> int:
+        """Return how many times a chunk is stored before its document is done."""
+        return len(self._wanted(chunk)) * len(self._models)
+
+    async def store(self, work: Sequence[Numbered], progress: BatchProgress) -> None:
+        """Have the KV of a batch stored; the same text is computed once.
+
+        Raises:
+            WorkerUnavailable: The worker is away, or has died.
+            Overloaded: It takes no more for the moment.
+        """
+        same: dict[object, list[Numbered]] = {}
+        for number, chunk in work:
+            text = chunk.chunk_id if chunk.copies else (chunk.tenant, tuple(chunk.ids))
+            same.setdefault(text, []).append((number, chunk))
+        await side_by_side(
+            [
+                partial(self._call, tenant, part, progress)
+                for tenant, part in calls(list(same.values()), lambda group: group[0][1])
+            ],
+            CALLS_UNDER_WAY,
+        )
+
+    async def _call(
+        self, tenant: str, part: Sequence[list[Numbered]], progress: BatchProgress
+    ) -> None:
+        """Make one call of the worker, for chunks each with others of the same text."""
+        by_id = {group[0][1].chunk_id: group for group in part}
+        first = [group[0][1] for group in part]
+        same = [chunk for group in part for _, chunk in group[1:]]
+        try:
+            async with aclosing(self.replies(tenant, first, same)) as replies:
+                async for lora, reply in replies:
+                    group = by_id[reply.chunk_id]
+                    chunk = group[0][1]
+                    self._on_reply(reply, lora, len(chunk.ids) / self.count(chunk))
+                    error = reply.message if reply.status == "failed" else ""
+                    for _, other in group[1:]:
+                        status = "failed" if error else "present"
+                        again = msgspec.structs.replace(
+                            reply, chunk_id=other.chunk_id, status=status, bytes=0
+                        )
+                        self._on_reply(again, lora, 0.0)
+                    for number, _ in group:
+                        progress.chunk(number, error)
+        except (WorkerUnavailable, Overloaded, DatabaseUnavailable):
+            raise
+        except KvstitchError as error:
+            progress.errors.update((number, error.message) for group in part for number, _ in group)
+
+    async def replies(
+        self, tenant: str, chunks: Sequence[ChunkKV], same: Sequence[ChunkKV] = ()
+    ) -> AsyncGenerator[tuple[str, Precomputed], None]:
+        """Have the KV of these chunks stored, each with its copy behind others, if it has one.
+
+        Args:
+            chunks: Of one tenant.
+            same: Chunks with the same texts, which have the same KV.
+
+        Yields:
+            (LoRA adapter, reply) of each copy.
+        """
+        wanted = [copy for chunk in chunks for copy in self._wanted(chunk)]
+        wanted.sort(key=lambda copy: bool(copy.behind))  # those alone come first
+        async with self._purges.storing([*chunks, *same]):
+            for lora in self._models:
+                replies = self._worker.precompute(
+                    self._prompts.system, wanted, self._prompts.prefix_mode, tenant, lora
+                )
+                async for reply in replies:
+                    yield lora, reply
+
+    def _wanted(self, chunk: ChunkKV) -> list[ChunkTokens]:
+        """What is stored of a chunk before its document is done.
+
+        A chunk behind neighbours is put together from these, so all chunks are needed alone.
+        """
+        alone = ChunkTokens(chunk.chunk_id, chunk.ids)
+        if not chunk.copies:
+            return [alone]
+        return [*([alone] if self._behind.kind == "neighbours" else []), *chunk.copies]
+
+
+def slices(batch: Sequence[IngestDocument]) -> Iterator[tuple[Scope, list[IngestDocument]]]:
+    """Yield neighbouring documents of a scope, few at a time, with few chunks unless one has
+    many."""
+    part: list[IngestDocument] = []
+    chunks = 0
+    for item in batch:
+        full = len(part) == CHOOSING_DOCUMENTS or chunks + item.chunks > BATCH_CHUNKS
+        if part and (full or part[0].key[:2] != item.key[:2]):
+            yield Scope(*part[0].key[:2]), part
+            part, chunks = [], 0
+        part.append(item)
+        chunks += item.chunks
+    if part:
+        yield Scope(*part[0].key[:2]), part
+
+
+def calls(items: Sequence[T], chunk_of: Callable[[T], ChunkKV]) -> Iterator[tuple[str, list[T]]]:
+    """Yield the worker's calls for these chunks, each with its tenant.
+
+    Chunks behind the same companions come one after the other, because they are computed together.
+    """
+
+    def order(item: T) -> tuple[str, list[list[int]]]:
+        chunk = chunk_of(item)
+        return chunk.tenant, [ids for copy in chunk.copies for ids in copy.behind]
+
+    ordered = sorted(items, key=order)
+    for tenant, group in groupby(ordered, lambda item: chunk_of(item).tenant):
+        of_tenant = list(group)
+        for start in range(0, len(of_tenant), CHUNKS_PER_CALL):
+            yield tenant, of_tenant[start : start + CHUNKS_PER_CALL]

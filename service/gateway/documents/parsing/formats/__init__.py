@@ -1,1 +1,0 @@
-"""One file format each: bytes to text and marks. Runs in the parser process."""

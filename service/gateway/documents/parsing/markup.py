@@ -1,0 +1,73 @@
+"""Markdown and reStructuredText: the text is kept as it is, because models read both well.
+
+Headings are found by CommonMark's rules, so a `#` in a code block is none, and by docutils, which
+includes no other file and runs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from service.gateway.documents.parsing.parsed_file import Bounds, Mark, ParsedFile, heading
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a text in UTF-8; its title is the first heading of level 1, if there is one."""
+    from markdown_it import MarkdownIt
+
+    text = content.decode("utf-8-sig")
+    starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
+    found = [
+        (starts[opening.map[0]], opening.tag, inline.content.strip())
+        for opening, inline in pairwise(MarkdownIt("commonmark").parse(text))
+        if opening.type == "heading_open" and opening.map is not None
+    ]
+    title = next((text for _, tag, text in found if tag == "h1" and text), "")
+    return ParsedFile(text, title, [heading(start, text) for start, _, text in found])
+
+
+_ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1+\s*")
+_LINE_WITH_END = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
+_SETTINGS = {
+    "_disable_config": True,
+    "doctitle_xform": False,
+    "file_insertion_enabled": False,
+    "halt_level": 5,
+    "line_length_limit": 1_000_000,
+    "raw_enabled": False,
+    "report_level": 5,
+    "syntax_highlight": "none",
+}
+
+
+def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a text in UTF-8; its title is its first heading."""
+    # Only here: each of the two libraries takes a part of a second to load.
+    from docutils import nodes
+    from docutils.core import publish_doctree
+
+    text = content.decode("utf-8-sig")
+    tree = publish_doctree(text, settings_overrides=_SETTINGS)
+    titles = [
+        title.rawsource.strip() or title.astext()
+        for title in tree.findall(nodes.title)
+        if isinstance(title.parent, nodes.section)
+    ]
+    marks = _find(text, titles)
+    return ParsedFile(text, marks[0][2] if marks else "", marks)
+
+
+def _find(text: str, titles: list[str]) -> list[Mark]:
+    """The places of these titles, which come in this order, each above a line of punctuation."""
+    lines = [match for match in _LINE_WITH_END.finditer(text) if match[0]]
+    marks: list[Mark] = []
+    for line, below in pairwise(lines):
+        if len(marks) == len(titles):
+            break
+        title = titles[len(marks)]
+        if line[0].strip() == title and _ADORNMENT.fullmatch(below[0]):
+            marks.append(heading(line.start(), title))
+    return marks

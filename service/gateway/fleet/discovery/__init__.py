@@ -1,1 +1,0 @@
-"""Where the workers are that run by themselves."""

@@ -1,1 +1,0 @@
-"""The retriever, for use without blocking the event loop."""

@@ -1,0 +1,188 @@
+"""The retriever for coroutines: its blocking calls run in threads.
+
+Searches have threads of their own, so that nothing delays them, and so has embedding documents,
+which delays no change. Callers reach what they need at `catalog` and `retriever`, within `run` or
+`change`:
+
+    info = await retriever.run(retriever.catalog.get, doc_id, scope=scope)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from retriever import Document, EmbeddedDocument, IngestResult, Reranker, Retriever
+from retriever.errors import RetrieverError
+from retriever.scope import DEFAULT_SCOPE, Scope
+from service.errors import DiskFull, KvstitchError, WorkerUnavailable
+from service.gateway.disk_guard import DiskGuard
+from service.gateway.search.document_scope import service_error
+
+P = ParamSpec("P")
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+SEARCH_THREADS = 4
+
+
+class AsyncRetriever:
+    """Documents and passages, for coroutines. Usable once start() has returned.
+
+    Attributes:
+        retriever: Finds and stores. Its calls block.
+        catalog: Its documents. Its calls block.
+        reranker: Sorts passages anew; None: the service has none.
+        started: Whether everything is loaded.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        reranker: Reranker | None = None,
+        *,
+        disk: DiskGuard | None = None,
+    ) -> None:
+        """Wrap `retriever`.
+
+        Args:
+            retriever: Not started.
+            reranker: Not started.
+            disk: Recognises errors of a full disk; None: they are errors like any other.
+        """
+        self.retriever = retriever
+        self.catalog = retriever.catalog
+        self.reranker = reranker
+        self._disk = disk
+        self._index_keeper = _IndexKeeper(retriever)
+        self._search_threads = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
+        # One thread: the retriever takes one change at a time.
+        self._change_thread = ThreadPoolExecutor(1, thread_name_prefix="change")
+        self._embed_thread = ThreadPoolExecutor(1, thread_name_prefix="embed")
+        self.started = False
+
+    async def start(self) -> None:
+        """Load the embedder, the catalog and the index.
+
+        Raises:
+            KvstitchError: One of them cannot be loaded.
+        """
+        await self.change(self.retriever.start)
+        if self.reranker is not None:
+            await self.reranker.start()
+        await self.change(self._index_keeper.check)
+        self.started = True
+
+    async def close(self) -> None:
+        """Save and close, after the work under way."""
+        if self.started:
+            self.started = False
+            await self._in(self._embed_thread, lambda: None)
+            await asyncio.to_thread(self._index_keeper.close)
+            try:
+                await self.save()
+            except KvstitchError as error:  # the next start rebuilds the index from the catalog
+                logger.warning("the index was not saved: %s", error)
+            await self.change(self.retriever.close)
+            if self.reranker is not None:
+                await self.reranker.close()
+        for pool in (self._search_threads, self._change_thread, self._embed_thread):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def require(self) -> None:
+        """Raise WorkerUnavailable while the index is being loaded."""
+        if not self.started:
+            raise WorkerUnavailable("the document index is being loaded", retry_after_s=5.0)
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` on a search thread; the retriever's errors become the service's.
+
+        A change of threads costs a quarter of a millisecond, so whatever is to be done with the
+        passages of a search belongs into the same `work`.
+        """
+        return await self._in(self._search_threads, partial(work, *args, **kwargs))
+
+    async def change(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work`, which writes, on the thread of changes; errors as in `run`."""
+        return await self._in(self._change_thread, partial(work, *args, **kwargs))
+
+    async def embed(
+        self, documents: Sequence[Document], *, scope: Scope = DEFAULT_SCOPE
+    ) -> list[EmbeddedDocument]:
+        """Split and embed documents, for `store`. Changes nothing and waits for no change."""
+        work = partial(self.retriever.embed, documents, scope=scope)
+        return await self._in(self._embed_thread, work)
+
+    async def store(
+        self, embedded: Sequence[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE
+    ) -> list[IngestResult]:
+        """Store what `embed` returned for this scope; returns what became of each document.
+
+        Raises:
+            DiskFull: There is no room; documents that are stored already are not stored twice.
+        """
+        results = await self.change(self.retriever.store, embedded, scope=scope)
+        for result in results:
+            if result.error is not None and (full := self._disk_full(result.error)) is not None:
+                raise full
+        return results
+
+    async def save(self) -> None:
+        """Save the index, and overwrite what was removed in every file."""
+        await self.change(self.retriever.purge)
+        await self.change(self._index_keeper.check)
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except Exception as error:
+            if (full := self._disk_full(error)) is not None:
+                raise full from error
+            if isinstance(error, RetrieverError):
+                raise service_error(error) from error
+            raise
+
+    def _disk_full(self, error: Exception) -> DiskFull | None:
+        return None if self._disk is None else self._disk.recognise(error)
+
+
+class _IndexKeeper:
+    """Gives large scopes an approximate vector index, beside searches and changes.
+
+    It has one thread at a time, only while an index does not suit its scope's size.
+    """
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def check(self) -> None:
+        """Begin to rebuild indexes if some are overdue. Does not block; one caller at a time."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if not self._closing.is_set() and self._retriever.index.overdue():
+            self._thread = threading.Thread(target=self._rebuild, name="index", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Give up what is under way: the next start begins again.
+
+        Blocks until the step under way is done: some seconds with a million vectors.
+        """
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _rebuild(self) -> None:
+        try:
+            if self._retriever.rebuild_indexes(self._closing.is_set):
+                self._retriever.save()
+        except (RetrieverError, OSError, MemoryError) as error:
+            # The old index is searched further. The next change of documents tries again.
+            logger.warning("the vector index was not rebuilt: %s", error)

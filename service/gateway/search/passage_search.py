@@ -1,0 +1,287 @@
+"""Searches for passages: what a request asks for, what is found, and how it is cited.
+
+Searching has two halves, because every change of threads costs a quarter of a millisecond: `find`
+blocks and is called within `AsyncRetriever.run`, together with whatever is to be done with the
+passages; `rerank` is a coroutine, for requests that ask for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from retriever import DocFilter, DocumentInfo, Filter, Passage, Scope, SearchMode, rerank
+from retriever.filters import MATCH_ALL
+from retriever.index.rank_fusion import MAX_FUSED_SCORE
+from retriever.scope import DEFAULT_SCOPE
+from service.errors import InvalidRequest, NotFound
+from service.gateway.schemas.answer import Citation
+from service.gateway.schemas.generate import SearchChoices
+from service.gateway.schemas.search import RankedBy
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.document_scope import document_scope, metadata_filter
+from service.settings import Settings
+
+# A reranker gets this many candidates per wanted passage, and at least so many.
+RERANK_FACTOR = 4
+RERANK_MIN_CANDIDATES = 20
+
+_RANKED_BY: Final[dict[str, RankedBy]] = {
+    "dense": "cosine",
+    "sparse": "bm25",
+    "hybrid": "reciprocal_ranks",
+}
+_MEANINGS: Final = {"dense": "cosines", "hybrid": "sums of reciprocal ranks"}
+_HIGHEST_SCORES: Final = {"dense": 1.0, "hybrid": MAX_FUSED_SCORE}  # BM25 has none
+_NO_URLS: Final[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True)
+class SearchQuery:
+    """One search for passages.
+
+    Attributes:
+        text: What is searched for.
+        top_k: Passages wanted.
+        scope: Tenant and collection.
+        doc_ids: Search only these documents; None: all.
+        where: Search only documents whose metadata passes.
+        mode: By meaning (dense), by words (sparse), or both.
+        rerank: Whether the reranker has the last word on the order.
+        min_score: Passages with a lower `score` are left out; None: none are.
+    """
+
+    text: str
+    top_k: int
+    scope: Scope = DEFAULT_SCOPE
+    doc_ids: tuple[str, ...] | None = None
+    where: Filter = MATCH_ALL
+    mode: SearchMode = "dense"
+    rerank: bool = False
+    min_score: float | None = None
+
+
+@dataclass(frozen=True)
+class FoundPassages:
+    """What a search found.
+
+    Attributes:
+        passages: Best first.
+        embed_s: Seconds to embed the question.
+        retrieve_s: Seconds to search.
+        rerank_s: Seconds to rerank.
+        warnings: For the client.
+        below_floor: Scores of the passages that `min_score` left out, best first.
+    """
+
+    passages: list[Passage]
+    embed_s: float = 0.0
+    retrieve_s: float = 0.0
+    rerank_s: float = 0.0
+    warnings: tuple[str, ...] = ()
+    below_floor: tuple[float, ...] = ()
+
+    def above(self, floor: float | None) -> FoundPassages:
+        """The same without the passages whose score is lower than `floor`."""
+        if floor is None:
+            return self
+        kept = [passage for passage in self.passages if passage.score >= floor]
+        below = tuple(passage.score for passage in self.passages if passage.score < floor)
+        return replace(self, passages=kept, below_floor=below)
+
+
+class PassageSearch:
+    """Searches for answers and for POST /v1/search alike. Stateless."""
+
+    def __init__(self, retriever: AsyncRetriever, settings: Settings) -> None:
+        self._retriever = retriever
+        self._settings = settings
+
+    def query(self, choices: SearchChoices, text: str, *, tenant: str, top_k: int) -> SearchQuery:
+        """Make every check that takes no time.
+
+        Args:
+            choices: Of the request.
+            text: What is searched for.
+            tenant: Whose documents.
+            top_k: Passages, where the request does not say.
+
+        Raises:
+            InvalidRequest: A field is wrong; the error names it.
+        """
+        limit = self._settings.max_top_k
+        wanted = top_k if choices.top_k is None else choices.top_k
+        if wanted > limit:
+            raise InvalidRequest(f"top_k must be at most {limit}, not {wanted}", field="top_k")
+        if choices.documents is not None and not choices.documents:
+            raise InvalidRequest(
+                "documents is empty: name documents, or leave it out to search all of them",
+                field="documents",
+            )
+        mode = choices.retrieval or self._settings.retrieval
+        if not choices.rerank:
+            _check_floor(choices.min_score, mode)
+        return SearchQuery(
+            text=text,
+            top_k=wanted,
+            scope=document_scope(tenant, choices.collection),
+            doc_ids=None if choices.documents is None else tuple(choices.documents),
+            where=metadata_filter(choices.filter),
+            mode=mode,
+            rerank=choices.rerank,
+            min_score=choices.min_score,
+        )
+
+    def find(self, query: SearchQuery) -> FoundPassages:
+        """Find the best passages for a query. Blocks.
+
+        Returns:
+            At most `query.top_k` passages, none below `query.min_score`; or more candidates, of
+            any score, if they are to be reranked.
+
+        Raises:
+            NotFound: A named document is not stored.
+            InvalidRequest: A reranker is asked for and the service has none.
+        """
+        wanted = query.top_k
+        if query.doc_ids is not None:
+            self.require_documents(query.doc_ids, query.scope)
+        if query.rerank:
+            if self._retriever.reranker is None:
+                raise InvalidRequest(
+                    "rerank: this service has no reranker; leave it out, or set "
+                    "KVSTITCH_RERANKER_URL",
+                    field="rerank",
+                )
+            wanted = max(RERANK_FACTOR * query.top_k, RERANK_MIN_CANDIDATES)
+        doc_filter = None
+        if query.doc_ids is not None or query.where != MATCH_ALL:
+            doc_filter = DocFilter(query.doc_ids, query.where)
+        retriever = self._retriever.retriever
+        started = time.perf_counter()
+        vector = None if query.mode == "sparse" else retriever.embed_query(query.text)
+        embedded = time.perf_counter()
+        passages = retriever.search(
+            query.text, wanted, doc_filter, scope=query.scope, mode=query.mode, vector=vector
+        )
+        found = FoundPassages(passages, embedded - started, time.perf_counter() - embedded)
+        return found if query.rerank else found.above(query.min_score)
+
+    async def rerank(self, query: SearchQuery, found: FoundPassages) -> FoundPassages:
+        """Have the reranker choose `query.top_k` among the candidates of `find`.
+
+        A reranker that fails or is late changes nothing but adds a warning. `query.min_score` is
+        then not applied: it is meant for the reranker's scores, and these are of another kind.
+        """
+        assert self._retriever.reranker is not None, "find() has refused this query"
+        started = time.perf_counter()
+        done = await rerank(
+            self._retriever.reranker,
+            query.text,
+            found.passages,
+            query.top_k,
+            deadline_s=self._settings.rerank_deadline_s,
+        )
+        result = replace(found, passages=done.passages, rerank_s=time.perf_counter() - started)
+        if done.warning is None:
+            return result.above(query.min_score)
+        warnings = [*found.warnings, done.warning]
+        if query.min_score is not None:
+            warnings.append(
+                "min_score was not applied: it is a floor for the reranker's scores, and there are "
+                "none"
+            )
+        return replace(result, warnings=tuple(warnings))
+
+    def require_documents(self, doc_ids: Sequence[str], scope: Scope) -> None:
+        """Raise NotFound if one of `doc_ids` is not stored. Blocks."""
+        for doc_id in doc_ids:
+            if self._retriever.catalog.revision(doc_id, scope=scope) is None:
+                raise NotFound(
+                    f"documents: there is no document {doc_id!r}; GET /admin/documents lists "
+                    "what there is",
+                    field="documents",
+                )
+
+    def documents_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, DocumentInfo]:
+        """The documents of passages by doc_id, as far as they are stored. Blocks."""
+        doc_ids = {passage.chunk.doc_id for passage in passages}
+        if not doc_ids:
+            return {}
+        named = DocFilter(tuple(doc_ids))
+        page = self._retriever.catalog.page(len(doc_ids), None, named, scope=scope)
+        return {info.doc_id: info for info in page.documents}
+
+    def why_nothing(self, choices: SearchChoices, query: SearchQuery, found: FoundPassages) -> str:
+        """Say why a search has no passages. Blocks."""
+        if found.below_floor:
+            return (
+                f"nothing was found above min_score {query.min_score:g}: the best of "
+                f"{len(found.below_floor)} passages has {found.below_floor[0]:.4g} "
+                f"({ranked_by(query, found)})"
+            )
+        if self._retriever.catalog.counts(scope=query.scope).documents:
+            return "no passage was found"
+        if choices.collection is None:
+            return "there are no documents"
+        return (
+            f"there is no collection {query.scope.collection!r} (GET /admin/collections lists "
+            "those that have documents)"
+        )
+
+
+def _check_floor(floor: float | None, mode: SearchMode) -> None:
+    """Raise InvalidRequest if no passage can have such a score."""
+    highest = _HIGHEST_SCORES.get(mode)
+    if floor is None or highest is None or floor <= highest:
+        return
+    remedy = "lower it"
+    if mode == "hybrid":
+        remedy += ", or choose retrieval dense, whose scores are cosines"
+    raise InvalidRequest(
+        f"min_score must be at most {highest:.4g} with retrieval {mode}, whose scores are "
+        f"{_MEANINGS[mode]}, not {floor:g}: {remedy}",
+        field="min_score",
+    )
+
+
+def ranked_by(query: SearchQuery, found: FoundPassages) -> RankedBy:
+    """Return what `score` is: that of the reranker, where it was asked and did answer."""
+    if query.rerank and all(passage.rerank_score is not None for passage in found.passages):
+        return "reranker"
+    return _RANKED_BY[query.mode]
+
+
+def citations(
+    passages: Sequence[Passage], *, with_text: bool, urls: Mapping[str, str] = _NO_URLS
+) -> list[Citation]:
+    """Return passages as clients get them.
+
+    Args:
+        passages: In the order of the prompt.
+        with_text: Whether their text is sent.
+        urls: By doc_id.
+    """
+    return [
+        Citation(
+            index=index,
+            doc_id=passage.chunk.doc_id,
+            chunk_id=passage.chunk.chunk_id,
+            title=passage.chunk.title,
+            char_start=passage.chunk.char_start,
+            char_end=passage.chunk.char_end,
+            page=passage.chunk.page,
+            heading=passage.chunk.heading,
+            url=urls.get(passage.chunk.doc_id),
+            score=passage.score,
+            dense_rank=passage.dense_rank,
+            dense_score=passage.dense_score,
+            sparse_rank=passage.sparse_rank,
+            sparse_score=passage.sparse_score,
+            rerank_score=passage.rerank_score,
+            text=passage.chunk.text if with_text else None,
+        )
+        for index, passage in enumerate(passages, 1)
+    ]

@@ -1,0 +1,92 @@
+"""Stored KV in work that all ranks do: only rank 0 has its bytes, and knows when they arrive."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from service.worker.forward.prefill import Arrival
+from service.worker.methods.layer_view import CachedSegment
+from service.worker.model.decoder import DecoderModel
+from service.worker.parallel.exchange import Exchange
+from service.worker.steps import Steps
+
+WAITS, ARRIVED, LOST = range(3)
+
+
+class SegmentGone(Exception):
+    """What this work reads will not arrive."""
+
+
+class SharedSegment:
+    """This rank's heads of a stored segment; implements `CachedSegment`.
+
+    Rank 0 sends every rank its heads of a layer when the layer is first asked for, which all ranks
+    do at the same point of the same work. A GPU copies ahead only what has been exchanged
+    (`ArrivingSegment`), so that all ranks copy alike.
+
+    Args:
+        tokens: of the segment.
+        stored: the whole segment, on rank 0.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        decoder: DecoderModel,
+        tokens: int,
+        stored: CachedSegment | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self._exchange = exchange
+        self._decoder = decoder
+        self._stored = stored
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        if layer not in self._layers:
+            self._layers[layer] = self._exchanged(layer)
+        return self._layers[layer]
+
+    def _exchanged(self, layer: int) -> tuple[Tensor, Tensor]:
+        decoder = self._decoder
+        if self._stored is not None:
+            k, v = (x.to(decoder.device) for x in self._stored.layer(layer))
+            return self._exchange.send_heads(k, v)
+        shape = (2, self.tokens, decoder.own_kv_heads, decoder.head_dim)
+        out = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
+        return self._exchange.receive_heads(out)
+
+    def arrived(self, layer: int) -> bool:
+        return layer in self._layers
+
+    def stored(self, layer: int) -> None:
+        return None
+
+
+class SharedArrival:
+    """Rank 0's waiting for a layer of stored KV, on all ranks: in as many steps, to the same end.
+
+    Args:
+        arrival: waits for a layer, on rank 0.
+    """
+
+    def __init__(self, exchange: Exchange, arrival: Arrival | None = None) -> None:
+        self._exchange = exchange
+        self._arrival = arrival
+
+    def __call__(self, layer: int) -> Steps[None]:
+        if self._arrival is None:
+            while (state := self._exchange.from_first(0)) == WAITS:
+                yield None
+            if state == LOST:
+                raise SegmentGone
+            return
+        try:
+            for awaited in self._arrival(layer):
+                self._exchange.from_first(WAITS)
+                yield awaited
+        except Exception:
+            self._exchange.from_first(LOST)
+            raise
+        self._exchange.from_first(ARRIVED)

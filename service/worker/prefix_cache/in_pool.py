@@ -1,0 +1,158 @@
+"""Prompts in the KV pool, for requests that begin with the same tokens: answered ones, which stay
+there, and those that are being answered.
+
+    cached    S │ D_1 │ D_2 │ Q_1 │ answer
+    request   S │ D_1 │ D_2 │ Q_1 │ answer │ Q_2      only Q_2 is computed
+    request   S │ D_1 │ D_2 │ Q_1                     nothing: its logits are cached, too
+    request   S │ D_1 │ D_3 │ Q_3                     full prefill: only D_3 and Q_3 are computed
+
+What may be reused:
+
+- **Rows of a full prefill**, by a request that would compute a full prefill anyway: as many tokens
+  as are the same.
+- **A prompt of any method as a whole**, by a request for the same method whose prompt begins with
+  it: the same prompt again, or the next turn of its conversation. The rows that the first question
+  had repaired stay as they are.
+
+KV is copied, so that several requests may continue from one prompt. Prompts lie in memory that no
+sequence needs: when one does, they make room, the least recently used one first. Prompts that
+repeat an earlier one are also written to disk (`writer`), if that is on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.prefix_cache.prompts import (
+    MIN_TOKENS,
+    CachedPrompt,
+    NewPrompt,
+    Place,
+    PromptIndex,
+    PromptRecord,
+    Reuse,
+    holds,
+    replaces,
+)
+
+MAX_PROMPTS = 64
+"""A request is compared with every prompt, and each has logits of its own."""
+MAX_EVICTED = 512
+"""Most evicted prompts of which it is remembered that they were asked."""
+
+
+class PromptsInPool:
+    """The prompts in the KV pool of one engine.
+
+    Args:
+        pool: holds their KV; it asks for memory by `make_room`.
+        on: whether any are kept.
+        stores: whether those that repeat earlier ones are noted in `to_store`.
+
+    Attributes:
+        on: as given.
+        to_store: prompts that may be worth storing on disk, the next to be evicted first.
+        counts: how many prompts took KV from an earlier one, by where it was.
+    """
+
+    def __init__(self, pool: KVPool, *, on: bool, stores: bool = False) -> None:
+        self._pool = pool
+        self.on = on
+        self._stores = stores
+        self._prompts: list[CachedPrompt] = []  # the most recently used one last
+        self._evicted: PromptIndex[PromptRecord] = PromptIndex()
+        self.to_store: deque[CachedPrompt] = deque()
+        self.counts: Counter[Place] = Counter({"pool": 0, "prompts": 0})
+        pool.on_full = self.make_room
+
+    @property
+    def share(self) -> float:
+        """Share of the pool that these prompts lie in, 0 to 1. For any thread."""
+        return sum(p.kv.reserved_tokens for p in list(self._prompts)) / max(1, self._pool.tokens)
+
+    def find(self, prompt: NewPrompt, others: Iterable[CachedPrompt] = ()) -> Reuse | None:
+        """Return what a prompt can reuse, which is then the last to be evicted.
+
+        Args:
+            others: prompts that can be continued, too.
+        """
+        best = self.look_up(prompt, others)
+        if best is not None and best.prompt in self._prompts:
+            self._prompts.remove(best.prompt)
+            self._prompts.append(best.prompt)
+        return best
+
+    def look_up(self, prompt: NewPrompt, others: Iterable[CachedPrompt] = ()) -> Reuse | None:
+        """Return what a prompt could reuse: of several prompts the one with most tokens."""
+        best: Reuse | None = None
+        for cached in (*others, *self._prompts):
+            reused = prompt.reusable(cached)
+            if reused >= MIN_TOKENS and (best is None or reused >= best.tokens):
+                best = Reuse(cached, reused)
+        return best
+
+    def is_repetition(self, prompt: NewPrompt, found: Reuse | None) -> bool:
+        """Return whether a prompt repeats an earlier one, also one that has been evicted.
+
+        Args:
+            found: what it can reuse.
+        """
+        if found is not None and found.prompt.is_repeated(found.tokens):
+            return True
+        evicted = self._evicted.find(prompt) if self._stores else None
+        return evicted is not None and evicted[0].is_repeated(evicted[1])
+
+    def keep(self, prompt: CachedPrompt) -> None:
+        """Take over an answered prompt and its KV."""
+        for other in [p for p in self._prompts if replaces(prompt, p)]:
+            self._drop(other)
+        while len(self._prompts) >= MAX_PROMPTS:
+            self._evict(self._prompts[0])
+        self._prompts.append(prompt)
+        if self._stores and prompt.repeats:
+            self.to_store.append(prompt)
+
+    def count(self, reuse: Reuse | None) -> None:
+        """Count a prompt that starts, if it takes KV from an earlier one."""
+        if reuse is not None:
+            self.counts[reuse.prompt.place] += 1
+
+    def make_room(self, tokens: int) -> bool:
+        """Evict prompts until a sequence of so many tokens fits; none if it cannot fit."""
+        reclaimable = self._pool.free_tokens + sum(p.kv.reserved_tokens for p in self._prompts)
+        if reclaimable < tokens:
+            return False
+        while not self._pool.can_reserve(tokens):
+            if not self._prompts:
+                return False
+            self._evict(self._prompts[0])
+        return True
+
+    def forget(self, texts: Collection[Sequence[int]]) -> None:
+        """Drop every prompt that holds one of these texts, because it is being deleted."""
+        for prompt in [p for p in self._prompts if any(holds(p.tokens, ids) for ids in texts)]:
+            self._drop(prompt)
+        self._evicted.forget(texts)
+
+    def forget_all(self) -> None:
+        """Drop every prompt."""
+        for prompt in list(self._prompts):
+            self._drop(prompt)
+        self._evicted = PromptIndex()
+
+    def _evict(self, prompt: CachedPrompt) -> None:
+        """Drop a prompt for its memory, and remember that it was asked."""
+        self._drop(prompt)
+        if self._stores:
+            while len(self._evicted) >= MAX_EVICTED:
+                self._evicted.remove(self._evicted.oldest)
+            self._evicted.add(PromptRecord(**prompt.facts))
+
+    def _drop(self, prompt: CachedPrompt) -> None:
+        self._prompts.remove(prompt)
+        if prompt in self.to_store:
+            self.to_store.remove(prompt)
+        assert isinstance(prompt.kv, SequenceKV)
+        prompt.kv.release()

@@ -1,0 +1,129 @@
+"""What a sequence takes from the prefix cache, and what it leaves there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+
+from service.worker.forward.prefill import prefill
+from service.worker.kv.pool import SequenceKV
+from service.worker.layout import PromptLayout
+from service.worker.methods.bases.fusion import Reads
+from service.worker.methods.fusion.pie import Method as QuestionOnly
+from service.worker.methods.layer_view import PrefillResult
+from service.worker.model.decoder import DecoderModel
+from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, Reuse
+from service.worker.sequences.sequence import EngineSequence, prompt_tokens
+from service.worker.steps import Steps
+
+
+def find_reuse(
+    cache: PromptsInPool, sequence: EngineSequence, running: Iterable[EngineSequence] = ()
+) -> Reuse | None:
+    """Return what a sequence can reuse, and note in it whether it repeats an earlier prompt.
+
+    Args:
+        running: sequences that are being answered: their prompts can be continued, too.
+    """
+    prompt = new_prompt(sequence) if cache.on else None
+    if prompt is None:
+        return None
+    found = cache.find(prompt, _others(sequence, running))
+    sequence.repeats = sequence.repeats or cache.is_repetition(prompt, found)
+    return found
+
+
+def _others(sequence: EngineSequence, running: Iterable[EngineSequence]) -> Iterator[CachedPrompt]:
+    """Yield prompts that it could continue besides those in the pool."""
+    if sequence.restored is not None:
+        yield sequence.restored
+    for other in running:
+        if (cached := cached_prompt(other)) is not None:
+            yield cached
+
+
+def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
+    """Return a sequence's prompt, if it may continue an earlier one; None if not."""
+    if not _takes_part(sequence):
+        return None
+    request = sequence.request
+    tokens = prompt_tokens(request)
+    return NewPrompt(
+        tokens=tokens,
+        question_start=len(tokens) - len(request.question),
+        tenant=request.tenant,
+        lora=sequence.lora_fingerprint,
+        method=_method(sequence),
+        full_prefill=sequence.fusion.reads is Reads.NOTHING or not request.documents,
+    )
+
+
+def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
+    """Return a sequence's prompt and the answer so far, if others may continue it; None if not."""
+    kv, layout = sequence.kv, sequence.layout
+    if not _takes_part(sequence) or kv is None or layout is None:
+        return None
+    if sequence.logits is None or sequence.deleted or sequence.held_in_part:
+        return None
+    if kv.filled_tokens < MIN_TOKENS:
+        return None
+    answer = sequence.tokens[: kv.filled_tokens - sequence.prompt_tokens]
+    return CachedPrompt(
+        tokens=torch.cat([prompt_tokens(sequence.request), torch.tensor(answer).long()]),
+        prompt_tokens=sequence.prompt_tokens,
+        system_tokens=len(sequence.request.system),
+        question_start=layout.question_start,
+        tenant=sequence.request.tenant,
+        lora=sequence.lora_fingerprint,
+        method=_method(sequence),
+        exact=_is_exact(sequence),
+        logits=sequence.logits,
+        kv=kv,
+        repeats=sequence.repeats,
+    )
+
+
+def _takes_part(sequence: EngineSequence) -> bool:
+    request = sequence.request
+    if not request.prefix_cache or sequence.eviction is not None or request.token_fates:
+        return False
+    return sequence.fusion.reads is not Reads.PARTS or not request.documents
+
+
+def _is_exact(sequence: EngineSequence) -> bool:
+    if sequence.reuse is not None:
+        return sequence.reuse.prompt.exact
+    return not sequence.reuses_documents
+
+
+def _method(sequence: EngineSequence) -> str:
+    """Return what decides how the prompt is computed, as text that a restart does not change."""
+    fusion, request = sequence.admitted_fusion, sequence.request
+    name = type(fusion).__module__
+    return f"{name} {fusion!r} {sequence.auto_ratio} {request.prefix_mode} {request.cold}"
+
+
+def continued_prefill(
+    decoder: DecoderModel, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
+) -> Steps[PrefillResult]:
+    """Return the steps of a prefill of which only what comes after the reused tokens is computed.
+
+    Their KV is copied at once, because it may be evicted later.
+    """
+    reuse.prompt.kv.copy_to(kv, reuse.tokens)
+    return _rest(decoder, layout, kv, reuse)
+
+
+def _rest(
+    decoder: DecoderModel, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
+) -> Steps[PrefillResult]:
+    if reuse.tokens == layout.tokens:
+        nothing = torch.empty(0, dtype=torch.long, device=layout.ids.device)
+        none = [0] * decoder.layers
+        return PrefillResult(reuse.prompt.logits.clone(), [], none, nothing, 0.0, layout)
+    rest = PromptLayout(layout.ids, (), question_start=reuse.tokens)
+    result = yield from prefill(decoder, rest, [], QuestionOnly(), kv)
+    return replace(result, layout=layout)

@@ -1,0 +1,157 @@
+"""Files to documents, and `kvstitch ingest` against a running service with a fake worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvstitch.client import Client
+from service.cli import main
+from service.cli.documents.files import DocumentToSend, Read, count, read
+from service.cli.documents.folder import SkippedFile, UnsendableDocument, scan
+from service.cli.documents.upload import batches, submit
+from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.rig import Rig, until
+
+__all__ = ["data", "folder", "rig"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    docs = tmp_path / "docs"
+    (docs / "north").mkdir(parents=True)
+    (docs / "north" / "oslo.md").write_text("intro\n# The City of Oslo\nOslo is in Norway.\n")
+    (docs / "rome.txt").write_text("# no title here\nRome is in Italy.")
+    (docs / "page.html").write_text("<title>Page</title><p>Bergen is rainy.</p>")
+    (docs / "more.jsonl").write_text(
+        '{"doc_id": "x/1", "text": "Paris.", "title": "P", "other": 1}\n\n'
+        '{"doc_id": "x/2", "text": "Bern.", "metadata": {"a": 1}}\n'
+    )
+    (docs / "image.png").write_bytes(b"\x89PNG")
+    return docs
+
+
+def found(*paths: object) -> dict[str, DocumentToSend | UnsendableDocument]:
+    documents = read(scan([str(p) for p in paths]).sources, {"b": 2})
+    return {d.doc_id: d for d in documents if not isinstance(d, SkippedFile)}
+
+
+def test_files_become_documents(files: Path) -> None:
+    seen = scan([str(files), str(files / "rome.txt")])
+    assert count(seen.sources) == 5 and not seen.failed
+    assert [(Path(f.path).name, f.reason) for f in seen.skipped] == [
+        ("image.png", "of another kind"), ("rome.txt", "the same file as another"),
+    ]  # fmt: skip
+    documents = found(files)
+    assert set(documents) == {"north/oslo.md", "rome.txt", "page.html", "x/1", "x/2"}
+    row = documents["x/2"]
+    assert isinstance(row, DocumentToSend)
+    assert json.loads(row.content)["metadata"] == {"b": 2, "a": 1}
+    assert b"other" not in getattr(documents["x/1"], "content", b"other")
+
+
+def test_a_pattern_names_documents_below_its_fixed_part(files: Path) -> None:
+    assert set(found(f"{files}/**/*.md")) == {"north/oslo.md"}
+    assert set(found(f"{files}/*.txt", files / "north" / "oslo.md")) == {"rome.txt", "oslo.md"}
+
+
+def test_what_cannot_be_read_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "one.txt").write_text("one")
+    (tmp_path / "b" / "one.txt").write_text("another")
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+    (tmp_path / 'q".txt').write_text("quoted")
+    (tmp_path / "bad.jsonl").write_text('{"doc_id": "a"}\n{"doc_id": "b", "text": "b"}\n[]\n')
+    all_of = [str(tmp_path / "a"), str(tmp_path / "b"), *map(str, sorted(tmp_path.glob("*.*")))]
+    read_now: list[Read] = list(read(scan(all_of).sources, {}))
+    assert [d.doc_id for d in read_now if isinstance(d, DocumentToSend)] == ["one.txt", "b"]
+    messages = "\n".join(d.message for d in read_now if isinstance(d, UnsendableDocument))
+    for part in ("already that of", "iconv", "quotes", "line 1", "line 3"):
+        assert part in messages
+
+
+def test_batches_are_of_one_kind_and_bounded() -> None:
+    rows = [DocumentToSend(str(n), "application/x-ndjson", b"{}") for n in range(5)]
+    texts = [DocumentToSend(str(n), "text/plain", b"t") for n in range(3)]
+    cut = list(batches([*rows, *texts], 2))
+    assert sorted(len(batch) for batch in cut) == [1, 1, 2, 2, 2]
+    assert all(len({d.media_type for d in batch}) == 1 for batch in cut)
+    large = [DocumentToSend(str(n), "text/plain", b"x" * 20_000_000) for n in range(3)]
+    assert [len(batch) for batch in batches(large, 100)] == [2, 1]
+
+
+def test_ingest(rig: Rig, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = ["--url", rig.url]
+    given = ["ingest", str(files), "--batch", "2", "--collection", "c", "--metadata", "year=2024"]
+    assert main([*given, *url]) == 0
+    assert "5 documents in 5 chunks, 0 failed (5 created)" in capsys.readouterr().out
+    documents = rig.http.get("/admin/documents", params={"collection": "c"}).json()["documents"]
+    stored = {d["doc_id"]: d for d in documents}
+    assert stored["north/oslo.md"]["title"] == "The City of Oslo"
+    assert stored["rome.txt"]["title"] == "rome" and stored["page.html"]["title"] == "Page"
+    assert all(d["metadata"]["year"] == 2024 for d in documents)
+    assert main([*given, "--json", *url]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["changes"]["unchanged"] == 5 and again["stored"] == 5 and not again["errors"]
+
+
+def test_what_was_deleted_can_be_ingested_again(rig: Rig, files: Path) -> None:
+    given = ["ingest", str(files / "rome.txt"), "--url", rig.url]
+    assert main(given) == 0
+    rig.http.delete("/admin/documents/rome.txt")
+    assert main(given) == 0
+    assert rig.http.get("/admin/documents/rome.txt").status_code == 200
+
+
+def test_a_batch_that_is_under_way_is_not_sent_again(rig: Rig) -> None:
+    """What a second `ingest` of the same files finds while the first one's job is open."""
+    assert rig.worker is not None
+    rig.call(rig.worker.stop)
+    until(lambda: rig.http.get("/health/ready").status_code == 503, "the worker is away")
+    batch = [DocumentToSend(f"{n}.txt", "text/plain", b"word %d" % n) for n in range(30)]
+    with Client(rig.url) as client:
+        first = submit(client, batch, collection=None, metadata={}).jobs
+        second = submit(client, batch, collection=None, metadata={}).jobs
+        assert not second[0].job.ended
+        assert [r.job.job_id for r in first] == [r.job.job_id for r in second]
+        other = submit(client, batch, collection="c", metadata={}).jobs
+        assert other[0].job.job_id != first[0].job.job_id
+
+
+def test_documents_that_fail_are_named(
+    rig: Rig, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / "broken.pdf").write_bytes(b"%PDF-1.4 nothing more")
+    (files / "latin.txt").write_bytes("café".encode("latin-1"))
+    (files / "rows.jsonl").write_text('{"doc_id": "", "text": "x"}\n{"doc_id": "r", "text": "r"}\n')
+    assert main(["ingest", str(files), "--url", rig.url]) == 1
+    out = capsys.readouterr()
+    assert "6 documents in 6 chunks, 3 failed" in out.out
+    for part in ("broken.pdf: ", "iconv", "doc_id"):
+        assert part in out.err
+    assert main(["ingest", str(files), "--json", "--url", rig.url]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["failed"] == 3 == len(result["errors"]) and result["documents"] == 9
+
+
+def test_wrong_input_sends_nothing(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, part in (
+        (["/no/such/file.txt"], "cannot be read"),
+        (["/no/such/*.txt"], "matches no file"),
+        ([str(Path(__file__).parent / "__init__.py"), "--metadata", "x"], "NAME=VALUE"),
+        ([str(Path(__file__)), "--collection", "x" * 200], "collection"),
+    ):
+        assert main(["ingest", *given, "--url", rig.url]) == 2
+        assert part in capsys.readouterr().err
+    assert rig.http.get("/admin/jobs").json()["jobs"] == []
+
+
+def test_without_waiting(rig: Rig, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ingest", str(files), "--no-wait", "--url", rig.url]) == 0
+    jobs = capsys.readouterr().out.split()
+    assert len(jobs) == 2
+    with Client(rig.url) as client:
+        assert all(client.wait(job_id, timeout_s=60).ended for job_id in jobs)

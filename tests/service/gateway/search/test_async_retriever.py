@@ -1,0 +1,188 @@
+"""The retriever behind the event loop: filters, modes, scopes and reranking reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retriever import (
+    ChunkSettings,
+    Document,
+    EndpointEmbedder,
+    EndpointReranker,
+    LocalEmbedder,
+    Reranker,
+    Retriever,
+    Scope,
+    parse_filter,
+)
+from service.errors import InvalidRequest, PromptTooLong
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.models import make_embedder, make_reranker
+from service.gateway.search.passage_search import FoundPassages, PassageSearch, SearchQuery
+from service.settings import Settings
+from tests.fakes.models import HashingEmbedder, OverlapReranker, WordCounter
+
+DOCUMENTS = [
+    Document("fox", "the red fox hunts mice", metadata={"legs": 4}),
+    Document("owl", "the owl hunts mice at night", metadata={"legs": 2}),
+    Document("sea", "whales sing in the sea", metadata={"legs": 0}),
+]
+ACME = Scope("acme", "animals")
+
+
+class StuckReranker(OverlapReranker):
+    async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        await asyncio.Event().wait()
+        return []
+
+
+async def opened(folder: Path, reranker: Reranker | None) -> AsyncRetriever:
+    inner = Retriever.in_folder(folder, HashingEmbedder(), ChunkSettings(WordCounter()))
+    retriever = AsyncRetriever(inner, reranker)
+    await retriever.start()
+    await retriever.store(await retriever.embed(DOCUMENTS, scope=ACME), scope=ACME)
+    return retriever
+
+
+def passages_of(retriever: AsyncRetriever, deadline_s: float = 30.0) -> PassageSearch:
+    return PassageSearch(retriever, Settings(rerank_deadline_s=deadline_s))
+
+
+@pytest.fixture
+async def retriever(tmp_path: Path) -> AsyncIterator[AsyncRetriever]:
+    retriever = await opened(tmp_path, OverlapReranker())
+    yield retriever
+    await retriever.close()
+
+
+async def search(
+    retriever: AsyncRetriever, text: str, top_k: int, deadline_s: float = 30.0, **fields: Any
+) -> FoundPassages:
+    query = SearchQuery(text, top_k, **{"scope": ACME, **fields})
+    passages = passages_of(retriever, deadline_s)
+    found = await retriever.run(passages.find, query)
+    return await passages.rerank(query, found) if query.rerank else found
+
+
+async def test_passages_are_found_and_used_on_one_search_thread(retriever: AsyncRetriever) -> None:
+    query = SearchQuery("owl at night", 2, scope=ACME)
+
+    def find_and_count() -> tuple[int, str]:
+        return len(passages_of(retriever).find(query).passages), threading.current_thread().name
+
+    def fail() -> None:
+        raise PromptTooLong("too long")
+
+    count, thread = await retriever.run(find_and_count)
+    assert count == 2 and thread != threading.current_thread().name
+    with pytest.raises(PromptTooLong):
+        await retriever.run(fail)
+
+
+async def test_filters_modes_and_scopes(retriever: AsyncRetriever) -> None:
+    async def found(**fields: Any) -> list[str]:
+        result = await search(retriever, "mice", 9, **fields)
+        return [passage.chunk.doc_id for passage in result.passages]
+
+    assert sorted(await found()) == ["fox", "owl", "sea"]
+    assert sorted(await found(mode="sparse")) == ["fox", "owl"]
+    assert await found(mode="hybrid", where=parse_filter({"legs": {"lt": 3}})) == ["owl", "sea"]
+    assert await found(doc_ids=("fox", "sea"), where=parse_filter({"legs": {"gt": 0}})) == ["fox"]
+    assert await found(scope=Scope()) == []
+    catalog = retriever.catalog
+    assert await retriever.change(catalog.set_pinned, ["fox", "x"], True, scope=ACME) == ["fox"]
+    assert [name for name, _ in await retriever.run(catalog.collections, "acme")] == ["animals"]
+    assert (await retriever.run(catalog.counts, scope=ACME)).documents == 3
+    assert (await retriever.run(catalog.counts, scope=Scope())).documents == 0
+
+
+async def test_reranked_passages(retriever: AsyncRetriever) -> None:
+    found = await search(retriever, "owl at night", 2, rerank=True)
+    assert [passage.rerank_score for passage in found.passages] == [1.0, 0.0]
+    assert found.warnings == () and found.rerank_s > 0
+    assert found.passages[0].dense_rank == 1
+
+
+async def test_a_late_reranker_is_done_without(tmp_path: Path) -> None:
+    retriever = await opened(tmp_path, StuckReranker())
+    plain = await search(retriever, "mice", 2)
+    found = await search(retriever, "mice", 2, deadline_s=0.05, rerank=True)
+    assert found.passages == plain.passages
+    assert "no answer within 0.05 s" in found.warnings[0]
+    await retriever.close()
+
+
+async def test_reranking_without_a_reranker_is_refused(tmp_path: Path) -> None:
+    retriever = await opened(tmp_path, None)
+    with pytest.raises(InvalidRequest, match="KVSTITCH_RERANKER_URL"):
+        await search(retriever, "mice", 2, rerank=True)
+    await retriever.close()
+
+
+async def test_delete_takes_several_and_save_leaves_nothing(
+    retriever: AsyncRetriever, tmp_path: Path
+) -> None:
+    delete = retriever.retriever.delete
+    assert len(await retriever.change(delete, ["fox", "owl", "unknown"], scope=ACME)) == 2
+    await retriever.save()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hunts" in path.read_bytes()]
+
+
+def test_settings_choose_embedder_and_reranker(tmp_path: Path) -> None:
+    plain = Settings(data_dir=tmp_path)
+    assert isinstance(make_embedder(plain), LocalEmbedder)
+    assert make_reranker(plain) is None
+    remote = Settings(
+        data_dir=tmp_path,
+        embedder="bge",
+        embedder_url="http://127.0.0.1:9/v1",
+        reranker_url="http://127.0.0.1:9/rerank",
+        reranker_style="cohere",
+    )
+    remote_embedder = make_embedder(remote)
+    assert isinstance(remote_embedder, EndpointEmbedder) and remote_embedder.name == "bge"
+    assert isinstance(make_reranker(remote), EndpointReranker)
+
+
+async def test_a_large_collection_gets_lists_while_it_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [(topic, number) for topic in range(30) for number in range(40)]
+    documents = [Document(f"d{t}-{n}", f"topic{t} matter{t} n{n}") for t, n in texts]
+
+    def made() -> AsyncRetriever:
+        settings = ChunkSettings(WordCounter())
+        embedder = HashingEmbedder()
+        whole = Retriever.in_folder(tmp_path, embedder, settings, exact_up_to=1_000)
+        return AsyncRetriever(whole)
+
+    async def best(retriever: AsyncRetriever) -> str:
+        found = await search(retriever, "topic7 matter7 n11", 3, mode="dense")
+        return found.passages[0].chunk.doc_id
+
+    retriever = made()
+    await retriever.start()
+    await retriever.store(await retriever.embed(documents, scope=ACME), scope=ACME)
+    with caplog.at_level("INFO", logger="retriever"):
+        await retriever.save()
+        async with asyncio.timeout(60):
+            while "1200 vectors lie in" not in caplog.text:
+                assert await best(retriever) == "d7-11"
+    assert await best(retriever) == "d7-11" and 0.99 <= retriever.retriever.index.recall <= 1
+    await retriever.change(retriever.retriever.delete, ["d7-11"], scope=ACME)
+    assert await best(retriever) != "d7-11"
+    await retriever.close()
+    caplog.clear()
+    again = made()
+    with caplog.at_level("INFO", logger="retriever"):
+        await again.start()
+    assert "rebuilt" not in caplog.text and "lists" not in caplog.text
+    assert await best(again) != "d7-11"
+    await again.close()

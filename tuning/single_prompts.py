@@ -1,0 +1,142 @@
+"""Runs one prompt, chunk or sketch by itself, without an engine; benchmarks use it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore import EncodedChunk
+from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
+from service.worker.forward.kv_placement import PromptKV
+from service.worker.forward.prefill import Capture, prefill
+from service.worker.forward.sparse_kv import TokenSource, WholeChunk
+from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
+from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.layout import PromptLayout
+from service.worker.methods.bases.dense import DenseMethod
+from service.worker.methods.bases.eviction import EvictionMethod
+from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
+from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.methods.layer_view import CachedSegment, PrefillResult
+from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
+from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.methods.sparse.sketch import Sketch, SketchBuilder
+from service.worker.model.addressing import Address
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.model_facts import ModelFacts
+from service.worker.steps import Steps, run
+
+
+def kv_pool(decoder: DecoderModel, tokens: int) -> KVPool:
+    """A KV pool for `tokens` tokens of this model."""
+    return KVPool(
+        decoder.layers,
+        decoder.own_kv_heads,
+        decoder.head_dim,
+        tokens,
+        dtype=decoder.dtype,
+        device=decoder.device,
+    )
+
+
+def prefill_ids(
+    decoder: DecoderModel,
+    ids: Sequence[int],
+    *,
+    kv: PromptKV | None = None,
+    capture: Capture | None = None,
+) -> PrefillResult:
+    """Full prefill of bare token ids, without stored KV.
+
+    Args:
+        decoder: the model.
+        ids: the prompt.
+        kv: where its KV goes; by default every layer's is dropped after use.
+        capture: sees every layer.
+    """
+    layout = PromptLayout.of(ids, [], [], uncached=[True], device=decoder.device)
+    target = kv or ScratchKV(decoder, layout.tokens)
+    return run(prefill(decoder, layout, [None], Vanilla(), target, capture=capture))
+
+
+def prefill_prompt(
+    decoder: DecoderModel,
+    layout: PromptLayout,
+    cached: Sequence[CachedSegment | None],
+    method: DenseMethod,
+    kv: SequenceKV,
+    *,
+    eviction: EvictionMethod | None = None,
+    capture: Capture | None = None,
+) -> PrefillResult:
+    """Prefill of one prompt by a dense or two-pass method.
+
+    Args:
+        decoder: the model.
+        layout: the prompt.
+        cached: stored KV of its segments; None for those that are computed.
+        method: decides which rows are recomputed.
+        kv: where the prompt's KV goes.
+        eviction: observes queries; evicting is left to the caller.
+        capture: sees every layer.
+    """
+    return run(prefill(decoder, layout, cached, method, kv, eviction=eviction, capture=capture))
+
+
+def prefill_sparse(
+    decoder: DecoderModel,
+    facts: ModelFacts,
+    layout: PromptLayout,
+    cached: Sequence[EncodedChunk | None],
+    method: SparseMethod,
+    kv: SequenceKV,
+    *,
+    sketches: Sequence[Sketch | None],
+    block: int = BLOCK,
+) -> PrefillResult:
+    """Prefill of one prompt by a sparse method, with whole chunks at hand.
+
+    Args:
+        decoder: the model.
+        facts: its sizes and calibration.
+        layout: the prompt.
+        cached: stored KV of S and every document; None for empty ones.
+        method: decides which tokens are kept and recomputed.
+        kv: where the kept KV goes.
+        sketches: of every document; None for empty ones.
+        block: tokens of a block, as in the sketches.
+    """
+    documents, ends = [], list[TokenSource]()
+    for segment, chunk, sketch in zip(layout.documents, cached[1:], sketches, strict=True):
+        if chunk is not None and sketch is not None:
+            grid = BlockGrid(segment.tokens, block)
+            documents.append(SketchedDocument(segment.start, grid, sketch))
+            ends.append(WholeChunk(chunk))
+    prompt = SketchedPrompt(layout, documents, facts)
+    loop = SparseLayerLoop(decoder, prompt, cached[0], ends, kv, fetch=_nothing_to_read)
+    return run(method.run(loop))
+
+
+def compute_sketch(
+    decoder: DecoderModel, ids: Sequence[int], *, prefix: Sequence[int] = (), block: int = BLOCK
+) -> Sketch:
+    """The sketch of a document, in fp32.
+
+    Args:
+        decoder: the model.
+        ids: the document.
+        prefix: token ids that it is precomputed behind.
+        block: tokens of a block.
+    """
+    builder = SketchBuilder(len(prefix), block)
+    prefill_ids(decoder, [*prefix, *ids], capture=builder.add)
+    return builder.sketch()
+
+
+def compute_chunk(chunks: ChunkPrefill, address: Address) -> EncodedChunk:
+    """One chunk, computed as precompute does it; nothing is stored."""
+    return run(chunks.compute(address)).chunk
+
+
+def _nothing_to_read(wanted: BlockSets) -> Steps[list[TokenSource | None]]:
+    yield from ()
+    return [None for _ in wanted]
