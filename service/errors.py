@@ -34,8 +34,8 @@ KvstitchError                 500  internal_error          base; never raised it
 │   └── ModelUnavailable      500  model_unavailable       at start: it cannot be fetched
 └── InvalidSetting            500  invalid_setting         at start: a setting is wrong
 
-The gateway turns these into responses in one place, `service.gateway.problems`. The command line
-adds one more, `service.cli.service_client.CommandError`: what a command cannot go on with.
+The gateway turns these into responses in one place, `service.gateway.http.problems`. The command
+line adds one more, `service.cli.service_client.CommandError`: what a command cannot go on with.
 """
 
 from __future__ import annotations

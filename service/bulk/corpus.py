@@ -23,8 +23,8 @@ from service.gateway.databases import shared_secret
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.jobs.job_rows import record_sizes
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
-from service.gateway.documents.jobs.stored_sizes import record_sizes
 from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.prompts.precomputed_behind import KINDS, PrecomputedBehind

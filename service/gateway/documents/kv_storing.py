@@ -221,7 +221,7 @@ class KvStoring:
                     yield lora, reply
 
     def _wanted(self, chunk: ChunkKV) -> list[ChunkTokens]:
-        """What is stored of a chunk before its document is done.
+        """Return what is stored of a chunk before its document is done.
 
         A chunk behind neighbours is put together from these, so all chunks are needed alone.
         """

@@ -130,7 +130,7 @@ class _LineCollector:
 
 
 def _walk(root: LexborNode) -> Iterator[tuple[bool, LexborNode]]:
-    """Yields (True, node) before its children, (False, node) after them; text nodes only once."""
+    """Yield (True, node) before its children, (False, node) after them; text nodes only once."""
     node: LexborNode | None = root
     depth = 0
     while node is not None:

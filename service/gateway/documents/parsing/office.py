@@ -88,6 +88,6 @@ def check_no_entities(archive: ZipFile) -> None:
 
 
 def kind_of(archive: ZipFile) -> str | None:
-    """The format, by what is in it and not by the file's name; None: no known one."""
+    """Return the format by what is in the archive, not by its name; None if it is unknown."""
     names = set(archive.namelist())
     return next((kind for name, kind in _KINDS.items() if name in names), None)

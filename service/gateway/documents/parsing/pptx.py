@@ -57,7 +57,7 @@ def _add_shape(out: TextBuilder, shape: Any) -> None:
 
 
 def _flat(shapes: Iterable[Any]) -> Iterator[Any]:
-    """All shapes; those of a group stand where it does."""
+    """Yield all shapes; those of a group stand where it does."""
     stack = [iter(shapes)]
     while stack:
         shape = next(stack[-1], None)
