@@ -46,7 +46,7 @@ class among(FunctionElement[bool]):  # noqa: N801: it is used as a function
     """
 
     # Not Boolean: SQLite has no such type, so `= 1` would be added, and no index be used.
-    type = sa.types.NullType()
+    type: Any = sa.types.NullType()
     inherit_cache = True
 
     def __init__(self, column: sa.ColumnElement[Any], values: Collection[Any] | str) -> None:
