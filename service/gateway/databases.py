@@ -22,7 +22,7 @@ from service.gateway.auth.access import Keys
 from service.gateway.auth.key_databases import KeyDatabase
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.secret_file import own_secret
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.corpus import Corpus
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase

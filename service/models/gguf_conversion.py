@@ -30,8 +30,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from service.errors import ModelRefused
-from service.models.gguf_header import GgufHeader, read_header
-from service.models.gguf_support import ROPE_FACTORS, check
+from service.models.gguf_file import ROPE_FACTORS, GgufHeader, check, read_header
 
 REFUSED = 3
 # Llama 3.1 and 3.2, whose factors llama.cpp stores without saying how they were made.

@@ -15,7 +15,7 @@ from functools import partial
 from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.ingest_loops import TokenRate
 from service.gateway.documents.jobs.job_database import AlreadyAccepted
 from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument, Job, JobPage

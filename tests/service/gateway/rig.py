@@ -15,6 +15,7 @@ import httpx
 
 from service.gateway.composition import Gateway
 from service.gateway.server import DrainingServer, make_server
+from service.gateway.workers import ProcessOptions
 from service.settings import load
 from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
@@ -151,15 +152,17 @@ def running(
     if not command:
         worker = worker or FakeWorker(address)
         worker.address = address
-    options: dict[str, Any] = {"worker_command": command} if command else {}
+    options: dict[str, Any] = {"command": command} if command else {}
     gateway = Gateway(
         load(model=str(folder), data_dir=data, port=0, **settings),
         folder,
         embedder=embedder or HashingEmbedder(),
-        worker_address="" if command else address,
-        heartbeat_timeout_s=4.0,  # a busy machine may leave the fake worker waiting for a second
-        restart_backoff_s=(0.05, 0.2),
-        **options,
+        processes=ProcessOptions(
+            address="" if command else address,
+            heartbeat_timeout_s=4.0,  # a busy machine may leave the fake worker waiting
+            restart_backoff_s=(0.05, 0.2),
+            **options,
+        ),
     )
     rig = Rig(gateway, worker)
     try:

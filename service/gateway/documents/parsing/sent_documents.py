@@ -9,10 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
-from service.gateway.body_errors import NOT_UTF8, from_validation
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.parsing.file_kinds import UTF8_KINDS
-from service.gateway.json_content import has_more_values, validated
+from service.gateway.json_content import NOT_UTF8, from_validation, has_more_values, validated
 from service.gateway.schemas.admin import DocumentIn
 
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
