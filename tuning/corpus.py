@@ -21,11 +21,10 @@ import numpy as np
 
 from retriever import Chunk, Document, Kind, Retriever, Scope
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
+from retriever.catalog.tables import catalog_database
 from retriever.chunking import ChunkSpan
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import CatalogError
-from retriever.sql.postgresql import Postgresql
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder
 from service.prompt import Turn
@@ -228,8 +227,7 @@ def copy_collection(url: str, scope: Scope, file: Path) -> None:
     Raises:
         InvalidSetting: the database cannot be read.
     """
-    pool = Postgresql(url, SCHEMA, connections=2)
-    source, target = Catalog(PostgresqlDatabase(pool)), Catalog(file)
+    source, target = Catalog(catalog_database(url, connections=2)), Catalog(file)
     try:
         source.start()
         target.start()
@@ -240,7 +238,6 @@ def copy_collection(url: str, scope: Scope, file: Path) -> None:
     finally:
         target.close()
         source.close()
-        pool.close()
 
 
 def _copy(source: Catalog, target: Catalog, scope: Scope, space: EmbeddingSpace) -> None:
