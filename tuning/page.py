@@ -38,11 +38,11 @@ COLUMNS = (
 
 
 def page(report: Mapping[str, Any], settings: str) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        report: from `report.report`.
-        settings: the recommended settings, as text to copy.
+        report: From `report.report`.
+        settings: The recommended settings, as text to copy.
     """
     found = report["evidence"]
     best, fixed = report["recommended"], report["fixed_defaults"]
@@ -75,7 +75,7 @@ def page(report: Mapping[str, Any], settings: str) -> str:
 
 
 def verdict(report: Mapping[str, Any]) -> str:
-    """The result in two sentences."""
+    """Return the result in two sentences."""
     found = report["evidence"]
     best, fixed = report["recommended"], report["fixed_defaults"]
     prompts = found["prompts"]["test"]

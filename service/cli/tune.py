@@ -192,7 +192,7 @@ def _corpus(
 
 
 def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
-    """The documents of a folder, parsed as the service parses them; of many, a sample.
+    """Return the documents of a folder, parsed as the service parses them; of many, a sample.
 
     Raises:
         WrongArgument: There are none.

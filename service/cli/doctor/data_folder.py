@@ -48,7 +48,7 @@ def check_folder(settings: Settings) -> Iterator[Finding]:
 
 
 def served_by(folder: Path) -> str:
-    """The id of the process that serves from the folder; "" if there is none."""
+    """Return the id of the process that serves from the folder; "" if there is none."""
     try:
         with open(folder / "lock", encoding="utf-8") as file:
             try:
@@ -174,7 +174,7 @@ def check_index(settings: Settings) -> Iterator[Finding]:
 
 
 def _embedder(settings: Settings) -> tuple[str, str]:
-    """The embedder's name and revision.
+    """Return the embedder's name and revision.
 
     Raises:
         EmbedderUnsupported: Its folder is missing or cannot be used.
