@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from service.gateway.http.openai import field_table
-from service.gateway.http.openai.field_rules import FieldRule, Rules
+from service.gateway.http.openai.field_table import FieldRule, Rules
 from service.shared import metrics
 from service.shared.metrics import WORKER_LABEL, Declared
 

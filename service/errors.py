@@ -34,50 +34,13 @@ KvstitchError                 500  internal_error          base; never raised it
 │   └── ModelUnavailable      500  model_unavailable       at start: it cannot be fetched
 └── InvalidSetting            500  invalid_setting         at start: a setting is wrong
 
-The gateway turns these into responses in one place, `service.gateway.problems`. The command line
-adds one more, `service.cli.service_client.CommandError`: what a command cannot go on with.
+The gateway turns these into responses in one place, `service.gateway.http.problems`. The command
+line adds one more, `service.cli.service_client.CommandError`: what a command cannot go on with.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
-
-__all__ = [
-    "BodyTimeout",
-    "BodyTooLarge",
-    "BoundToAdapter",
-    "Conflict",
-    "DatabaseUnavailable",
-    "DeadlineExceeded",
-    "DiskFull",
-    "Forbidden",
-    "ForeignOrigin",
-    "InternalError",
-    "InvalidRequest",
-    "InvalidSetting",
-    "KvstitchError",
-    "MalformedBody",
-    "ModelNotFound",
-    "ModelRefused",
-    "ModelUnavailable",
-    "NoReranker",
-    "NotCalibrated",
-    "NotFound",
-    "Overloaded",
-    "PromptTooLong",
-    "QuotaExceeded",
-    "RerankerFailed",
-    "TierUnreached",
-    "Unauthenticated",
-    "UnknownHost",
-    "UnknownMethod",
-    "Unroutable",
-    "Unsupported",
-    "UnsupportedMediaType",
-    "WorkerFault",
-    "WorkerUnavailable",
-    "from_code",
-]
 
 
 class KvstitchError(Exception):

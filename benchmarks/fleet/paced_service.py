@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.fleet.paced_worker import COMMAND
 from service.gateway.composition import Gateway
 from service.gateway.server import listen, serve
+from service.gateway.workers import ProcessOptions
 from service.settings import load
 
 
@@ -21,7 +22,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     args = parser.parse_args()
     settings = load(host=args.host, port=args.port, data_dir=args.data_dir, model=str(args.model))
-    gateway = Gateway(settings, args.model, worker_command=COMMAND)
+    gateway = Gateway(settings, args.model, processes=ProcessOptions(COMMAND))
     bound = listen(settings.host, settings.port)
     gateway.claim()
     if (failure := serve(gateway, bound)) is not None:

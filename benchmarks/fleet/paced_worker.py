@@ -40,10 +40,12 @@ class PacedEngine(Engine):
         self.estimator.compute.add(token_flops * SAMPLE_TOKENS, self._flop_s * token_flops * 512)
         self._decode_at_once = self.answering.step
         self.answering.step = self._decode_paced  # type: ignore[method-assign]
+        self._start_at_once = self.prefilling.start_next
+        self.prefilling.start_next = self._start_paced  # type: ignore[method-assign]
 
-    def _start_prefill(self) -> None:
+    def _start_paced(self) -> None:
         begun = list(self.scheduler.prefilling)
-        super()._start_prefill()
+        self._start_at_once()
         for sequence in self.scheduler.prefilling:
             if sequence not in begun and sequence.steps is not None:
                 sequence.steps = self._paced(sequence, sequence.steps)

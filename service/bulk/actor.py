@@ -108,7 +108,7 @@ class RangeActor:
         self._loop.close()
 
     def _worker_cpu_s(self) -> float:
-        """Processor seconds of the worker that runs now; 0 where there is none."""
+        """Return the processor seconds of the worker that runs now; 0 if there is none."""
         pid = None if self._corpus is None else self._corpus.worker_pid
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

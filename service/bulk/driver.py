@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ NO_RAY = "bulk needs Ray: pip install 'kvstitch[ray]'"
 
 @dataclass(frozen=True)
 class Pool:
-    """The actors.
+    """The actors of a run.
 
     Attributes:
         workers: How many.
@@ -44,7 +44,7 @@ class Pool:
 
 
 def require_ray() -> Any:
-    """The package.
+    """Return the package.
 
     Raises:
         InvalidSetting: It is not installed.
@@ -59,20 +59,11 @@ def require_ray() -> Any:
     return ray
 
 
-def drive(
-    settings: Settings,
-    run: Run,
-    table: RangeTable,
-    pool: Pool,
-    *,
-    on_range: Callable[[dict[str, Any]], None] = lambda row: None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> None:
+def drive(settings: Settings, run: Run, table: RangeTable, pool: Pool) -> Iterator[dict[str, Any]]:
     """Have all ranges of a run done, here or by another driver.
 
-    Args:
-        on_range: Called with what `RangeActor` returns of each range.
-        stopped: Asked between ranges.
+    Yields:
+        What `RangeActor` returns of each range that actors of this driver were given.
 
     Raises:
         InvalidSetting: Ray is missing or cannot be reached; or workers refuse the settings.
@@ -83,33 +74,19 @@ def drive(
     if started:
         _connect(ray, pool)
     try:
-        # Ray tells on standard output when a node is lost, whatever it was told about logs.
+        # Ray prints to standard output when a node is lost, whatever its logging settings say.
         with redirect_stdout(sys.stderr):
-            _drive(ray, settings, run, table, pool, on_range=on_range, stopped=stopped)
+            while True:
+                numbers = table.free(run.run_id)
+                if numbers:
+                    yield from _pass(ray, settings, run, numbers, pool)
+                elif table.standing(run).ended:
+                    return
+                else:
+                    time.sleep(POLL_S)  # others work on the rest, or have fallen silent
     finally:
         if started:
             ray.shutdown()
-
-
-def _drive(
-    ray: Any,
-    settings: Settings,
-    run: Run,
-    table: RangeTable,
-    pool: Pool,
-    *,
-    on_range: Callable[[dict[str, Any]], None],
-    stopped: Callable[[], bool],
-) -> None:
-    while not stopped():
-        numbers = table.free(run.run_id)
-        if not numbers:
-            if table.standing(run).ended:
-                return
-            time.sleep(POLL_S)  # others work on the rest, or have fallen silent
-            continue
-        rows = _results(ray, settings, run, numbers, pool)
-        _consume(ray, rows, on_range, stopped)
 
 
 def _connect(ray: Any, pool: Pool) -> None:
@@ -136,8 +113,10 @@ def _connect(ray: Any, pool: Pool) -> None:
         raise InvalidSetting(f"Ray cannot be used: {error}") from error
 
 
-def _results(ray: Any, settings: Settings, run: Run, numbers: list[int], pool: Pool) -> Any:
-    """What Ray Data makes of the ranges that are free now; computed as it is read."""
+def _pass(
+    ray: Any, settings: Settings, run: Run, numbers: list[int], pool: Pool
+) -> Iterator[dict[str, Any]]:
+    """Give the ranges that are free now to Ray Data, and yield what comes back."""
     from service.bulk.actor import RangeActor
 
     context = ray.data.DataContext.get_current()
@@ -146,9 +125,7 @@ def _results(ray: Any, settings: Settings, run: Run, numbers: list[int], pool: P
     context.execution_options.preserve_order = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     rows = [{"number": number} for number in numbers]
-    workers = min(pool.workers, len(numbers))
-    numbered = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_BLOCKS))
-    return numbered.map_batches(
+    results = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_BLOCKS)).map_batches(
         RangeActor,
         fn_constructor_args=(settings.model_dump(mode="json"), run),
         fn_constructor_kwargs={
@@ -156,26 +133,16 @@ def _results(ray: Any, settings: Settings, run: Run, numbers: list[int], pool: P
             "input_region": pool.input_region,
         },
         batch_size=1,
-        concurrency=workers,
+        concurrency=min(pool.workers, len(numbers)),
         num_gpus=pool.gpus or None,
         num_cpus=pool.cpus,
     )
-
-
-def _consume(
-    ray: Any,
-    results: Any,
-    on_range: Callable[[dict[str, Any]], None],
-    stopped: Callable[[], bool],
-) -> None:
     try:
         for row in results.iter_rows():
-            on_range(row)
             if row["outcome"] == "refused":
                 raise ModelRefused(row["reason"])
-            if stopped():
-                return
+            yield row
     except ray.exceptions.RayError as error:
-        # Actors died more often than Ray starts them again: what is left is free after the lease.
+        # Actors died more often than Ray starts them again: others may take what is left.
         logger.warning("Ray gave up a pass: %s", error)
         time.sleep(POLL_S)

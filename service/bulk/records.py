@@ -123,6 +123,6 @@ class Standing:
         return not self.ranges.get("open") and not self.ranges.get("claimed")
 
     def as_json(self) -> dict[str, Any]:
-        """For people and scripts: the run's fields and these."""
+        """Return the run's fields and these, as commands print them."""
         fields = asdict(self)
         return {**fields.pop("run"), **fields, "ended": self.ended}

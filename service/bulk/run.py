@@ -6,7 +6,8 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Outcome:
     """What a command has come to.
 
     Attributes:
-        standing: Of the whole run, whoever worked on it.
+        standing: Of the whole run, also of what other commands did.
         errors: The first that failed.
         seconds: That this command took, without cutting.
         chunks: Chunks of the ranges that this command's workers did.
@@ -111,7 +112,9 @@ def ingest(
             table.again(run.run_id)
         cut(found, table, run.run_id, order.range_documents)
         began = time.monotonic()
-        rows = _drive(settings, run, table, pool, show)
+        with _shown(run, table, show):
+            said = drive(settings, run, table, pool)
+            rows = [row for row in said if row["outcome"] == "done"]
         return Outcome(
             table.standing(run),
             table.errors(run.run_id),
@@ -124,15 +127,9 @@ def ingest(
         table.close()
 
 
-def _drive(
-    settings: Settings,
-    run: Run,
-    table: RangeTable,
-    pool: Pool,
-    show: Callable[[Standing], None],
-) -> list[dict[str, Any]]:
-    """Have the ranges done; return what the actors say of those that were done here."""
-    rows: list[dict[str, Any]] = []
+@contextmanager
+def _shown(run: Run, table: RangeTable, show: Callable[[Standing], None]) -> Iterator[None]:
+    """Call `show` every few seconds while the block lasts."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -142,18 +139,13 @@ def _drive(
             except DatabaseUnavailable:  # the workers wait for it, too
                 continue
 
-    def done(row: dict[str, Any]) -> None:
-        if row["outcome"] == "done":
-            rows.append(row)
-
     watching = threading.Thread(target=watch, daemon=True, name="bulk-progress")
     watching.start()
     try:
-        drive(settings, run, table, pool, on_range=done)
+        yield
     finally:
         ended.set()
         watching.join()
-    return rows
 
 
 def standings(settings: Settings, given: str | None) -> list[tuple[Standing, list[dict[str, str]]]]:

@@ -43,20 +43,20 @@ class Source(Protocol):
     """The input. Every method may raise InvalidRequest, which says what cannot be read."""
 
     def files(self) -> Iterator[InputFile]:
-        """All files that can be read as documents, by name; hidden and empty ones are left out."""
+        """Yield all files that can be read as documents, except hidden and empty ones."""
         ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a file."""
+        """Return bytes of a file."""
         ...
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """A whole file, a block at a time."""
+        """Yield a whole file, a block at a time."""
         ...
 
 
 def is_wanted(name: str) -> bool:
-    """Whether a file can be read as documents, by its path below the input."""
+    """Return whether a file can be read as documents, by its path below the input."""
     path = PurePosixPath(name)
     hidden = any(part.startswith(".") for part in path.parts[:-1])
     return not hidden and path.suffix.lower() in (*MEDIA_TYPE_OF_SUFFIX, *LINES)
@@ -176,10 +176,10 @@ class S3Source:
 
 
 def source(text: str, *, endpoint: str = "", region: str = "") -> Source:
-    """The source that `--input` names.
+    """Return the source that `--input` names.
 
     Raises:
-        InvalidSetting: There is no such folder or file, or it is none that can be read.
+        InvalidSetting: There is no such folder or file, or it cannot be read.
     """
     if "://" in text:
         if not text.startswith("s3://"):
@@ -197,5 +197,5 @@ def source(text: str, *, endpoint: str = "", region: str = "") -> Source:
 
 
 def normal(text: str) -> str:
-    """The same text for the same input: an absolute path, or a URL without a last slash."""
+    """Return an absolute path, or a URL without a last slash: the same for the same input."""
     return text.rstrip("/") if "://" in text else str(Path(text).resolve())

@@ -7,9 +7,7 @@ import os
 from functools import partial
 
 from service import __version__
-from service.cli import keys, migrate, model, serve, status, tune, worker
-from service.cli.arguments.bulk import add_bulk
-from service.cli.arguments.cluster import add_cluster
+from service.cli import bulk, cluster, keys, migrate, model, serve, status, tune, worker
 from service.cli.ask import ask
 from service.cli.doctor import doctor
 from service.cli.documents import documents, ingest, jobs
@@ -39,14 +37,14 @@ def parser() -> argparse.ArgumentParser:
         ("worker", "run a worker that gateways share", worker.add_arguments),
         ("ingest", "put documents into a running service", ingest.add_arguments),
         ("ask", "ask a running service", ask.add_arguments),
-        ("bulk", "very many documents into a fleet's tiers, on Ray", add_bulk),
+        ("bulk", "very many documents into a fleet's tiers, on Ray", bulk.add_arguments),
         ("jobs", "what became of accepted documents", jobs.add_arguments),
         ("documents", "what is stored: look, pin, delete", documents.add_arguments),
         ("keys", "make, list and revoke API keys", keys.add_arguments),
         ("migrate", "copy a data folder to PostgreSQL", migrate.add_arguments),
         ("status", "show how a running service is", status.add_arguments),
         ("model", "models with names: list, fetch, path", model.add_arguments),
-        ("cluster", "workers on several machines, with Ray", add_cluster),
+        ("cluster", "workers on several machines, with Ray", cluster.add_arguments),
         ("tune", "measure which settings suit a model and documents", tune.add_arguments),
         ("doctor", "look for what is wrong, and say what to do", doctor.add_arguments),
         ("completion", "complete commands in a shell", partial(_add_completion, whole=made)),

@@ -50,16 +50,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(settings: Settings, address: str) -> WorkerSettings:
-    """The worker's settings, with a model that can be served.
+    """Return the worker's settings, with a model that can be served.
 
     Raises:
         KvstitchError: It cannot be started.
     """
     from service.cli.doctor import model
-    from service.gateway.auth.secret_file import own_secret
-    from service.gateway.data_folder import FOLDER_MODE, UMASK
+    from service.cluster.plan import PreparedWorker
+    from service.gateway.data_folder import UMASK
     from service.models.model_finder import ModelFinder
-    from service.settings.calibration import calibrated
     from service.shared import fleet_secret
 
     fleet_secret.require_secret(address, settings.fleet_secret)
@@ -69,20 +68,7 @@ def _prepare(settings: Settings, address: str) -> WorkerSettings:
     folder = ModelFinder.of(settings).prepare(settings.model)
     model.require_config(folder, settings)
     model.require_loadable(folder, settings)
-    try:
-        settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidSetting(
-            f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
-        ) from error
-    settings, calibration_file = calibrated(settings, folder)
-    return settings.worker(
-        folder,
-        address,
-        shared=True,
-        tenants_secret="" if settings.fleet_secret else own_secret(settings.data_dir),
-        calibration=calibration_file,
-    )
+    return PreparedWorker.of(settings, folder).at(address)
 
 
 def _become_worker(settings: WorkerSettings) -> NoReturn:

@@ -104,15 +104,7 @@ class WorkerPlan:
         settings = load(**self.settings)
         if not settings.threads:  # Ray sets OMP_NUM_THREADS, which would be another number
             settings = settings.model_copy(update={"threads": max(1, int(self.cpus))})
-        folder = ModelFinder.of(settings).prepare(settings.model)
-        settings, calibration_file = calibrated(settings, folder)
-        try:
-            settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidSetting(
-                f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
-            ) from error
-        return PreparedWorker(settings, folder, calibration_file)
+        return PreparedWorker.of(settings, ModelFinder.of(settings).prepare(settings.model))
 
 
 @dataclass(frozen=True)
@@ -122,6 +114,22 @@ class PreparedWorker:
     settings: Settings = field(repr=False)
     folder: Path
     calibration: Path | None
+
+    @classmethod
+    def of(cls, settings: Settings, folder: Path) -> PreparedWorker:
+        """Take the calibration of a model's folder, and make the data folder.
+
+        Raises:
+            InvalidSetting: One of them cannot be used.
+        """
+        try:
+            settings.data_dir.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSetting(
+                f"data_dir {settings.data_dir} cannot be used: {error.strerror}"
+            ) from error
+        settings, calibration_file = calibrated(settings, folder)
+        return cls(settings, folder, calibration_file)
 
     @property
     def secret(self) -> str:

@@ -6,34 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__
 from service.errors import KvstitchError
-from service.gateway import problems
 from service.gateway.composition import Gateway
-from service.gateway.http.browser_guard import BrowserGuard, comma_separated
-from service.gateway.http.cors import allow_origins
+from service.gateway.http import problems
+from service.gateway.http.browser_guard import BrowserGuard
 from service.gateway.http.middleware import Authentication, BodyLimits, RequestContext
 from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
-from service.gateway.http.routes import (
-    collections,
-    console,
-    docs,
-    documents,
-    gate,
-    health,
-    ingest,
-    jobs,
-    models,
-    openai,
-    rag,
-    responses,
-    retrieval_models,
-    root,
-    search,
-)
-from service.gateway.http.services import GatewayServices
+from service.gateway.http.routes import answers, documents, jobs, openai, operations, pages
+from service.settings.fields import parts
+
+# What a page of another origin may read of a response, where KVSTITCH_CORS_ORIGINS names it.
+READABLE_HEADERS = ("Location", "Retry-After", "Server-Timing", "X-Request-Id", "X-Should-Retry")
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -54,12 +41,20 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(
         title="kvstitch", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    services: GatewayServices = gateway
-    app.state.services = services
+    app.state.gateway = gateway
     app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(BrowserGuard, settings=gateway.settings)
-    if origins := comma_separated(gateway.settings.cors_origins):
-        app.add_middleware(allow_origins, origins=origins)
+    if origins := parts(gateway.settings.cors_origins.lower()):
+        # Preflights carry no key, so they are answered before keys are looked at. There are no
+        # cookies, and browsers are never told to send credentials of their own.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(origins),
+            allow_methods=("GET", "POST", "PUT", "DELETE"),
+            allow_headers=("*",),  # OpenAI's client sends a dozen of its own
+            expose_headers=READABLE_HEADERS,
+            max_age=600,
+        )
     app.add_middleware(
         RequestContext,
         limits=BodyLimits(
@@ -71,12 +66,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         metrics=gateway.metrics,
     )
     problems.install(app)
-    for module in (
-        *(rag, search, retrieval_models, openai, responses, models),
-        *(ingest, jobs, documents, collections, gate, health, docs, root),
-    ):
+    for module in (answers, openai, jobs, documents, operations, pages):
         app.include_router(module.router)
-    app.mount("/ui", console.Console(), name="console")
+    app.mount("/ui", pages.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]
     return app
 

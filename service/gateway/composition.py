@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -22,10 +21,9 @@ from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
-from service.gateway.auth.rate_counters import LocalCounters, RateCounters
-from service.gateway.data_folder import lock_folder, make_private
+from service.gateway.auth.rate_counters import RateCounters
+from service.gateway.data_folder import DiskGuard, lock_folder, make_private
 from service.gateway.databases import databases
-from service.gateway.disk_guard import DiskGuard
 from service.gateway.documents.corpus import Corpus
 from service.gateway.fleet.shared_workers import SharedWorkers
 from service.gateway.fleet.worker_state import WorkerState, count_by_state
@@ -37,16 +35,16 @@ from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.models import make_embedder, make_reranker
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
-from service.gateway.worker_client.supervisor import COMMAND
-from service.gateway.workers import ProcessOptions, Workers
+from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
 from service.settings import Settings, calibration
+from service.settings.calibration import Calibration
 from service.shared.tracing import tracing
 
 logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """All parts of one gateway process; satisfies `http.services.GatewayServices`."""
+    """All parts of one gateway process."""
 
     def __init__(
         self,
@@ -54,10 +52,7 @@ class Gateway:
         model_folder: Path,
         *,
         embedder: Embedder | None = None,
-        worker_command: Sequence[str] = COMMAND,
-        worker_address: str = "",
-        heartbeat_timeout_s: float = 10.0,
-        restart_backoff_s: tuple[float, float] = (0.5, 30.0),
+        processes: ProcessOptions = OWN_PROCESSES,
     ) -> None:
         """Build all parts, in the order of their dependencies; nothing is started.
 
@@ -65,54 +60,69 @@ class Gateway:
             settings: Of the whole service.
             model_folder: With tokenizer and prompt format.
             embedder: Used instead of the one that the settings name.
-            worker_command: How to start the worker process.
-            worker_address: Of a worker that runs already; empty: one is started and supervised.
-            heartbeat_timeout_s: A worker that is silent for so long counts as gone.
-            restart_backoff_s: First and longest pause before the worker is started again.
+            processes: How worker processes are started and watched.
 
         Raises:
             ModelRefused: The model folder's tokenizer or prompt format cannot be used.
             InvalidSetting: The calibration that is set cannot be used.
         """
-        given, calibrated = settings, calibration.find(settings, model_folder)
-        if calibrated is not None:
-            settings = calibrated.settings(given)
-        self.settings = settings
+        calibrated = calibration.find(settings, model_folder)
+        self.settings = settings if calibrated is None else calibrated.settings(settings)
         self.failure: str | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._lock: IO[str] | None = None
         self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
-        self.prompts = PromptBuilder(model_folder, settings)
+        self._tracing = tracing(settings.otlp_endpoint, "gateway")
+        self._databases = databases(self.settings, self.disk)
+        self.prompts = PromptBuilder(model_folder, self.settings)
         if self.prompts.model in settings.loras:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
-        self.default_methods = DefaultMethods(given, calibrated, self.prompts.format)
-        self._tracing = tracing(settings.otlp_endpoint, "gateway")
-        self._databases = databases(settings, self.disk)
+        self.default_methods = DefaultMethods(settings, calibrated, self.prompts.format)
+        self._build_access()
+        self._build_workers(model_folder, calibrated, processes)
+        self._build_services(embedder)
+
+    def _build_access(self) -> None:
+        """Keys and quotas: who may use the service, and how much."""
+        settings = self.settings
         self._counters = self._rate_counters()
-        quotas = Quotas(
-            Limits(
-                settings.tenant_max_documents,
-                settings.tenant_max_bytes,
-                settings.tenant_requests_per_minute,
-                settings.tenant_tokens_per_minute,
-            ),
-            self._counters,
+        per_tenant = Limits(
+            settings.tenant_max_documents,
+            settings.tenant_max_bytes,
+            settings.tenant_requests_per_minute,
+            settings.tenant_tokens_per_minute,
         )
-        self.access = Access(self._databases.keys, quotas, allow_anonymous=settings.allow_anonymous)
+        self._quotas = Quotas(per_tenant, self._counters)
+        self.access = Access(
+            self._databases.keys, self._quotas, allow_anonymous=settings.allow_anonymous
+        )
+        self.limiter = ConcurrencyLimiter(
+            max_running=settings.max_running * settings.workers,
+            max_waiting=settings.max_waiting,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            metrics=self.metrics,
+            max_per_key=settings.max_in_flight_per_key,
+        )
+
+    def _build_workers(
+        self, model_folder: Path, calibrated: Calibration | None, processes: ProcessOptions
+    ) -> None:
+        """The workers: processes of this gateway, or those that run by themselves."""
+        settings = self.settings
         self._workers: Workers | SharedWorkers
         if settings.worker_addresses:
             self._workers = SharedWorkers(
                 settings,
                 self.metrics,
                 deletions=self._databases.tenants_secret,
-                heartbeat_timeout_s=heartbeat_timeout_s,
+                heartbeat_timeout_s=processes.heartbeat_timeout_s,
                 on_count=lambda ready: self.limiter.resize(settings.max_running * ready),
             )
         else:
             self._workers = Workers(
                 settings,
-                ProcessOptions(
-                    worker_command, worker_address, heartbeat_timeout_s, restart_backoff_s
-                ),
+                processes,
                 self.metrics,
                 worker_settings=lambda number, address: settings.worker(
                     model_folder,
@@ -124,6 +134,11 @@ class Gateway:
                 on_refused=self.give_up,
             )
         self.worker = self._workers.worker
+        count_by_state(self.metrics, self.worker_states)
+
+    def _build_services(self, embedder: Embedder | None) -> None:
+        """What routes ask for: the documents, answers and searches."""
+        settings = self.settings
         embedder = embedder or make_embedder(settings)
         retriever = Retriever.in_folder(
             settings.data_dir,
@@ -135,13 +150,6 @@ class Gateway:
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
         behind = PrecomputedBehind(self.prompts, retriever.companions, settings.companions)
-        self.limiter = ConcurrencyLimiter(
-            max_running=settings.max_running * settings.workers,
-            max_waiting=settings.max_waiting,
-            max_waiting_tokens=settings.max_waiting_tokens,
-            metrics=self.metrics,
-            max_per_key=settings.max_in_flight_per_key,
-        )
         self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,
@@ -166,15 +174,12 @@ class Gateway:
             worker=self.worker,
             prompts=self.prompts,
             behind=behind,
-            quotas=quotas,
+            quotas=self._quotas,
             metrics=self.metrics,
             settings=settings,
             disk=self.disk,
             catalog_lock=self._databases.catalog_lock,
         )
-        count_by_state(self.metrics, self.worker_states)
-        self._loading: asyncio.Task[None] | None = None
-        self._lock: IO[str] | None = None
 
     @property
     def worker_pid(self) -> int | None:
@@ -254,7 +259,7 @@ class Gateway:
 
     def _rate_counters(self) -> RateCounters:
         if not self.settings.counters_url:
-            return LocalCounters()
+            return RateCounters()
         from service.gateway.auth.redis_counters import RedisCounters
 
         return RedisCounters(

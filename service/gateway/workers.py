@@ -36,6 +36,9 @@ class ProcessOptions:
     restart_backoff_s: tuple[float, float] = (0.5, 30.0)
 
 
+OWN_PROCESSES = ProcessOptions()
+
+
 class Workers:
     """All workers of one gateway.
 

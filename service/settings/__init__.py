@@ -1,6 +1,6 @@
 """The settings of the service."""
 
-from service.settings.default_places import default_data_dir, default_model_cache, demo_model
+from service.settings.fields import default_data_dir, default_model_cache, demo_model
 from service.settings.settings import PREFIX, Settings, load
 
 __all__ = ["PREFIX", "Settings", "default_data_dir", "default_model_cache", "demo_model", "load"]

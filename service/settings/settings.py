@@ -14,14 +14,10 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import InvalidSetting
-from service.settings.access import AccessSettings
-from service.settings.limits import LimitSettings
-from service.settings.lists import named_folders, parts
-from service.settings.model import ModelSettings
-from service.settings.places import PlaceSettings
-from service.settings.retrieval import RetrievalSettings
-from service.settings.tiers import TierSettings
-from service.settings.workers import ProcessSettings
+from service.settings.answering import ModelSettings, RetrievalSettings
+from service.settings.fields import named_folders, parts
+from service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
+from service.settings.storage import PlaceSettings, TierSettings
 from service.shared import fleet_secret
 from service.shared.worker_settings import MIB, WorkerSettings
 

@@ -10,12 +10,10 @@ with Service(model, data_dir) as service:
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +22,11 @@ from typing import Any, Self
 
 import httpx
 
+from kvstitch.client import server_sent_events as events
+from tests import preloaded
 from tests.e2e.embedding_server import embedding_settings
 from tests.e2e.metrics import Metrics
+from tests.preloaded import real_pid
 
 START_S = 180.0  # two processes load torch on what may be one busy core
 HANG_S = 60.0  # no answer of a test takes nearly as long; this is what "it hangs" means
@@ -74,7 +75,7 @@ class Service:
         """Start both processes and wait until requests are served."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
         environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in self._settings.items()}
-        command = [sys.executable, "-m", "service.cli", "serve", "--port", str(self.port)]
+        command = [*preloaded.python(), "-m", "service.cli", "serve", "--port", str(self.port)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -96,7 +97,7 @@ class Service:
         worker = None
         with contextlib.suppress(httpx.HTTPError):
             worker = self.worker_pid()
-        for pid in (self._process.pid, worker):
+        for pid in (self.gateway_pid(), worker):
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
@@ -118,11 +119,11 @@ class Service:
 
     def gateway_pid(self) -> int:
         assert self._process is not None
-        return self._process.pid
+        return real_pid(self._process.pid)
 
     def worker_pid(self) -> int | None:
         pid: int | None = self.http.get("/status").json()["worker"]["pid"]
-        return pid
+        return None if pid is None else real_pid(pid)
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")[-4000:]
@@ -196,16 +197,6 @@ class Service:
     def chunk_files(self) -> set[Path]:
         """Chunks on SSD."""
         return set((self.data_dir / "kv").glob("??/??/*.safetensors"))
-
-
-def events(lines: Iterator[str]) -> Iterator[Event]:
-    """(event, data) of server-sent events; comments are skipped."""
-    name = ""
-    for line in lines:
-        if line.startswith("event: "):
-            name = line.removeprefix("event: ")
-        elif line.startswith("data: "):
-            yield name, json.loads(line.removeprefix("data: "))
 
 
 def tiers(answer: dict[str, Any]) -> list[str]:

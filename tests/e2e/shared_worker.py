@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import preloaded
 
 STOP_S = 90.0
 
@@ -28,7 +29,7 @@ class SharedWorker:
         """Begin; does not wait until it has loaded its model."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
         environment |= {f"KVSTITCH_{k.upper()}": str(v) for k, v in self._settings.items()}
-        command = [sys.executable, "-m", "service.cli", "worker", "--listen", self.address]
+        command = [*preloaded.python(), "-m", "service.cli", "worker", "--listen", self.address]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True

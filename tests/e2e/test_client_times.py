@@ -72,10 +72,10 @@ def test_client_and_server_agree_within_a_bucket_under_load(service: Service) ->
 
     for question in QUESTIONS:
         service.ask(question, max_tokens=2)  # warms up
-    before = service.shared.metrics()
+    before = service.metrics()
     with ThreadPoolExecutor(CLIENTS) as pool:
         times = [t for answers in pool.map(client, range(CLIENTS)) for t in answers]
-    after = service.shared.metrics()
+    after = service.metrics()
     measured = ((TTFT, [t.ttft_s for t in times]), (TPOT, [t.tpot_s for t in times]))
     apart = {
         (metric.name, q): (

@@ -14,6 +14,7 @@ import pytest
 
 from service.gateway.composition import Gateway
 from service.gateway.fleet.worker_pool import WorkerPool
+from service.gateway.workers import ProcessOptions
 from service.settings import load
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
@@ -40,7 +41,9 @@ def fleet(
         planner=False,
         prefix_cache=False,
     )
-    rig = Rig(Gateway(settings, model, restart_backoff_s=(0.05, 0.2)), None)
+    rig = Rig(
+        Gateway(settings, model, processes=ProcessOptions(restart_backoff_s=(0.05, 0.2))), None
+    )
     try:
         rig.start()
         until(lambda: ready(rig) == 2, "both workers")

@@ -43,7 +43,7 @@ def methods(tmp_path: Path) -> Path:
 
 
 def checks(service: Service, method: str) -> float:
-    found = service.shared.metrics()
+    found = service.metrics()
     return sum(
         found.value("kvstitch_gate_checks_total", method=method, outcome=outcome)
         for outcome in ("agree", "disagree")

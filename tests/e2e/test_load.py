@@ -46,7 +46,7 @@ def test_musique_at_concurrency_eight(service: Service) -> None:
     tokens = record["prompt_tokens"]
     assert tokens["cold"] == 0
     assert tokens["memory"] + tokens["ssd"] > tokens["recomputed"] > 0
-    assert service.shared.metrics().value("kvstitch_requests_in_flight") == 0
+    assert service.metrics().value("kvstitch_requests_in_flight") == 0
 
 
 CLIENTS = 50
@@ -79,9 +79,9 @@ def test_fifty_clients_before_a_queue_of_eight(serve: Serve, twelve: Documents) 
         assert len(answered) >= QUEUE and set(answered) == {"done"}
         assert refused, "the queue has no bound"
         assert all(status in (429, 503) and int(how) >= 1 for status, how in refused)
-        assert service.shared.metrics().value("kvstitch_requests_rejected_total") == len(refused)
+        assert service.metrics().value("kvstitch_requests_rejected_total") == len(refused)
         assert service.settled_metrics().value("kvstitch_requests_in_flight") == 0
-        assert service.shared.metrics().value("kvstitch_pool_free_ratio") == 1
+        assert service.metrics().value("kvstitch_pool_free_ratio") == 1
 
 
 def test_percentiles_are_estimated_as_prometheus_does() -> None:

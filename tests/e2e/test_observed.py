@@ -68,7 +68,7 @@ def observed(
         service.settled_metrics()
         service.until(lambda: server.query(RECORDED) != [], "no rule is evaluated")
         decoded = "kvstitch_decode_steps_total"
-        latest = service.shared.metrics().value(decoded)
+        latest = service.metrics().value(decoded)
         service.until(lambda: server.query(decoded) >= [latest], "Prometheus lags behind")
         yield server
 

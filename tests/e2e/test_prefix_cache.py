@@ -28,7 +28,7 @@ def converse(service: Service, messages: Turns, **fields: object) -> dict[str, A
 
 
 def kept(service: Service) -> float:
-    return service.shared.metrics().value("kvstitch_pool_kept_ratio")
+    return service.metrics().value("kvstitch_pool_kept_ratio")
 
 
 @pytest.mark.parametrize(

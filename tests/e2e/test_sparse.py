@@ -22,7 +22,7 @@ def long_documents(corpus: Documents) -> Documents:
 
 
 def check(service: Service, tier: str) -> None:
-    before = service.shared.metrics()
+    before = service.metrics()
     answer = service.ask(QUESTION, fusion=SAMKV, max_tokens=4, top_k=3)
     cache = answer["cache"]
     assert [d["tier"] for d in cache["documents"]] == [tier] * 3
@@ -34,7 +34,7 @@ def check(service: Service, tier: str) -> None:
     assert cache["coverage"] < 0.6
     again = service.ask(QUESTION, fusion=SAMKV, max_tokens=4, top_k=3)
     assert again["text"] == answer["text"]
-    after = service.shared.metrics()
+    after = service.metrics()
     grown = after.value("kvstitch_answer_kv_read_bytes_total", tier=tier) - before.value(
         "kvstitch_answer_kv_read_bytes_total", tier=tier
     )

@@ -84,7 +84,7 @@ def compared(service: Service, times: int = 30) -> None:
 
     def enough() -> bool:
         service.ask(QUESTION, fusion=PIE, max_tokens=2)
-        made = service.shared.metrics()
+        made = service.metrics()
         outcomes = ("agree", "disagree")
         counts = [made.value("kvstitch_gate_checks_total", outcome=name) for name in outcomes]
         return sum(counts) >= times
@@ -99,11 +99,11 @@ def wrong(service: Service) -> None:
     assert service.http.get("/nowhere").status_code == 404
     hurried = {"json": {"question": QUESTION}, "headers": {"X-Request-Deadline-Ms": "1"}}
     assert service.http.post("/v1/rag/generate", **hurried).status_code == 504
-    before = service.shared.metrics().value("kvstitch_disconnects_total")
+    before = service.metrics().value("kvstitch_disconnects_total")
     with service.stream(QUESTION, max_tokens=400) as events:
         next(name for name, _ in events if name == "token")
     service.until(
-        lambda: service.shared.metrics().value("kvstitch_disconnects_total") > before,
+        lambda: service.metrics().value("kvstitch_disconnects_total") > before,
         "nobody notices that the client left",
     )
 
@@ -131,6 +131,6 @@ def without_redis(service: Service, redis: RedisServer, names: Sequence[str]) ->
         service.ask(QUESTION, documents=[names[0]], top_k=1, max_tokens=1)
         for file in service.chunk_files():
             file.unlink(missing_ok=True)
-        return service.shared.metrics().value("kvstitch_tier_healthy", tier="redis") == 0
+        return service.metrics().value("kvstitch_tier_healthy", tier="redis") == 0
 
     service.until(noticed, "nobody notices that Redis is gone")

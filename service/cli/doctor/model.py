@@ -17,11 +17,9 @@ from service.cli.doctor.findings import Finding, fail, ok, warn
 from service.cli.output import size
 from service.errors import InvalidSetting, KvstitchError, ModelRefused
 from service.models.conversion_process import needed_bytes
-from service.models.gguf_header import read_header
-from service.models.gguf_support import check as check_gguf
-from service.models.gguf_support import quantisation
-from service.models.model_argument import gguf_file, is_gguf
-from service.models.model_finder import ModelFinder
+from service.models.gguf_file import check as check_gguf
+from service.models.gguf_file import quantisation, read_header
+from service.models.model_finder import ModelFinder, gguf_file, is_gguf
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint
 from service.shared.worker_settings import MIB
@@ -101,7 +99,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def _unprepared(model: str, finder: ModelFinder) -> Finding:
-    """What is known of a model that is no folder yet.
+    """Return what is known of a model that is no folder yet.
 
     Raises:
         ModelRefused: It is a .gguf file that cannot be served.

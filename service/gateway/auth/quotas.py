@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from service.errors import QuotaExceeded
-from service.gateway.auth.rate_counters import LocalCounters, Rate, RateCounters
+from service.gateway.auth.rate_counters import Rate, RateCounters
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Quotas:
 
     def __init__(self, per_tenant: Limits, counters: RateCounters | None = None) -> None:
         self.per_tenant = per_tenant
-        self.counters: RateCounters = counters or LocalCounters()
+        self.counters = counters or RateCounters()
 
     async def enter(self, tenant: str, key_id: str, limits: Limits) -> None:
         """Count one request.

@@ -1,4 +1,4 @@
-"""What has been used of rates: one seam, and the counters of a single process.
+"""Counts what has been used of rates, in this process.
 
 A rate is a token bucket that holds one minute's worth, kept as the one moment at which it will be
 full again (the generic cell rate algorithm, GCRA): using `n` of a rate of `per_minute` moves that
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 MINUTE_S = 60.0
 ROUNDING_S = 1e-6  # less than this is no wait
@@ -40,7 +40,7 @@ class Rate:
 
     @property
     def bucket(self) -> tuple[str, str, str]:
-        """The same for rates that differ in the limit alone."""
+        """What rates that differ only in their limit have in common."""
         return (self.name, self.tenant, self.key_id)
 
 
@@ -52,38 +52,13 @@ class UsedUp:
     wait_s: float
 
 
-class RateCounters(Protocol):
-    """Used on the event loop's thread. Nothing here blocks it."""
+class RateCounters:
+    """Counts in this process; every bucket is full at its start.
 
-    async def start(self) -> None:
-        """Before the first call.
-
-        Raises:
-            InvalidSetting: They cannot be used as they are set.
-        """
-
-    async def close(self) -> None: ...
-
-    async def admit(self, requests: Sequence[Rate], tokens: Sequence[Rate]) -> UsedUp | None:
-        """Count one request, if every rate has credit for one more.
-
-        Args:
-            requests: Rates of which one is used. All rates of a call are of one tenant.
-            tokens: Rates that must have credit; what is used of them is told by `spend`.
-
-        Returns:
-            The rate that has to be waited for longest, and nothing was counted; None: admitted.
-        """
-
-    def spend(self, tokens: Sequence[Rate], amount: int) -> None:
-        """Count `amount` of each of these rates, whether they have credit or not."""
-
-
-class LocalCounters:
-    """Of this process; all buckets are full at its start. Satisfies `RateCounters`.
+    Used on the event loop's thread. Nothing here blocks it.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Returns seconds and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,12 +66,26 @@ class LocalCounters:
         self._full_at: dict[tuple[str, str, str], float] = {}
 
     async def start(self) -> None:
-        """Nothing is needed."""
+        """Connect to what counts, before the first call.
+
+        Raises:
+            InvalidSetting: It cannot be used as it is set.
+        """
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Pass on what is not counted yet, and disconnect."""
 
     async def admit(self, requests: Sequence[Rate], tokens: Sequence[Rate]) -> UsedUp | None:
+        """Count one request, if every rate has credit for one more.
+
+        Args:
+            requests: Rates of which one is used. All rates of a call are of one tenant.
+            tokens: Rates that must have credit; `spend` counts what is used of them.
+
+        Returns:
+            The rate that has to be waited for longest, and nothing was counted; None if the
+            request was admitted.
+        """
         longest = max(
             (UsedUp(rate, self._wait_s(rate)) for rate in (*requests, *tokens)),
             key=lambda used_up: used_up.wait_s,
@@ -104,19 +93,23 @@ class LocalCounters:
         )
         if longest is not None and longest.wait_s >= ROUNDING_S:
             return longest
-        self.spend(requests, 1)
+        self._count(requests, 1)
         return None
 
     def spend(self, tokens: Sequence[Rate], amount: int) -> None:
+        """Count `amount` of each of these rates, whether they have credit or not."""
+        self._count(tokens, amount)
+
+    def _count(self, rates: Sequence[Rate], amount: int) -> None:
         now = self._clock()
-        for rate in tokens:
+        for rate in rates:
             if rate.bucket not in self._full_at and len(self._full_at) >= MAX_BUCKETS:
                 self._full_at = {name: at for name, at in self._full_at.items() if at > now}
             begun = max(now, self._full_at.get(rate.bucket, now))
             self._full_at[rate.bucket] = begun + amount * MINUTE_S / rate.per_minute
 
     def _wait_s(self, rate: Rate) -> float:
-        """Seconds until there is credit for one more; 0 or less: there is some now."""
+        """Return the seconds until there is credit for one more; 0 or less if there is some."""
         now = self._clock()
         ahead = self._full_at.get(rate.bucket, now) - now
         return ahead - MINUTE_S + MINUTE_S / rate.per_minute

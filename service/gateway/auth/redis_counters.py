@@ -1,7 +1,7 @@
-"""Rates of all gateways together, in Redis or a Redis Cluster.
+"""Counts rates of all gateways together, in Redis or a Redis Cluster.
 
     request ── admit ── one call of a script: settle tokens, look at every rate, count or refuse
-    answer tokens ── added up here ── with the next request of their tenant, or after REPORT_S
+    answer tokens ── added up here ── with the next request of their tenant, or after SEND_S
 
 Redis' clock is the only one, so gateways' clocks need not agree. A bucket is one value, the moment
 at which it will be full (see `rate_counters`), which expires at that moment. All buckets of a
@@ -15,14 +15,13 @@ times the limit as there are gateways. Nobody is refused because Redis is away.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from service.errors import InvalidSetting
-from service.gateway.auth.rate_counters import LocalCounters, Rate, UsedUp
+from service.gateway.auth.rate_counters import Rate, RateCounters, UsedUp
 from service.gateway.prometheus import GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 CALL_S = 0.5  # for one call; then this gateway counts by itself
 CALLS = 16  # under way at a time, and so connections
 RETRY_S = 1.0  # until Redis is asked again
-REPORT_S = 0.1  # tokens wait so long for a request of their tenant to go with
+SEND_S = 0.1  # tokens wait so long for a request of their tenant to go with
 CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 PREFIX = "kvstitch:quota"
 
@@ -62,132 +61,125 @@ for i, key in ipairs(KEYS) do
 end
 return {worst, math.ceil(longest)}
 """
-_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 
-class RedisCounters:
-    """Satisfies `RateCounters`. redis is imported and connected by `start`.
+class RedisCounters(RateCounters):
+    """Counts in Redis for all gateways, and in this process as well for when Redis is away.
+
+    redis is imported and connected by `start`.
 
     Args:
         url: `redis://`, `rediss://` or `unix://`, or `redis+cluster://host:port,host:port`.
-        secret: Keys the names; asked for at the start, in a thread. Gateways that count together
-            must have the same one.
+        secret: Returns the key of the names, in hex; called by `start`, in a thread. Gateways that
+            count together must have the same one.
         metrics: Count which requests were counted where.
     """
 
     def __init__(self, url: str, secret: Callable[[], str], metrics: GatewayMetrics) -> None:
+        super().__init__()
         self._url = url
         self._read_secret = secret
         self._metrics = metrics
         self._secret = b""
         self._client: Any = None
-        # Also counts what Redis admits, so that it knows this gateway's last minute.
-        self._local = LocalCounters()
+        self._script: Any = None
         self._calls = asyncio.Semaphore(CALLS)
-        self._looking: asyncio.Task[None] | None = None  # while Redis is away
-        self._spent: dict[Rate, int] = {}  # and not told Redis yet
-        self._reporting: asyncio.Task[None] | None = None
+        self._unsent: dict[Rate, int] = {}  # tokens that Redis does not know yet
+        self._sending: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None  # while Redis is away
 
     async def start(self) -> None:
         self._secret = bytes.fromhex(await asyncio.to_thread(self._read_secret))
         self._client = _client(self._url)
+        self._script = self._client.register_script(SCRIPT)
 
     async def close(self) -> None:
-        await _ended(self._reporting)
-        await self._report()
-        await _ended(self._looking)
+        await _ended(self._sending)
+        await self._send()
+        await _ended(self._reconnecting)
         if self._client is not None:
             await self._client.aclose()
             self._client = None
 
     async def admit(self, requests: Sequence[Rate], tokens: Sequence[Rate]) -> UsedUp | None:
         rates = [*requests, *tokens]
-        spent = [self._spent.pop(rate, 0) for rate in rates]
-        taken = [*(1 for _ in requests), *(0 for _ in tokens)]
-        answer = await self._run(rates, spent, taken)
-        self._metrics.quota_checks.labels("alone" if answer is None else "shared").inc()
-        if answer is None:
-            return await self._local.admit(requests, tokens)
-        worst, microseconds = answer
+        spent = [self._unsent.pop(rate, 0) for rate in rates]
+        found = await self._run(rates, spent, [1] * len(requests) + [0] * len(tokens))
+        self._metrics.quota_checks.labels("alone" if found is None else "shared").inc()
+        if found is None:
+            return await super().admit(requests, tokens)
+        worst, microseconds = found
         if worst:
             return UsedUp(rates[worst - 1], microseconds / 1e6)
-        self._local.spend(requests, 1)
+        self._count(requests, 1)
         return None
 
     def spend(self, tokens: Sequence[Rate], amount: int) -> None:
-        self._local.spend(tokens, amount)
+        self._count(tokens, amount)
         for rate in tokens:
-            self._spent[rate] = self._spent.get(rate, 0) + amount
-        if self._reporting is None or self._reporting.done():
-            self._reporting = asyncio.get_running_loop().create_task(self._report_later())
+            self._unsent[rate] = self._unsent.get(rate, 0) + amount
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send_later())
 
-    async def _report_later(self) -> None:
-        while self._spent:
-            await asyncio.sleep(REPORT_S)
-            await self._report()
+    async def _send_later(self) -> None:
+        while self._unsent:
+            await asyncio.sleep(SEND_S)
+            await self._send()
 
-    async def _report(self) -> None:
-        """Tell Redis what was spent, one tenant after another. What it does not take is lost to
-        the other gateways; this one has counted it."""
-        by_tenant: dict[str, dict[Rate, int]] = {}
-        for rate, amount in self._spent.items():
-            by_tenant.setdefault(rate.tenant, {})[rate] = amount
-        self._spent = {}
-        for spent in by_tenant.values():
-            await self._run(list(spent), list(spent.values()), [0] * len(spent))
+    async def _send(self) -> None:
+        """Count in Redis what was spent, one tenant after another.
+
+        What Redis does not take is lost to the other gateways; this one has counted it.
+        """
+        unsent, self._unsent = self._unsent, {}
+        for tenant in {rate.tenant for rate in unsent}:
+            rates = [rate for rate in unsent if rate.tenant == tenant]
+            await self._run(rates, [unsent[rate] for rate in rates], [0] * len(rates))
 
     async def _run(
         self, rates: Sequence[Rate], spent: Sequence[int], taken: Sequence[int]
     ) -> tuple[int, int] | None:
-        """What the script says; None if Redis is not there to be asked."""
-        if self._client is None or self._looking is not None:
+        """Return what the script returns, None while Redis is away."""
+        if self._client is None or self._reconnecting is not None:
             return None
         names = [self._name(rate) for rate in rates]
-        values = [
-            value
-            for rate, before, then in zip(rates, spent, taken, strict=True)
-            for value in (rate.per_minute, before, then)
-        ]
+        limits = [rate.per_minute for rate in rates]
+        values = [value for three in zip(limits, spent, taken, strict=True) for value in three]
         try:
-            worst, longest = await self._evaluated(names, values)
+            worst, longest = await self._call(names, values)
         except Exception as error:
-            if self._looking is None:
+            if self._reconnecting is None:
                 logger.warning(
                     "quotas: Redis (KVSTITCH_COUNTERS_URL) does not count, this gateway counts by "
                     "itself until it does: %s: %s",
                     type(error).__name__,
                     error,
                 )
-                self._looking = asyncio.get_running_loop().create_task(self._look(names))
+                self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(names))
             return None
         return int(worst), int(longest)
 
-    async def _look(self, names: Sequence[str]) -> None:
-        """Ask for what could not be asked, changing nothing, until there is an answer."""
+    async def _reconnect(self, names: Sequence[str]) -> None:
+        """Repeat the call that has failed, changing nothing, until Redis answers."""
         while True:
             await asyncio.sleep(RETRY_S)
             try:
-                await self._evaluated(names, [1, 0, 0] * len(names))
+                await self._call(names, [1, 0, 0] * len(names))
             except Exception:
                 logger.debug("quotas: Redis is still away", exc_info=True)
             else:
                 break
-        self._looking = None
+        self._reconnecting = None
         logger.warning("quotas: Redis counts again")
 
-    async def _evaluated(self, names: Sequence[str], values: Sequence[int]) -> Any:
-        """What the script returns.
+    async def _call(self, names: Sequence[str], values: Sequence[int]) -> Any:
+        """Run the script.
 
         Raises:
             Exception: Of redis-py; TimeoutError: it took longer than CALL_S.
         """
-        from redis.exceptions import NoScriptError
-
         async with asyncio.timeout(CALL_S), self._calls:
-            try:
-                return await self._client.evalsha(_SHA, len(names), *names, *values)
-            except NoScriptError:  # a server that was started anew; this also stores it
-                return await self._client.eval(SCRIPT, len(names), *names, *values)
+            return await self._script(keys=names, args=values)
 
     def _name(self, rate: Rate) -> str:
         tenant = self._hidden("tenant", rate.tenant)

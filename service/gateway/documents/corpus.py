@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from service.gateway.auth.quotas import Quotas
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.document_service import DocumentService
@@ -20,10 +20,9 @@ from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.webhook_events import EventStore
+from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
-from service.gateway.documents.webhook_sender import WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -135,7 +134,7 @@ class Corpus:
             self._metrics.jobs.labels(state).set(states.get(state, 0))
 
     async def start(self) -> None:
-        """The retriever must have been started; the worker may come later."""
+        """Start the loops, after the retriever; the worker may come later."""
         await self.refresh_gauges()
         self._loops.indexing.start()
         self._pruning.start()

@@ -15,16 +15,53 @@ import uuid
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from retriever.sql.connection import Connection, Row
 from service.gateway.documents import membership
 from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.deletion_records import PendingPurge, Receipt
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.messages.requests import ChunkTokens
 
 _MAX_DOC_IDS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingPurge(ChunkKV):
+    """A purge that is on disk and not done; its chunk may still be in the catalog."""
+
+    number: int
+    receipt_id: str | None
+    shared: bool = False  # another chunk has the same ids, so only the copies are deleted
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a deletion removed.
+
+    Attributes:
+        receipt_id: Its id.
+        collection: Of the documents.
+        doc_ids: The first hundred of them.
+        documents: How many documents were deleted.
+        chunks: How many chunks they had.
+        kv: Deleted copies of KV per tier.
+        owed_chunks: Chunks whose KV may still be stored, because the worker or a tier is away.
+        unreached: Those tiers.
+        created: Unix seconds.
+        completed: Unix seconds; None while purges are pending.
+    """
+
+    receipt_id: str
+    collection: str
+    doc_ids: list[str]
+    documents: int
+    chunks: int
+    kv: dict[str, int]
+    owed_chunks: int
+    unreached: list[str]
+    created: float
+    completed: float | None
 
 
 class DeletionStore:

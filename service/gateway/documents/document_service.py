@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from retriever import CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
 from service.errors import KvstitchError, NotFound
 from service.gateway.auth.access import Principal
-from service.gateway.documents.deletion_records import Receipt
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion_store import DeletionStore, Receipt
 from service.gateway.documents.ingest_loops import IngestLoops
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue
@@ -46,14 +45,14 @@ class DocumentService:
     async def page(
         self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None
     ) -> DocumentPage:
-        """One page of the documents that pass `where`, in the order of doc_id."""
+        """Return one page of the documents that pass `where`, in the order of doc_id."""
         self._retriever.require()
         return await self._retriever.run(
             self._retriever.catalog.page, limit, cursor, where, scope=scope
         )
 
     async def get(self, scope: Scope, doc_id: str) -> StoredDocument:
-        """One document with its text.
+        """Return one document with its text.
 
         Raises:
             NotFound: There is no such document.
@@ -118,7 +117,7 @@ class DocumentService:
         return await self._complete(scope, receipt_id)
 
     async def receipt(self, principal: Principal, receipt_id: str) -> Receipt:
-        """A deletion's receipt as it stands now.
+        """Return the receipt of a deletion as it is now.
 
         Raises:
             NotFound: The tenant has no such receipt.

@@ -37,7 +37,7 @@ from service.gateway.worker_client.protocol import Worker
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_INDEXED = 256  # documents to choose companions among, while more are being indexed
+ENOUGH_INDEXED = 256  # documents among whose chunks it is chosen what others stand behind
 POLL_S = 5.0  # for purges of tiers that could not be reached
 
 
@@ -82,7 +82,7 @@ class IngestLoops:
         self.precompute = BackgroundLoop("precompute", self._precompute, POLL_S)
 
     def wake_precompute(self) -> None:
-        """Documents were indexed, or purges were added."""
+        """Work off documents that were indexed, or purges that were added."""
         self.complete = self._behind.kind is None
         self.precompute.wake()
 
@@ -92,7 +92,7 @@ class IngestLoops:
         self.wake_precompute()
 
     async def _index(self) -> bool:
-        """Index one batch; False if there was none."""
+        """Index one batch; return False if there was none."""
         indexed = await self._ingestor.index_batch()
         if indexed == "nothing":
             if self._needs_scrub:
@@ -142,7 +142,7 @@ class IngestLoops:
         return False
 
     def _more_to_come(self) -> bool:
-        """Whether documents are being indexed that others should stand behind."""
+        """Return whether documents are being indexed that others should stand behind."""
         few = len(self._jobs.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
         return few and bool(self._jobs.pending(1, 1))
 
@@ -181,7 +181,7 @@ class IngestLoops:
         await self._retriever.change(self._behind.set_exact, chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
-        """Store documents behind their companions, those that have any, and behind S alone.
+        """Store the chunks of documents behind S alone, and behind the others chosen for them.
 
         Of very many chunks only the first documents' are stored.
         """
@@ -230,7 +230,7 @@ class TokenRate:
         self._known: float | None = None  # until the present run has been measured
 
     def begin(self) -> None:
-        """There is something to compute; does nothing if there was before."""
+        """Note that there is something to compute, unless there was before."""
         if not self._added:
             self._added.append((self._clock(), 0.0))
 
@@ -242,7 +242,7 @@ class TokenRate:
             self._added.popleft()
 
     def end(self) -> None:
-        """There is nothing to compute: the time until the next beginning does not count."""
+        """Note that there is nothing to compute: the time until the next `begin` does not count."""
         self._known = self.per_s
         self._added.clear()
 

@@ -15,11 +15,11 @@ from functools import partial
 from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.ingest_loops import TokenRate
 from service.gateway.documents.jobs.job_database import AlreadyAccepted
 from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument, Job, JobPage
-from service.gateway.documents.jobs.job_state import MAX_ERRORS
+from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue
 
@@ -104,7 +104,7 @@ class JobService:
         return await self.get(principal, job_id)
 
     async def get(self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS) -> Job:
-        """One job, with the errors of so many documents that failed.
+        """Return one job, with the errors of so many documents that failed.
 
         Raises:
             NotFound: The tenant has no such job.
@@ -119,7 +119,7 @@ class JobService:
     async def page(
         self, principal: Principal, limit: int, cursor: str | None, state: str | None
     ) -> JobPage:
-        """Jobs, newest first.
+        """Return jobs, newest first.
 
         Raises:
             InvalidRequest: The cursor is not one that a page has given out.
@@ -151,7 +151,7 @@ class JobService:
         return await self.get(principal, job_id)
 
     async def waiting(self) -> str | None:
-        """Why open jobs do not go on at the moment, None if they do."""
+        """Return why open jobs do not go on at the moment; None if they do."""
         return await asyncio.to_thread(self._disk.reason)
 
     def _with_eta(self, job: Job) -> Job:
@@ -167,7 +167,7 @@ class JobService:
                 self._not_dropped.discard(job_id)
 
     async def states(self) -> dict[str, int]:
-        """How many jobs of all tenants are in each state."""
+        """Return how many jobs of all tenants are in each state."""
         return await asyncio.to_thread(self._jobs.states)
 
     async def _spool(self, job_id: str, documents: AsyncIterator[IngestDocument]) -> bytes:
@@ -191,7 +191,7 @@ class JobService:
         return digest.digest()
 
     def _room_for(self, principal: Principal) -> Callable[[int, int], None] | None:
-        """What refuses so many documents and bytes; None: there is no quota."""
+        """Return the check that refuses too many documents or bytes; None if there is no quota."""
         if not self._quotas.limits_stored(principal.limits):
             return None
         return partial(self._quotas.check_stored, principal.limits)
@@ -199,7 +199,7 @@ class JobService:
     async def _repeated(
         self, principal: Principal, key: str, known: tuple[str, bytes], digest: bytes
     ) -> Job:
-        """The job that was accepted with this key, if it had the same documents."""
+        """Return the job that was accepted with this key, if it had the same documents."""
         job_id, known_digest = known
         if digest != known_digest:
             raise InvalidRequest(

@@ -22,8 +22,7 @@ from retriever import Scope
 from retriever.sql.postgresql import Postgresql
 from service.errors import TierUnreached
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.deletion_records import PendingPurge
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion_store import DeletionStore, PendingPurge
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever
@@ -144,7 +143,7 @@ class PurgeQueue:
         raise TierUnreached(f"deleted KV may still be in {names}, which cannot be reached")
 
     async def _due(self, receipt_id: str | None) -> list[PendingPurge]:
-        """Purges to make now, sorted by tenant and receipt; those not needed are settled.
+        """Return the purges to make now, sorted by tenant and receipt; drop those not needed.
 
         A purge is not needed if its chunk is still there, or if another chunk has the same token
         ids (in the document's new revision, or in another document of the tenant), because KV is
@@ -176,7 +175,7 @@ class PurgeQueue:
         return {chunk.chunk_id for chunk in chunks}
 
     async def _is_shared(self, purge: PendingPurge) -> bool:
-        """Whether a chunk that is still there has the same content.
+        """Return whether a chunk that is still there has the same content.
 
         What stands behind other chunks, or behind this one, is no part of that.
         """
@@ -223,7 +222,7 @@ class CatalogLock:
         try:
             await asyncio.shield(entering)
         except asyncio.CancelledError:
-            # The thread goes on waiting: whoever it gets the lock for is gone.
+            # The thread goes on waiting for the lock, and gives it back at once.
             entering.add_done_callback(lambda done: self._give_back(done, lock))
             raise
         except BaseException:

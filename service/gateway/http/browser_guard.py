@@ -20,8 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import ForeignOrigin, UnknownHost
 from service.gateway.auth.access import is_loopback
-from service.gateway.problems import respond
+from service.gateway.http.problems import respond
 from service.settings import Settings
+from service.settings.fields import parts
 
 READING_METHODS = ("GET", "HEAD", "OPTIONS")
 ANY = "*"
@@ -32,13 +33,12 @@ class BrowserGuard:
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._hosts = comma_separated(settings.allowed_hosts)
+        self._hosts = frozenset(parts(settings.allowed_hosts.lower()))
         if not self._hosts and not is_loopback(settings.host):
             self._hosts = frozenset({ANY})  # its names are known to the operator alone
         # Who may read answers may also ask: a question is a POST.
-        self._origins = comma_separated(settings.allowed_origins) | comma_separated(
-            settings.cors_origins
-        )
+        origins = f"{settings.allowed_origins},{settings.cors_origins}"
+        self._origins = frozenset(parts(origins.lower()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -79,11 +79,6 @@ class BrowserGuard:
                 f"a page of {(origin or 'another site')[:200]} may not change anything here: send "
                 "the request without a browser, or add the origin to KVSTITCH_ALLOWED_ORIGINS"
             )
-
-
-def comma_separated(listed: str) -> frozenset[str]:
-    """The names of a setting, in lower case."""
-    return frozenset(name.strip().lower() for name in listed.split(",") if name.strip())
 
 
 def _split(url: str) -> tuple[str, str]:

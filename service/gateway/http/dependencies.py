@@ -14,54 +14,54 @@ from pydantic.json_schema import SkipJsonSchema
 
 from service.gateway.admission import CallContext
 from service.gateway.auth.access import Principal
+from service.gateway.composition import Gateway
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.http.services import GatewayServices
-from service.gateway.http.upload_validation import UploadLimits
+from service.gateway.http.upload_limits import UploadLimits
 from service.gateway.http.uploads import read_documents
 
 
-def _services(request: Request) -> GatewayServices:
-    services: GatewayServices = request.app.state.services
-    return services
+async def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
 
 
-async def _gateway(request: Request) -> GatewayServices:
-    return _services(request)
+GatewayDep = Annotated[Gateway, Depends(_gateway)]
 
 
-async def _jobs(request: Request) -> JobService:
-    return _services(request).corpus.jobs
+async def _jobs(gateway: GatewayDep) -> JobService:
+    return gateway.corpus.jobs
 
 
-async def _documents(request: Request) -> DocumentService:
-    return _services(request).corpus.documents
+async def _documents(gateway: GatewayDep) -> DocumentService:
+    return gateway.corpus.documents
 
 
-async def _upload(request: Request) -> AsyncIterator[AsyncIterator[IngestDocument]]:
-    services = _services(request)
-    settings = services.settings
+async def _upload(
+    request: Request, gateway: GatewayDep
+) -> AsyncIterator[AsyncIterator[IngestDocument]]:
+    settings = gateway.settings
     limits = UploadLimits(
         settings.max_documents,
         settings.max_document_bytes,
         settings.max_pdf_bytes,
         settings.max_body_values,
     )
-    upload = services.corpus.spool.upload()
+    upload = gateway.corpus.spool.upload()
     try:
         yield read_documents(request, limits, upload)
     finally:
         await upload.close()
 
 
-def _require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
+def _require_scope(scope: str) -> Callable[[Request, Gateway], Awaitable[Principal]]:
     """A dependency that gives the sender, and refuses senders whose API key lacks this scope."""
 
-    async def admitted(request: Request) -> Principal:
+    async def admitted(request: Request, gateway: GatewayDep) -> Principal:
         principal: Principal = request.state.principal
         counted = request.method == "POST"
-        await _services(request).access.admit(principal, scope, counted=counted)
+        await gateway.access.admit(principal, scope, counted=counted)
         return principal
 
     return admitted
@@ -93,7 +93,6 @@ async def _call(
     return CallContext(principal, arrived, deadline, request.headers.get("traceparent", ""))
 
 
-GatewayDep = Annotated[GatewayServices, Depends(_gateway)]
 JobsDep = Annotated[JobService, Depends(_jobs)]
 DocumentsDep = Annotated[DocumentService, Depends(_documents)]
 CallContextDep = Annotated[CallContext, Depends(_call)]

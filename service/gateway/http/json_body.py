@@ -48,7 +48,7 @@ class _JsonRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
-        limit: int = self.app.state.services.settings.max_body_values
+        limit: int = self.app.state.gateway.settings.max_body_values
         return await in_thread_if_long(body, _parse_and_validate, limit, self._model)
 
 

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTimeout, BodyTooLarge, KvstitchError
 from service.gateway.auth.access import Access
+from service.gateway.http.problems import cut_off, respond
 from service.gateway.http.uploads import JSON_LINES
-from service.gateway.problems import cut_off, respond
 from service.gateway.prometheus import GatewayMetrics
 
 REQUEST_ID_HEADER = "X-Request-Id"

@@ -16,7 +16,6 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from service.errors import InvalidRequest, MalformedBody
-from service.gateway.body_errors import NOT_UTF8
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.jobs.spool_folder import (
     INLINE_BYTES,
@@ -27,7 +26,8 @@ from service.gateway.documents.jobs.spool_folder import (
 from service.gateway.documents.parsing.file_kinds import file_kind, kind_of_start
 from service.gateway.documents.parsing.sent_documents import file_document
 from service.gateway.http.json_body import in_thread_if_long
-from service.gateway.http.upload_validation import UploadValidator
+from service.gateway.http.upload_limits import UploadValidator
+from service.gateway.json_content import NOT_UTF8
 
 MAX_HEADER_BYTES = 16_384
 MAX_FIELD_BYTES = 65_536

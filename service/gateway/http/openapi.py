@@ -1,19 +1,23 @@
-"""/openapi.json: FastAPI's description, with errors, streams and examples added.
+"""/openapi.json: FastAPI's description, with errors, streams, examples and uploads added.
 
-Errors are the same at all routes, so they are described here once and not at every route.
+Errors are the same at all routes, so they are described here once and not at every route. Examples
+are recorded by scripts/record_api_examples.py.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
-from typing import Any
+from importlib.resources import files
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.gateway.http.openapi_examples import examples
+from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE
 from service.gateway.schemas.admin import ErrorOut, Problem
 
 # Routes that need no key and cannot fail.
@@ -165,3 +169,87 @@ def _add_examples(path: str, method: str, operation: dict[str, Any]) -> None:
     content = next(r for status, r in operation["responses"].items() if status.startswith("2"))
     for media, body in example.response.items():
         content["content"][media]["example"] = body
+
+
+@dataclass(frozen=True)
+class Example:
+    """Bodies of one route. requests: media type → name → body; response: media type → body."""
+
+    requests: dict[str, dict[str, Any]]
+    response: dict[str, Any]
+
+
+@cache
+def examples() -> dict[tuple[str, str], Example]:
+    """(method in lower case, the route's path) → its example."""
+    text = (
+        files("service.gateway.http").joinpath("openapi_examples.json").read_text(encoding="utf-8")
+    )
+    return {_key(route): Example(**recorded) for route, recorded in json.loads(text).items()}
+
+
+def _key(route: str) -> tuple[str, str]:
+    method, _, path = route.partition(" ")
+    return method.lower(), path
+
+
+_FILE: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
+_COLLECTION: Final = {"type": ["string", "null"], "minLength": 1, "maxLength": 128}
+_DOCUMENT: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["doc_id", "text"],
+    "additionalProperties": False,
+    "properties": {
+        "doc_id": {"type": "string", "minLength": 1, "maxLength": 512},
+        "text": {"type": "string"},
+        "title": {"type": "string", "maxLength": 2048},
+        "metadata": {"type": "object"},
+        "collection": _COLLECTION,
+    },
+}
+PRECOMPUTE: Final[dict[str, Any]] = {
+    "parameters": [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+        for name in ("collection", "doc_id", "title")
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["documents"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "collection": _COLLECTION,
+                        "documents": {"type": "array", "minItems": 1, "items": _DOCUMENT},
+                    },
+                },
+                "example": {
+                    "collection": "manuals",
+                    "documents": [
+                        {
+                            "doc_id": "kettle.md",
+                            "title": "Kettle",
+                            "text": "The warranty of the kettle is two years.",
+                            "metadata": {"year": 2024},
+                        }
+                    ],
+                },
+            },
+            "application/x-ndjson": {"schema": {"type": "string"}},
+            "text/plain": {"schema": {"type": "string"}},
+            **{media: _FILE for media in KIND_OF_MEDIA_TYPE},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "collection": {"type": "string"},
+                        "metadata": {"type": "string"},
+                        "file": {"type": "string", "format": "binary"},
+                    },
+                }
+            },
+        },
+    },
+}

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.errors import KvstitchError, WorkerFault
 from service.gateway.answers.answer_stream import AnswerEvent, Finished, Sources, TextDelta
-from service.gateway.problems import cut_off, error_object
+from service.gateway.http.problems import cut_off, error_object
 from service.gateway.schemas.answer import TokenLogprob
 
 logger = logging.getLogger(__name__)

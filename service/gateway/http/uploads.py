@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Mapping
 from fastapi import Request
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
-from service.gateway.body_errors import NOT_UTF8
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.jobs.spool_folder import Upload
 from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
@@ -26,8 +25,8 @@ from service.gateway.documents.parsing.sent_documents import (
 )
 from service.gateway.http.json_body import in_thread_if_long
 from service.gateway.http.multipart import read_form
-from service.gateway.http.upload_validation import UploadLimits, UploadValidator
-from service.gateway.json_content import parse_json, validated
+from service.gateway.http.upload_limits import UploadLimits, UploadValidator
+from service.gateway.json_content import NOT_UTF8, parse_json, validated
 from service.gateway.schemas.admin import PrecomputeRequest
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")

@@ -15,8 +15,7 @@ from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
 from service.gateway.prompts.tool_conversation import tool_conversation
-from service.gateway.tool_calls.forms import ToolForm
-from service.gateway.tool_calls.tools import ToolSet
+from service.gateway.tool_calls.tools import ToolForm, ToolSet
 from service.messages.requests import ChunkTokens
 from service.prompt import Turn, document_ids, system_ids
 from service.settings import Settings

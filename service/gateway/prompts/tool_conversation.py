@@ -31,9 +31,15 @@ from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.protected_text import ProtectedText
 from service.gateway.prompts.template_tools import one_call_each, takes_tools, tools_text
-from service.gateway.tool_calls.forms import FORMS, HERMES, ToolForm, form_of, result_text
-from service.gateway.tool_calls.template_ids import template_id
-from service.gateway.tool_calls.tools import ToolSet
+from service.gateway.tool_calls.tools import (
+    FORMS,
+    HERMES,
+    ToolForm,
+    ToolSet,
+    form_of,
+    result_text,
+    template_id,
+)
 from service.prompt import Turn
 
 CACHED_TOOLS = 64

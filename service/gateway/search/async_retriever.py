@@ -21,7 +21,7 @@ from retriever import Document, EmbeddedDocument, IngestResult, Reranker, Retrie
 from retriever.errors import RetrieverError
 from retriever.scope import DEFAULT_SCOPE, Scope
 from service.errors import DiskFull, KvstitchError, WorkerUnavailable
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.search.document_scope import service_error
 
 P = ParamSpec("P")

@@ -1,11 +1,25 @@
-"""The tools of a request."""
+"""The tools of a request, and the forms in which models write calls of them.
+
+    hermes       <tool_call>{"name": "f", "arguments": {…}}</tool_call>       Qwen, Hermes, SmolLM3
+                 <tool_call>[{"name": …}, {"name": …}]</tool_call>            SmolLM2
+    llama3_json  {"name": "f", "parameters": {…}}; {…}    the whole answer    Llama 3.1 and newer
+    mistral      [TOOL_CALLS] [{"name": "f", "arguments": {…}}]               Mistral
+                 [TOOL_CALLS]f{…}, [TOOL_CALLS]f[ARGS]{…}                     newer ones
+
+A chat template shows which form its model writes. Models whose template knows no tools are told of
+them in the Hermes form, which most models have seen.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
+
+from service.prompt import ToolCall
 
 MAX_TOOLS = 128
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
@@ -69,3 +83,76 @@ class ToolSet:
     def text(self) -> str:
         """All definitions as JSON: equal texts are equal tools."""
         return json.dumps([tool.definition for tool in self.tools], ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class ToolForm:
+    """A form.
+
+    Attributes:
+        name: Its name in settings.
+        opens: Text before calls; empty: a call is the whole answer.
+        closes: Text after calls; empty: nothing.
+        arguments: Name of the field that holds the arguments.
+        bare_names: Whether a call may be the name itself with the arguments behind it.
+        id_length: Characters that ids must have in the model's chat template; 0: any number.
+    """
+
+    name: str
+    opens: str
+    closes: str
+    arguments: str = "arguments"
+    bare_names: bool = False
+    id_length: int = 0
+
+    def call_text(self, name: str, arguments: str) -> str:
+        """A call as the model should write it."""
+        call = f'{{"name": {json.dumps(name)}, "{self.arguments}": {arguments}}}'
+        inner = f"[{call}]" if self.bare_names else call
+        return f"{self.opens}{inner}{self.closes}"
+
+    def history_text(self, calls: Sequence[ToolCall]) -> str:
+        """Earlier calls, for models whose chat template knows none."""
+        return "\n".join(self.call_text(call.name, call.arguments) for call in calls)
+
+    def tools_text(self, tools: Sequence[Tool]) -> str:
+        """What a model whose chat template knows no tools is told of them."""
+        listed = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools)
+        example = self.call_text("NAME", "{…}").replace('"NAME"', "NAME")
+        return (
+            "You may call functions. These are the functions, as JSON schemas:\n"
+            f"<tools>\n{listed}\n</tools>\n"
+            f"To call one, answer with nothing but its name and arguments in this form:\n{example}"
+        )
+
+
+def result_text(text: str) -> str:
+    """What a function gave, for models whose chat template knows no such message."""
+    return f"<tool_response>\n{text}\n</tool_response>"
+
+
+HERMES = ToolForm("hermes", "<tool_call>", "</tool_call>")
+LLAMA3_JSON = ToolForm("llama3_json", "", "", arguments="parameters")
+MISTRAL = ToolForm("mistral", "[TOOL_CALLS]", "", bare_names=True, id_length=9)
+FORMS = {form.name: form for form in (HERMES, LLAMA3_JSON, MISTRAL)}
+
+
+def form_of(template: str | None) -> ToolForm:
+    """The form that a chat template teaches; Hermes where it teaches none."""
+    if template is None or "tools" not in template:
+        return HERMES
+    if MISTRAL.opens in template:
+        return MISTRAL
+    if HERMES.opens in template:
+        return HERMES
+    if '"parameters":' in template or "python_tag" in template:
+        return LLAMA3_JSON
+    return HERMES
+
+
+def template_id(id: str, form: ToolForm) -> str:
+    """The id, or, where the form's ids have a length, one of that length made from it."""
+    length = form.id_length
+    if not length or (len(id) == length and id.isalnum()):
+        return id
+    return hashlib.sha256(id.encode()).hexdigest()[:length]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
-from service.messages.replies import TokenItem
+from service.messages.replies import Reply, TokenItem
+from service.worker.engine.endings import Endings
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.kv.pool import KVPool
 from service.worker.model.decoder import DecoderModel
@@ -23,10 +22,9 @@ class Answering:
 
     Args:
         pool: where their KV is.
+        endings: ends answers that are complete.
+        replies: takes their tokens.
         draft_tokens: most tokens of a draft; 0 for no drafts.
-        send: takes tokens.
-        finish: is called with a sequence whose answer is complete, and the reason.
-        fail: is called with a sequence whose next token cannot be chosen, and the error.
 
     Attributes:
         steps: decode steps so far.
@@ -37,22 +35,20 @@ class Answering:
         self,
         decoder: DecoderModel,
         pool: KVPool,
+        endings: Endings,
+        replies: list[Reply],
         *,
         draft_tokens: int,
-        send: Callable[[TokenItem], None],
-        finish: Callable[[EngineSequence, str], None],
-        fail: Callable[[EngineSequence, Exception], None],
     ) -> None:
         self._decoder = BatchDecoder(decoder, pool)
         self._draft_tokens = draft_tokens
-        self._send = send
-        self._finish = finish
-        self._fail = fail
+        self._endings = endings
+        self._replies = replies
         self.steps = 0
         self.drafts = {"accepted": 0, "rejected": 0}
 
     def first_token(self, sequence: EngineSequence, logits: Tensor) -> None:
-        """Samples and sends the first token, unless nothing is to be answered.
+        """Sample and send the first token, unless nothing is to be answered.
 
         Args:
             logits: of the prompt's last row `[vocabulary]`.
@@ -60,10 +56,10 @@ class Answering:
         if sequence.max_tokens:
             self._emit(sequence, [sequence.sampler(logits)], logits[None])
         else:
-            self._finish(sequence, "length")
+            self._endings.finish(sequence, "length")
 
     def step(self, running: list[EngineSequence]) -> None:
-        """Runs one decode step, which yields at least one token for each sequence."""
+        """Run one decode step, which yields at least one token for each sequence."""
         drafts = [self._draft(sequence, len(running)) for sequence in running]
         logits = self._decoder.step(running, drafts)
         self.steps += 1
@@ -79,7 +75,7 @@ class Answering:
             try:
                 tokens = self._sampled(sequence, draft, logits[rows], own)
             except Exception as error:  # of one sequence, as its grammar or its sampler is
-                self._fail(sequence, error)
+                self._endings.fail(sequence, error)
                 continue
             self._checked(sequence, draft, len(tokens) - 1)
             sequence.decode_steps += 1
@@ -103,7 +99,7 @@ class Answering:
         logits: Tensor,
         likeliest: list[int] | None,
     ) -> list[int]:
-        """The tokens of this step: one, and one more for each drafted token that it confirms."""
+        """Return the tokens of this step: one, and one more for each draft token it confirms."""
         tokens: list[int] = []
         for number, row in enumerate(logits):
             token = sequence.sampler(row) if likeliest is None else likeliest[number]
@@ -115,7 +111,7 @@ class Answering:
         return tokens
 
     def _checked(self, sequence: EngineSequence, draft: list[int], accepted: int) -> None:
-        """Gives up the KV of rejected tokens."""
+        """Give up the KV of rejected tokens."""
         if not draft:
             return
         assert sequence.kv is not None
@@ -126,7 +122,7 @@ class Answering:
         self.drafts["rejected"] += len(draft) - accepted
 
     def _emit(self, sequence: EngineSequence, tokens: list[int], logits: Tensor) -> None:
-        """Sends new tokens of a sequence, or ends it. End tokens are not sent.
+        """Send new tokens of a sequence, or end it. End tokens are not sent.
 
         Args:
             logits: from which the tokens were sampled, `[tokens, vocabulary]`.
@@ -134,15 +130,15 @@ class Answering:
         counts = [sequence.request.sampling.logprobs] * len(tokens)
         for token, logprobs in zip(tokens, token_logprobs(counts, tokens, logits), strict=True):
             if token in sequence.end_ids:
-                self._finish(sequence, "stop")
+                self._endings.finish(sequence, "stop")
                 return
             sequence.tokens.append(token)
-            self._send(TokenItem(sequence.id, token, logprobs))
+            self._replies.append(TokenItem(sequence.id, token, logprobs))
             if len(sequence.tokens) >= sequence.max_tokens:
-                self._finish(sequence, "length")
+                self._endings.finish(sequence, "length")
                 return
         if sequence.sampler.complete:
-            self._finish(sequence, "stop")
+            self._endings.finish(sequence, "stop")
 
 
 def _takes_likeliest(sequence: EngineSequence) -> bool:

@@ -35,7 +35,6 @@ class Explainer:
 
     Args:
         planner: estimates how long loads and prefills take.
-        deciding: whether requests are planned by it; if not, everything that is stored is loaded.
         in_pool: has the prompts in the KV pool that a request would continue.
         reader: finds those on disk; None if none are stored.
     """
@@ -47,7 +46,6 @@ class Explainer:
         streams: StreamReader,
         planner: Planner,
         *,
-        deciding: bool,
         in_pool: PromptsInPool,
         reader: PromptReader | None,
     ) -> None:
@@ -55,7 +53,6 @@ class Explainer:
         self._admission = admission
         self._streams = streams
         self._planner = planner
-        self._deciding = deciding
         self._in_pool = in_pool
         self._reader = reader
         self._lookups: list[tuple[EngineSequence, dict[str, str], Future[None]]] = []
@@ -92,7 +89,7 @@ class Explainer:
 
     def _forecast(self, sequence: EngineSequence, tiers: dict[str, str], crowded: bool) -> Forecast:
         segments = found_segments(sequence, tiers)
-        planner = self._planner if self._deciding else None
+        planner = self._planner if self._planner.deciding else None
         plan = plan_loads(sequence, segments, planner, self._streams.bytes_left(), crowded=crowded)
         seconds, flops = self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])
         full_flops = full_prefill(self._decoder, sequence.prompt_tokens)

@@ -96,12 +96,16 @@ class Planner:
     """Makes the decisions of one engine. They can be requested from several threads.
 
     Attributes:
+        deciding: whether requests are planned by it; if not, everything that is stored is loaded.
         tiers: estimates of read times.
         compute: estimate of prefill times.
     """
 
-    def __init__(self, decoder: DecoderModel, tiers: TierEstimates) -> None:
+    def __init__(
+        self, decoder: DecoderModel, tiers: TierEstimates, *, deciding: bool = True
+    ) -> None:
         self._decoder = decoder
+        self.deciding = deciding
         self.tiers = tiers
         self.compute = ComputeEstimate(decoder.device.type)
         self._lock = threading.Lock()

@@ -53,8 +53,8 @@ class PromptReader:
     """Starts the reads of prompts on disk.
 
     Args:
-        planner: estimates how long reads and prefills take.
-        deciding: whether its estimates decide; if not, whatever is on disk is read.
+        planner: estimates how long reads and prefills take; if it does not decide, whatever is on
+            disk is read.
     """
 
     def __init__(
@@ -62,13 +62,10 @@ class PromptReader:
         decoder: DecoderModel,
         store: PromptsOnDisk,
         planner: Planner,
-        *,
-        deciding: bool,
     ) -> None:
         self.store = store
         self._decoder = decoder
         self._planner = planner
-        self._deciding = deciding
 
     def choose(
         self, sequence: EngineSequence, otherwise_s: float | None = None
@@ -89,7 +86,7 @@ class PromptReader:
         total_s = read_s + self._compute_s(prompt, tokens)
         if otherwise_s is None:
             otherwise_s = self._compute_s(prompt, taken)
-        if self._deciding and total_s >= otherwise_s:
+        if self._planner.deciding and total_s >= otherwise_s:
             return None
         return ReadablePrompt(stored, tokens, read_s, total_s)
 
@@ -99,7 +96,7 @@ class PromptReader:
 
     def worth(self, prompt: PromptRecord) -> bool:
         """Return whether reading a prompt is expected to be faster than a full prefill of it."""
-        if not self._deciding:
+        if not self._planner.deciding:
             return True
         flops = full_prefill(self._decoder, len(prompt.tokens))
         return self._read_s(prompt) < self._planner.compute_s(flops)
@@ -124,7 +121,7 @@ class PromptReader:
             return False
         sequence.restoring = Future()
         read = _Read(self.store, self._planner, sequence, chosen.prompt, otherwise)
-        if self._deciding:
+        if self._planner.deciding:
             self.store.after(chosen.read_s + max(LATE_S, chosen.total_s), read.give_up)
         self.store.run(read.run)
         return True

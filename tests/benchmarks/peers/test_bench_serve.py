@@ -92,7 +92,8 @@ def test_the_page_has_a_row_per_run() -> None:
         for concurrency in (8, 1)
         for name in (VLLM, "kvstitch")
     ]
-    machine = {"cpu": "a CPU", "cores": 2, "commit": "c0ffee", "uncommitted": True}
+    machine = {"cpu": "a CPU", "cores": 2, "python": "3.11", "packages": {}}
+    machine |= {"commit": "c0ffee", "uncommitted": True}
     result = {
         **{"model": "m", "threads": 2, "cache_mib": 64, "prompts": 2, "max_tokens": 3, "seed": 1},
         **{"environment": machine, "servers": {}, "left_out": {"x": "why"}, "runs": runs},
@@ -102,5 +103,5 @@ def test_the_page_has_a_row_per_run() -> None:
     assert lines[2].endswith("| 7.5 | 15 |")
     assert [line.split(" | ")[1] for line in lines[2:10]] == ["1", "1", "8", "8"] * 2
     text = page(result)
-    assert "Prompts of 540 to 543 tokens." in text and "c0ffee with uncommitted changes" in text
+    assert "Prompts of 540 to 543 tokens." in text and "c0ffee with changes" in text
     assert "x was left out: why" in text

@@ -105,7 +105,7 @@ STREAMED = [
 def test_it_is_named_and_the_service_goes_on(service: Service, bad: Bad) -> None:
     """Status, field and remedy are in the body, asked as stream or not, and the next request of
     the same connection is answered."""
-    documents = service.shared.metrics().value("kvstitch_documents")
+    documents = service.metrics().value("kvstitch_documents")
     reply = service.http.request(
         bad.method, bad.path, json=bad.json, content=bad.content, headers=bad.headers
     )
@@ -116,7 +116,7 @@ def test_it_is_named_and_the_service_goes_on(service: Service, bad: Bad) -> None
         assert words in message, message
     assert "Traceback" not in reply.text
     assert service.ask("Which colour is it?", top_k=1, max_tokens=1)["finish_reason"] == "length"
-    assert service.shared.metrics().value("kvstitch_documents") == documents
+    assert service.metrics().value("kvstitch_documents") == documents
 
 
 def told(body: dict[str, Any], path: str) -> tuple[str, str | None]:

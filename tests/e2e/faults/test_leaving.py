@@ -48,7 +48,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory, twelve: Documents) -> Iterato
 
 def left(service: Service) -> tuple[float, float]:
     """How many clients have left, and how many of them cost at most three steps more."""
-    metrics = service.shared.metrics()
+    metrics = service.metrics()
     return metrics.value(f"{METRIC}_count"), metrics.value(f"{METRIC}_bucket", le="3.0")
 
 

@@ -37,14 +37,14 @@ def assert_stopped(service: Service, steps_before: float) -> None:
     """No sequence runs any more, after a small part of its tokens; the steps have stopped."""
 
     def none_runs() -> bool:
-        metrics = service.shared.metrics()
+        metrics = service.metrics()
         return metrics.value("kvstitch_sequences") == 0 and metrics.value(STEPS) > steps_before
 
     service.until(none_runs, "the sequence goes on without its client")
-    stopped_at = service.shared.metrics().value(STEPS)
+    stopped_at = service.metrics().value(STEPS)
     assert stopped_at - steps_before < FEW
     time.sleep(2.5)  # two reports of the worker
-    metrics = service.shared.metrics()
+    metrics = service.metrics()
     assert metrics.value(STEPS) == stopped_at
     assert metrics.value("kvstitch_requests_in_flight") == 0
     assert metrics.value("kvstitch_pool_free_ratio") == 1

@@ -117,8 +117,8 @@ def forget_files(service: Service) -> None:
 
 
 def redis_hits(service: Service) -> float:
-    return service.shared.metrics().value(OPERATIONS, tier="redis", op="read", outcome="hit")
+    return service.metrics().value(OPERATIONS, tier="redis", op="read", outcome="hit")
 
 
 def healthy(service: Service) -> bool:
-    return service.shared.metrics().value("kvstitch_tier_healthy", tier="redis") == 1
+    return service.metrics().value("kvstitch_tier_healthy", tier="redis") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -13,8 +12,10 @@ from typing import Any, TypeVar
 
 import httpx
 
+from kvstitch.client import server_sent_events
 from service.gateway.composition import Gateway
 from service.gateway.server import DrainingServer, make_server
+from service.gateway.workers import ProcessOptions
 from service.settings import load
 from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
@@ -116,12 +117,7 @@ class Rig:
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
-    event = ""
-    for line in response.iter_lines():
-        if line.startswith("event: "):
-            event = line[7:]
-        elif line.startswith("data: "):
-            yield event, json.loads(line[6:])
+    return server_sent_events(response.iter_lines())
 
 
 def until(condition: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:
@@ -151,15 +147,17 @@ def running(
     if not command:
         worker = worker or FakeWorker(address)
         worker.address = address
-    options: dict[str, Any] = {"worker_command": command} if command else {}
+    options: dict[str, Any] = {"command": command} if command else {}
     gateway = Gateway(
         load(model=str(folder), data_dir=data, port=0, **settings),
         folder,
         embedder=embedder or HashingEmbedder(),
-        worker_address="" if command else address,
-        heartbeat_timeout_s=4.0,  # a busy machine may leave the fake worker waiting for a second
-        restart_backoff_s=(0.05, 0.2),
-        **options,
+        processes=ProcessOptions(
+            address="" if command else address,
+            heartbeat_timeout_s=4.0,  # a busy machine may leave the fake worker waiting
+            restart_backoff_s=(0.05, 0.2),
+            **options,
+        ),
     )
     rig = Rig(gateway, worker)
     try:

@@ -145,13 +145,14 @@ from pathlib import Path
 from tests.fakes.models import HashingEmbedder
 from service.gateway.composition import Gateway
 from service.gateway.server import listen, serve
+from service.gateway.workers import ProcessOptions
 from service.settings import load
 folder, data, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 fake = "tests.fakes.worker"
 command = (sys.executable, "-m", fake, "--token-delay", "0.05")
 gateway = Gateway(
     load(model=str(folder), data_dir=data, port=port), folder,
-    embedder=HashingEmbedder(), worker_command=command,
+    embedder=HashingEmbedder(), processes=ProcessOptions(command),
 )
 sys.exit(3 if serve(gateway, listen('127.0.0.1', port)) else 0)
 """

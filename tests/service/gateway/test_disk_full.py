@@ -14,7 +14,7 @@ import pytest
 
 from service.errors import DiskFull
 from service.gateway.composition import Gateway
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.settings import load
 from tests.service.gateway.rig import Rig, running, until
 

@@ -15,8 +15,7 @@ import pytest
 
 from retriever.sql.postgresql import Postgresql
 from service.gateway import shared_schema
-from service.gateway.documents.deletion_records import ChunkKV
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion_store import ChunkKV, DeletionStore
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase

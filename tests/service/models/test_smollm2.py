@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from service.errors import ModelUnavailable
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.models import wheel
-from service.models.catalogue import NAMED_MODELS
 from service.models.model_finder import ModelFinder
+from service.models.named_models import NAMED_MODELS
 from service.prompt import Turn
 from service.settings import load
 from service.worker.api import load_model

@@ -19,7 +19,7 @@ from typing import Any
 
 from retriever.sql.connection import Connection
 from service.errors import DatabaseUnavailable
-from service.gateway.documents.jobs import claims
+from service.gateway.documents.jobs import job_rows
 from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
@@ -28,14 +28,14 @@ from service.gateway.documents.jobs.job_records import (
     JobPage,
     SpooledFile,
 )
-from service.gateway.documents.jobs.job_state import (
+from service.gateway.documents.jobs.job_rows import (
     MAX_ERRORS,
     load_job,
     lock_jobs,
     update_job_states,
 )
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.webhook_events import add_events
+from service.gateway.documents.jobs.webhooks import add_events
 
 # Frees the space of a document that is no longer needed here.
 _MOST = 2**62
@@ -343,7 +343,7 @@ class JobStore:
         mine = self._mine.replace("owner", "documents.owner")
         with self._database.transaction() as read:
             if self._shared:
-                claims.take(read, self._database.gateway_id, state, limit)
+                job_rows.take(read, self._database.gateway_id, state, limit)
             rows = read.execute(
                 "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
                 "chunks, spooled, bytes FROM documents JOIN jobs USING (job_id) "

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import aiofiles
 
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 
 INLINE_BYTES = 1 << 17  # shorter documents are kept in the database: a file costs two syncs
@@ -44,14 +44,14 @@ class SpoolFolder:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def upload(self) -> Upload:
-        """For the files of one request; to be closed."""
+        """Return what takes the files of one request; it has to be closed."""
         return Upload(self)
 
     def path(self, name: str) -> Path:
         return self._folder / name
 
     def claim(self, names: Iterable[str]) -> None:
-        """Rows name these files now."""
+        """Note that rows name these files now."""
         self._unclaimed.difference_update(names)
 
     def remove(self, names: Iterable[str]) -> None:
@@ -77,7 +77,7 @@ class SpoolFolder:
             return await aiofiles.open(self.path(name), "xb")
 
     async def sync(self, file: Any) -> None:
-        """Returns when the file, and its name in the folder, survive a loss of power."""
+        """Return when the file, and its name in the folder, survive a loss of power."""
         with self._disk.translated():
             await file.flush()
             await asyncio.to_thread(_sync, file.fileno(), self._folder)
@@ -99,7 +99,7 @@ class Upload:
         return made
 
     async def receive(self, parts: AsyncIterator[bytes]) -> bytes | SpooledFile:
-        """All of a body: in memory if it is short, else in a file."""
+        """Return a whole body: in memory if it is short, else in a file."""
         buffer = bytearray()
         writer: SpoolWriter | None = None
         async for part in parts:
@@ -114,7 +114,7 @@ class Upload:
         return await writer.finish()
 
     async def hold(self, document: IngestDocument) -> IngestDocument:
-        """The document; with its content in a file if that is long."""
+        """Return the document, with its content in a file if that is long."""
         content = document.content
         if isinstance(content, SpooledFile) or len(content) < INLINE_BYTES:
             return document
@@ -158,7 +158,7 @@ class SpoolWriter:
         self._size += len(data)
 
     async def finish(self) -> SpooledFile:
-        """Returns when the file is safely on disk.
+        """Return when the file is safely on disk.
 
         Raises:
             DiskFull: There is no room.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from retriever.sql.connection import Connection, SqliteConnection
 from service.errors import InternalError, InvalidSetting
-from service.gateway.disk_guard import DiskGuard
+from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.jobs.job_database import AlreadyAccepted
 
 VERSION = 5

@@ -90,7 +90,7 @@ class _Walk:
         self.out.add("\n" if style.listed else "\n\n")
 
     def _rows(self, table: BaseOxmlElement) -> Iterator[list[str]]:
-        """Cells by column of the grid; one that spans rows stands in each of them."""
+        """Yield cells by column of the grid; one that spans rows stands in each of them."""
         above: list[str] = []
         for row in table.iterchildren(qn("w:tr")):
             cells: list[str] = []
@@ -111,7 +111,7 @@ class _Walk:
 
 
 def _text(paragraph: BaseOxmlElement) -> str:
-    """A paragraph's text, with inserted and without deleted words."""
+    """Return a paragraph's text, with inserted and without deleted words."""
     out: list[str] = []
     stack = [iter(paragraph)]
     while stack:
@@ -159,7 +159,7 @@ class _Styles:
             self._styles[key] = _Style.of(style.find(qn("w:pPr")), base, level)
 
     def of(self, paragraph: BaseOxmlElement) -> _Style:
-        """What a paragraph says of itself comes before what its styles say."""
+        """Return the style of a paragraph: its own properties come before its styles'."""
         properties = paragraph.find(qn("w:pPr"))
         found = _Style.of(properties)
         name = "" if properties is None else _value(properties.find(qn("w:pStyle")))

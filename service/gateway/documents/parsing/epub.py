@@ -48,7 +48,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 def _chapters(opf: ElementTree.Element, folder: str) -> list[str]:
-    """Names in the archive of the files in reading order.
+    """Return the names in the archive of the files in reading order.
 
     Raises:
         InvalidRequest: There are none.
@@ -70,7 +70,7 @@ def _chapters(opf: ElementTree.Element, folder: str) -> list[str]:
 
 
 def _encrypted(archive: ZipFile) -> set[str]:
-    """Names of encrypted files; fonts often are, which does not matter."""
+    """Return the names of encrypted files; fonts often are, which does not matter."""
     if _ENCRYPTION not in archive.namelist():
         return set()
     root = ElementTree.fromstring(archive.read(_ENCRYPTION))

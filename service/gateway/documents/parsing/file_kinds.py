@@ -35,12 +35,12 @@ BINARY_KINDS = ("pdf", "office")  # mostly pictures and markup, so they may be l
 
 
 def kind_of_start(content: bytes | bytearray) -> str | None:
-    """The kind that the first bytes of a file tell, whatever its name says."""
+    """Return the kind that the first bytes of a file tell, whatever its name says."""
     return next((kind for start, kind in _STARTS.items() if content.startswith(start)), None)
 
 
 def file_kind(name: str, media_type: str, content: bytes) -> str:
-    """Kind of a file by its first bytes, else its media type, else its name, else "text"."""
+    """Return the kind of a file: by its first bytes, media type or name, else "text"."""
     return (
         kind_of_start(content)
         or KIND_OF_MEDIA_TYPE.get(media_type)

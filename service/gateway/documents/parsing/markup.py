@@ -61,7 +61,7 @@ def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 def _find(text: str, titles: list[str]) -> list[Mark]:
-    """The places of these titles, which come in this order, each above a line of punctuation."""
+    """Return the places of titles, which come in this order, each above a line of punctuation."""
     lines = [match for match in _LINE_WITH_END.finditer(text) if match[0]]
     marks: list[Mark] = []
     for line, below in pairwise(lines):

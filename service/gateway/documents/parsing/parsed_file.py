@@ -57,7 +57,7 @@ class ParsedFile:
 
 
 def heading(start: int, text: str) -> Mark:
-    """The mark of a heading; its label is one line, and not too long."""
+    """Return the mark of a heading; its label is one line, and not too long."""
     label = _SPACE.sub(" ", text).strip()
     if len(label) > MAX_LABEL_CHARS:
         label = label[: MAX_LABEL_CHARS - 1] + "…"
@@ -65,7 +65,7 @@ def heading(start: int, text: str) -> Mark:
 
 
 def one_line(text: str) -> str:
-    """The text with every run of white space as one blank."""
+    """Return the text with every run of white space as one blank."""
     return _SPACE.sub(" ", text).strip()
 
 
@@ -81,11 +81,11 @@ class TextBuilder:
         self._end = ""  # the last two characters
 
     def mark(self, kind: MarkKind, label: str) -> None:
-        """What is added next begins a page, slide or sheet."""
+        """Mark the beginning of a page, slide or sheet."""
         self._marks.append((self._size, kind, label))
 
     def heading(self, level: int, text: str) -> None:
-        """A heading of level 1 to 6; nothing if it is blank."""
+        """Add a heading of level 1 to 6, unless it is blank."""
         if line := one_line(text):
             self.gap()
             self._marks.append(heading(self._size, line))
@@ -96,18 +96,18 @@ class TextBuilder:
             self.add(text + "\n")
 
     def gap(self) -> None:
-        """The next line begins a new block."""
+        """Begin a new block with the next line."""
         if self._parts and self._end != "\n\n":
             self.add("\n" if self._end.endswith("\n") else "\n\n")
 
     def block(self, text: str) -> None:
-        """A paragraph; nothing if it is blank."""
+        """Add a paragraph, unless it is blank."""
         if text := text.strip():
             self.gap()
             self.add(text + "\n\n")
 
     def file(self, other: ParsedFile) -> None:
-        """Another file's text as a block, with its marks."""
+        """Add another file's text as a block, with its marks."""
         self.gap()
         self._marks += [(self._size + start, kind, label) for start, kind, label in other.marks]
         self.add(other.text + "\n\n")
@@ -116,7 +116,7 @@ class TextBuilder:
         return ParsedFile("".join(self._parts).rstrip(), one_line(title), self._marks)
 
     def add(self, text: str) -> None:
-        """Text that goes on where the last ended.
+        """Add text that goes on where the last ended.
 
         Raises:
             InvalidRequest: The file's text exceeds its limit.

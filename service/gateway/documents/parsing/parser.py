@@ -144,7 +144,7 @@ class DocumentParser:
         self._limits = limits
 
     async def document(self, item: IngestDocument) -> Document:
-        """The document with its text, and marks where pages and headings begin.
+        """Return the document with its text, and marks where pages and headings begin.
 
         Without a title it gets the one in the file, else the file's name.
 
@@ -166,7 +166,7 @@ class DocumentParser:
 
 
 async def _text(content: bytes | Path) -> str:
-    """The text of content that is UTF-8."""
+    """Return the text of content that is UTF-8."""
     if isinstance(content, Path):
         try:
             content = await asyncio.to_thread(content.read_bytes)
@@ -176,6 +176,6 @@ async def _text(content: bytes | Path) -> str:
 
 
 def _marks(parsed: ParsedFile) -> tuple[Mark, ...]:
-    """The marks that say something: with a label, and with text behind them."""
+    """Return the marks that have a label, and text behind them."""
     said = [Mark(*mark) for mark in parsed.marks if mark[2] and mark[0] < len(parsed.text)]
     return tuple(sorted(said, key=lambda mark: mark.start)[:MAX_MARKS])

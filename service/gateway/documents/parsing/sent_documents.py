@@ -9,10 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
-from service.gateway.body_errors import NOT_UTF8, from_validation
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.parsing.file_kinds import UTF8_KINDS
-from service.gateway.json_content import has_more_values, validated
+from service.gateway.json_content import NOT_UTF8, from_validation, has_more_values, validated
 from service.gateway.schemas.admin import DocumentIn
 
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
@@ -21,12 +20,12 @@ JSON_LINE_EXTRA_BYTES = 65_536
 
 
 def line_limit(document_bytes: int) -> int:
-    """Bytes that a line of JSON may have at most, where a document may have `document_bytes`."""
+    """Return the most bytes of a line of JSON, where a document may have `document_bytes`."""
     return JSON_BYTES_PER_BYTE * document_bytes + JSON_LINE_EXTRA_BYTES
 
 
 def parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
-    """A document that is sent as a line of JSON.
+    """Read a document that is sent as a line of JSON.
 
     Args:
         line: UTF-8.
@@ -57,7 +56,7 @@ def parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
 
 
 def json_document(document: DocumentIn, collection: str) -> IngestDocument:
-    """A document that is sent as JSON, for a collection."""
+    """Return a document that is sent as JSON, for a collection."""
     return IngestDocument(
         document.doc_id,
         collection,
@@ -85,7 +84,7 @@ def file_document(
     title: str,
     metadata: dict[str, Any],
 ) -> IngestDocument:
-    """A file as a document called `name`.
+    """Return a file as a document called `name`.
 
     A text file without a title gets its file name without the suffix.
 

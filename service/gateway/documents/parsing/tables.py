@@ -52,13 +52,13 @@ def _named(header: Sequence[str] | None, cells: Sequence[str]) -> list[str]:
 
 
 def _is_header(cells: Sequence[str]) -> bool:
-    """Whether a first row names columns: several words and no number, none of them twice."""
+    """Return whether a first row names columns: several words, no number, none of them twice."""
     names = [cell for cell in cells if cell]
     return len(names) > 1 and len(set(names)) == len(names) and not any(map(_is_number, names))
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell is an amount; a year may well name a column."""
+    """Return whether a cell is an amount; a year may well name a column."""
     if _YEAR.fullmatch(cell):
         return False
     digits = sum(char.isdigit() for char in cell)
@@ -100,7 +100,7 @@ def _decoded(content: bytes) -> str:
 
 
 def _delimiter(text: str) -> str:
-    """The delimiter with the most columns, among those that give all first lines the same."""
+    """Return the delimiter with the most columns, if all first lines have as many."""
     lines = [line for line in text[:65_536].splitlines()[:SAMPLE_LINES] if line.strip()]
 
     def columns(delimiter: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What all parts of a response to an OpenAI client have in common."""
+"""What responses to OpenAI's clients have in common: ids, usage, annotations, log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,13 +6,72 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import quote, urlencode
 
-from service.gateway.http.openai.annotations import DocumentLinks
-from service.gateway.schemas.answer import Citation, GenerateResponse, PromptTokensDetails, Usage
+from service.gateway.schemas.answer import (
+    Citation,
+    GenerateResponse,
+    LikelyToken,
+    PromptTokensDetails,
+    TokenLogprob,
+    Usage,
+)
+from service.gateway.schemas.openai.chat import Annotation, ChatLogprobs, TextLogprobs, UrlCitation
 from service.gateway.schemas.openai.common import Details
 from service.gateway.tool_calls.call_parser import CallParser
-from service.gateway.tool_calls.forms import ToolForm
-from service.gateway.tool_calls.tools import ToolSet
+from service.gateway.tool_calls.tools import ToolForm, ToolSet
+
+
+@dataclass(frozen=True)
+class DocumentLinks:
+    """Links to documents of one collection.
+
+    Attributes:
+        base: Address of this service as the client wrote it, with a slash at its end.
+        collection: None: the default one.
+    """
+
+    base: str
+    collection: str | None
+
+    def of(self, citation: Citation) -> str:
+        if citation.url is not None:
+            return citation.url
+        if citation.chunk_id < 0:
+            return ""
+        query = f"?{urlencode({'collection': self.collection})}" if self.collection else ""
+        return f"{self.base}admin/documents/{quote(citation.doc_id)}{query}"
+
+
+def url_annotations(
+    response: GenerateResponse, links: DocumentLinks, text: str
+) -> list[Annotation]:
+    """One for every sentence and passage that supports it.
+
+    Args:
+        response: The answer.
+        links: To its documents.
+        text: The message's; calls of tools may have been taken out of the answer's.
+
+    Returns:
+        None at all if the spans do not hold for `text`.
+    """
+    if text != response.text:
+        return []
+    cited = {citation.index: citation for citation in response.citations}
+    return [
+        Annotation(
+            url_citation=UrlCitation(
+                start_index=sentence.start,
+                end_index=sentence.end,
+                title=cited[index].title or cited[index].doc_id,
+                url=links.of(cited[index]),
+            )
+        )
+        for sentence in response.attributions or []
+        for index in sentence.citations
+    ]
+
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -93,3 +152,37 @@ def total_usage(responses: Sequence[GenerateResponse], prompts: int) -> Usage:
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
     )
+
+
+def chat_logprobs(logprobs: list[TokenLogprob] | None) -> ChatLogprobs | None:
+    return None if logprobs is None else ChatLogprobs(content=logprobs)
+
+
+def text_logprobs(logprobs: Sequence[TokenLogprob] | None) -> TextLogprobs | None:
+    if logprobs is None:
+        return None
+    return TextLogprobs(
+        tokens=[_name(one) for one in logprobs],
+        token_logprobs=[one.logprob for one in logprobs],
+        top_logprobs=[_top(one) for one in logprobs],
+        text_offset=[one.text_offset for one in logprobs],
+    )
+
+
+def _top(token: TokenLogprob) -> dict[str, float]:
+    """By name, likeliest first; of tokens with one name the likeliest."""
+    found: dict[str, float] = {}
+    for one in [*token.top_logprobs, token]:
+        found.setdefault(_name(one), one.logprob)
+    return found
+
+
+def _name(token: LikelyToken) -> str:
+    """Its text, or its bytes if these are not a text: so two parts of characters stay two."""
+    if token.bytes is None:
+        return token.token
+    data = bytes(token.bytes)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,18 +1,24 @@
-"""What form an answer must have, from OpenAI's and vLLM's fields to `guided`."""
+"""What form an answer must have: OpenAI's and vLLM's fields, and calls of tools, to `guided`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from service.errors import InvalidRequest
 from service.gateway.schemas.openai.common import ResponseFormat, SampledRequest, StructuredOutputs
-from service.gateway.tool_calls.closed_schema import closed
-from service.gateway.tool_calls.forced_call import call_grammar
-from service.gateway.tool_calls.forms import ToolForm
-from service.gateway.tool_calls.tools import ToolSet
+from service.gateway.schemas.openai.responses import TextOptions
+from service.gateway.tool_calls.tools import Tool, ToolForm, ToolSet
 
+_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
+# Below allOf a property may be listed in another branch.
+_OF_SCHEMAS = ("anyOf", "oneOf", "prefixItems")
+_BY_NAME = ("properties", "$defs", "definitions")
+# Compact JSON: with blanks allowed, small models write little else.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# A tool's schema was not written for this service: what cannot be enforced is left to the model.
+_LENIENT = {**_COMPACT, "lenient": True}
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -25,7 +31,7 @@ class WantedForm:
 
 
 def wanted_form(body: SampledRequest) -> WantedForm | None:
-    """The form that a request asks for; None: any.
+    """Return the form that a request asks for, None for any.
 
     Raises:
         InvalidRequest: It asks for several, or a schema is missing or not JSON.
@@ -54,7 +60,7 @@ def wanted_form(body: SampledRequest) -> WantedForm | None:
 def with_tools(
     form: WantedForm | None, tools: ToolSet | None, written: ToolForm
 ) -> WantedForm | None:
-    """The form of an answer that may, or must, call tools.
+    """Return the form of an answer that may, or must, call tools.
 
     Raises:
         InvalidRequest: A form is wanted that leaves no room for calls.
@@ -80,17 +86,39 @@ def with_tools(
     return WantedForm(form.field, {"grammar": grammar})
 
 
-def _of_response_format(wanted: ResponseFormat | None) -> WantedForm | None:
-    if wanted is None or wanted.type == "text":
+def form_of_text(options: TextOptions | None) -> WantedForm | None:
+    """Return the form that `text` of the Responses API asks for, None for any."""
+    wanted = None if options is None else options.format
+    if wanted is None:
         return None
-    if wanted.type == "json_object":
-        return WantedForm("response_format", {"json_object": True})
+    return _of_format(wanted.type, "text.format", "text.format.schema", wanted.schema_)
+
+
+def _of_response_format(wanted: ResponseFormat | None) -> WantedForm | None:
+    if wanted is None:
+        return None
     schema = None if wanted.json_schema is None else wanted.json_schema.schema_
-    return named_schema("response_format.json_schema.schema", schema)
+    path = "response_format.json_schema.schema"
+    return _of_format(wanted.type, "response_format", path, schema)
 
 
-def named_schema(field: str, schema: dict[str, Any] | None) -> WantedForm:
-    """JSON of a schema, which must be there."""
+def _of_format(
+    kind: Literal["text", "json_object", "json_schema"],
+    field: str,
+    schema_field: str,
+    schema: dict[str, Any] | None,
+) -> WantedForm | None:
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return WantedForm(field, {"json_object": True})
+        case "json_schema":
+            return _named_schema(schema_field, schema)
+
+
+def _named_schema(field: str, schema: dict[str, Any] | None) -> WantedForm:
+    """Return the form of JSON of this schema, which must be there."""
     if schema is None:
         raise InvalidRequest(f"{field} is missing: send the schema", field=field)
     return WantedForm(field, {"json_schema": closed(schema)})
@@ -129,8 +157,63 @@ def _schema(field: str, value: dict[str, Any] | str | None) -> WantedForm | None
             raise InvalidRequest(f"{field} is not JSON: {error}", field=field) from error
         if not isinstance(value, dict):
             raise InvalidRequest(f"{field} must be a JSON schema, an object", field=field)
-    return named_schema(field, value)
+    return _named_schema(field, value)
 
 
 def _plain(field: str, name: str, value: Any) -> WantedForm | None:
     return None if value is None else WantedForm(field, {name: value})
+
+
+def call_grammar(form: ToolForm, tools: ToolSet, *, or_json: dict[str, Any] | None = None) -> str:
+    """Return a grammar, in llguidance's dialect of Lark, for one call of one of the tools.
+
+    Args:
+        form: In which the model writes calls.
+        tools: Those that may be called.
+        or_json: Schema of what the answer may be instead; None: it must be a call.
+    """
+    rules = [_call_rule(number, tool, form) for number, tool in enumerate(tools.callable)]
+    choices = [f"call{number}" for number in range(len(rules))]
+    if or_json is not None:
+        choices.append("other")
+        rules.append(f"other: %json {_enforced(or_json, _COMPACT)}")
+    return "\n".join([f"start: {' | '.join(choices)}", *rules])
+
+
+def _call_rule(number: int, tool: Tool, form: ToolForm) -> str:
+    before, after = form.call_text(tool.name, "\0").split("\0")
+    parameters = {"type": "object", **(tool.parameters or {})}
+    arguments = f"args{number}"
+    return (
+        f"call{number}: {json.dumps(before)} {arguments} {json.dumps(after)}\n"
+        f"{arguments}: %json {_enforced(parameters, _LENIENT)}"
+    )
+
+
+def _enforced(schema: dict[str, Any], options: dict[str, Any]) -> str:
+    return json.dumps({**closed(schema), "x-guidance": options})
+
+
+_ANY_OBJECT = {"type": "object"}
+
+
+def closed(schema: Any) -> Any:
+    """Return the schema with objects that list properties closed, unless it says otherwise.
+
+    A schema that does not mention other properties allows any. A model that may write any property
+    goes on writing them, and nobody who lists properties expects others.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    out = dict(schema)
+    for name in _OF_SCHEMAS:
+        if isinstance(out.get(name), list):
+            out[name] = [closed(each) for each in out[name]]
+    for name in _BY_NAME:
+        if isinstance(out.get(name), dict):
+            out[name] = {key: closed(each) for key, each in out[name].items()}
+    for name in ("items", "additionalProperties"):
+        out |= {name: closed(out[name])} if name in out else {}
+    if "properties" in out and not any(name in out for name in (*_OPEN, "allOf", "$ref")):
+        out["additionalProperties"] = False
+    return out

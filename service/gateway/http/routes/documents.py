@@ -1,4 +1,4 @@
-"""/admin/documents, /admin/pins, /admin/deletions, /admin/receipts: documents that are stored."""
+"""/admin/documents, pins, deletions, receipts and collections: documents that are stored."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from retriever import DocFilter, DocumentInfo
 from service.errors import InvalidRequest
-from service.gateway.documents.deletion_records import Receipt
+from service.gateway.documents.deletion_store import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.schemas.admin import (
+    CollectionList,
+    CollectionOut,
     DeletionRequest,
     DocumentList,
     DocumentOut,
@@ -70,7 +72,7 @@ async def delete(
     collection: CollectionName = "default",
 ) -> ReceiptOut:
     """Remove a document: text, vectors, and KV in every tier."""
-    return receipt_out(await service.delete(document_scope(principal.tenant, collection), doc_id))
+    return _receipt(await service.delete(document_scope(principal.tenant, collection), doc_id))
 
 
 @router.post("/deletions")
@@ -87,13 +89,13 @@ async def delete_many(
         except InvalidRequest as error:
             raise InvalidRequest(f"filter: {error.message}", field="filter") from error
     scope = document_scope(principal.tenant, body.collection)
-    return receipt_out(await service.delete_matching(scope, body.doc_ids, where))
+    return _receipt(await service.delete_matching(scope, body.doc_ids, where))
 
 
 @router.get("/receipts/{receipt_id}")
 async def receipt(principal: Administering, receipt_id: str, service: DocumentsDep) -> ReceiptOut:
     """A deletion's receipt, and whether anything is still owed."""
-    return receipt_out(await service.receipt(principal, receipt_id))
+    return _receipt(await service.receipt(principal, receipt_id))
 
 
 @router.put("/pins/{doc_id:path}")
@@ -120,6 +122,26 @@ async def unpin(
     return _info(stored.info)
 
 
+@router.get("/collections")
+async def collections(principal: Administering, service: DocumentsDep) -> CollectionList:
+    """Collections that have documents; the first document makes one, the last one ends it."""
+    found = await service.collections(principal.tenant)
+    return CollectionList(
+        collections=[CollectionOut(collection=name, **asdict(counts)) for name, counts in found]
+    )
+
+
+@router.delete("/collections/{collection:path}", name="delete")
+async def delete_collection(
+    principal: Administering,
+    collection: Annotated[str, Path(min_length=1, max_length=128)],
+    service: DocumentsDep,
+) -> ReceiptOut:
+    """Remove all documents of a collection: text, vectors, and KV in every tier."""
+    scope = document_scope(principal.tenant, collection)
+    return _receipt(await service.delete_matching(scope, None, None))
+
+
 def _conditions(text: str | None) -> dict[str, Any] | None:
     """The filter of a query string.
 
@@ -139,7 +161,7 @@ def _conditions(text: str | None) -> dict[str, Any] | None:
     return found
 
 
-def receipt_out(receipt: Receipt) -> ReceiptOut:
+def _receipt(receipt: Receipt) -> ReceiptOut:
     state = "owed" if receipt.completed is None else "completed"
     return ReceiptOut.model_validate({**asdict(receipt), "state": state})
 

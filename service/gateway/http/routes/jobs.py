@@ -1,25 +1,50 @@
-"""/admin/jobs: how far ingest jobs are."""
+"""/admin/precompute takes documents in; /admin/jobs says how far ingest jobs are."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query, Response
 
 from service.gateway.documents.jobs.job_records import OPEN_STATES, Job
-from service.gateway.documents.jobs.job_state import MAX_ERRORS
-from service.gateway.http.dependencies import Ingesting, JobsDep, Limit
+from service.gateway.documents.jobs.job_rows import MAX_ERRORS
+from service.gateway.http.dependencies import Ingesting, JobsDep, Limit, UploadDep
+from service.gateway.http.openapi import PRECOMPUTE
 from service.gateway.schemas.admin import JobList, JobOut, JobProgress, JobState
 
-router = APIRouter(prefix="/admin/jobs", tags=["corpus"])
+router = APIRouter(prefix="/admin", tags=["corpus"])
 
 MaxErrors = Annotated[
     int, Query(ge=0, le=10_000, description="most documents that failed to be named in `errors`")
 ]
 
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        description="the same key with the same documents is answered with the same job",
+    ),
+]
 
-@router.get("")
+
+@router.post("/precompute", status_code=202, openapi_extra=PRECOMPUTE)
+async def precompute(
+    principal: Ingesting,
+    documents: UploadDep,
+    jobs: JobsDep,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> JobOut:
+    """Ingest documents: parse, chunk, embed, index, and store their KV. Accepted means on disk."""
+    job = await jobs.submit(principal, documents, idempotency_key)
+    response.headers["Location"] = f"/admin/jobs/{job.job_id}"
+    return _job(job)
+
+
+@router.get("/jobs")
 async def jobs(
     principal: Ingesting,
     job_service: JobsDep,
@@ -30,25 +55,25 @@ async def jobs(
     """Jobs newest first; pass `next_cursor` as `cursor` for the next page."""
     page = await job_service.page(principal, limit, cursor, state)
     waiting = await job_service.waiting()
-    return JobList(jobs=[job_out(job, waiting) for job in page.jobs], next_cursor=page.next_cursor)
+    return JobList(jobs=[_job(job, waiting) for job in page.jobs], next_cursor=page.next_cursor)
 
 
-@router.get("/{job_id}")
+@router.get("/jobs/{job_id}")
 async def job(
     principal: Ingesting, job_id: str, job_service: JobsDep, errors: MaxErrors = MAX_ERRORS
 ) -> JobOut:
     """How far a job is, and what is wrong with documents that failed."""
     found = await job_service.get(principal, job_id, errors)
-    return job_out(found, await job_service.waiting())
+    return _job(found, await job_service.waiting())
 
 
-@router.delete("/{job_id}")
+@router.delete("/jobs/{job_id}")
 async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> JobOut:
     """Leave what is not done. Documents that are indexed stay; their KV is computed when asked."""
-    return job_out(await job_service.cancel(principal, job_id))
+    return _job(await job_service.cancel(principal, job_id))
 
 
-def job_out(job: Job, waiting: str | None = None) -> JobOut:
+def _job(job: Job, waiting: str | None = None) -> JobOut:
     """A job for the response; `waiting` says why open jobs do not go on."""
     fields = asdict(job)
     del fields["tokens_ahead"]

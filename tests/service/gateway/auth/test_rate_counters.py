@@ -15,7 +15,7 @@ import redis
 
 from service.errors import InvalidSetting
 from service.gateway.auth import redis_counters
-from service.gateway.auth.rate_counters import MAX_BUCKETS, LocalCounters, Rate, RateCounters
+from service.gateway.auth.rate_counters import MAX_BUCKETS, Rate, RateCounters
 from service.gateway.auth.redis_counters import RedisCounters
 from service.gateway.prometheus import GatewayMetrics
 from service.settings import load
@@ -47,7 +47,7 @@ async def kind(
     """Counters with full buckets, and how time passes for them."""
     if request.param == "local":
         now = [0.0]
-        yield LocalCounters(lambda: now[0]), lambda s: now.__setitem__(0, now[0] + s)
+        yield RateCounters(lambda: now[0]), lambda s: now.__setitem__(0, now[0] + s)
         return
     client = redis.Redis(port=server.port)
     client.flushall()
@@ -140,7 +140,7 @@ async def test_of_many_at_once_as_many_pass_as_the_limit_says(
 
 async def test_full_buckets_are_dropped(server: RedisServer) -> None:
     now = [0.0]
-    counters = LocalCounters(lambda: now[0])
+    counters = RateCounters(lambda: now[0])
     for number in range(MAX_BUCKETS):
         await counters.admit([Rate("requests_per_minute", "key", "t", str(number), 60)], [])
     now[0] = 2.0

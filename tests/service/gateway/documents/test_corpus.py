@@ -206,7 +206,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
 
 def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None:
     rig.ingest()
-    embedder = rig.gateway.retriever._embedder
+    embedder = rig.gateway.embeddings._embedder
     embed, reached, go_on = embedder.embed, threading.Event(), threading.Event()
 
     def slow(texts: Sequence[str]) -> Vectors:
@@ -268,8 +268,9 @@ def test_a_document_that_kills_the_worker_is_given_up_the_others_are_not(
 def test_two_services_on_one_folder_are_refused(rig: Rig, folder: Path) -> None:
     from service.errors import InvalidSetting
     from service.gateway.composition import Gateway
+    from service.gateway.workers import ProcessOptions
 
-    second = Gateway(rig.gateway.settings, folder, worker_address="ipc:///none")
+    second = Gateway(rig.gateway.settings, folder, processes=ProcessOptions(address="ipc:///none"))
     with pytest.raises(InvalidSetting, match="another kvstitch serves"):
         rig.call(second.start)
 

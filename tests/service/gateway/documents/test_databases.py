@@ -17,15 +17,14 @@ from service.gateway.auth.key_databases import SqliteKeyDatabase
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase
 from service.gateway.auth.quotas import Limits
-from service.gateway.documents.deletion_records import ChunkKV
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion_store import ChunkKV, DeletionStore
 from service.gateway.documents.jobs.job_database import AlreadyAccepted, JobDatabase
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
-from service.gateway.documents.jobs.webhook_events import EventStore
+from service.gateway.documents.jobs.webhooks import EventStore
 from service.gateway.documents.membership import Membership
 
 BOTH_DATABASES = True
@@ -83,7 +82,7 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
     assert [(e.doc_id, e.message) for e in job.errors] == [("c", "no text")]
     assert store.pending(10, 10_000) == []
     indexed = store.indexed(10)
-    assert [item.content for item in indexed] == [None, None]
+    assert [(item.kind, item.content) for item in indexed] == [("", b"")] * 2
     store.set_done([item.number for item in indexed])
     job = store.get(job_id, "")
     assert job is not None and (job.state, job.done) == ("failed", 2)

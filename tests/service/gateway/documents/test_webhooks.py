@@ -21,8 +21,7 @@ from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
-from service.gateway.documents.jobs.webhook_events import EventStore
-from service.gateway.documents.webhook_sender import WebhookSender
+from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.prometheus import GatewayMetrics
 from service.settings import load
 from tests.service.gateway.rig import DOCUMENTS, running, until

@@ -14,8 +14,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from service.gateway.http.openapi import METHODS
-from service.gateway.http.openapi_examples import examples
+from service.gateway.http.openapi import METHODS, examples
 from tests.service.gateway.rig import Rig
 
 ROOT = Path(__file__).parents[4]

@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.gateway.tool_calls.call_parser import CallParser
-from service.gateway.tool_calls.forms import FORMS, HERMES, LLAMA3_JSON, MISTRAL, ToolForm, form_of
-from service.gateway.tool_calls.parsed_answer import ParsedAnswer
-from service.gateway.tool_calls.tools import Tool, ToolSet
+from service.gateway.tool_calls.call_parser import CallParser, ParsedAnswer
+from service.gateway.tool_calls.tools import (
+    FORMS,
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    Tool,
+    ToolForm,
+    ToolSet,
+    form_of,
+)
 from tests.service.gateway.tool_calls import templates
 
 TOOLS = ToolSet((Tool("f"), Tool("g")))

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from scripts import docs_tables
 from service.errors import InvalidRequest, Unsupported
 from service.gateway.http.openai import field_table
-from service.gateway.http.openai.field_rules import Rules, check_fields, noted, refused
+from service.gateway.http.openai.field_table import Rules, check_fields, noted, refused
 from service.gateway.schemas.openai import responses
 from service.gateway.schemas.openai.chat import (
     ChatMessage,

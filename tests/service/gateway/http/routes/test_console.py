@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
-from service.gateway.http.routes.console import FILES
+from service.gateway.http.routes.pages import FILES
 from tests.service.gateway.rig import Rig
 
 ROOT = Path(__file__).parents[5]

@@ -1,0 +1,260 @@
+"""Answers as chat.completion and text_completion objects, whole or as a stream of chunks.
+
+    chat        chat.completion.chunk: role, text or pieces of calls …, finish, [usage], [DONE]
+    text        text_completion: the same without roles and calls
+
+Chunks of several choices come as they are made, each with its index. The object `kvstitch` holds
+what OpenAI has no field for. In a stream it holds citations in a choice's first chunk, before the
+first token; in its last cache, times and warnings, and the citations again with what the answer
+uses of them. In a whole response with several choices it is the first one's, with the warnings of
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.errors import KvstitchError
+from service.gateway.answers.answer_group import NumberedEvent
+from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
+from service.gateway.http.openai.envelope import (
+    Envelope,
+    FinishReason,
+    chat_logprobs,
+    finish_reason,
+    text_logprobs,
+    total_usage,
+    url_annotations,
+)
+from service.gateway.http.problems import error_object
+from service.gateway.http.sse import data_line
+from service.gateway.schemas.answer import Citation, GenerateResponse, TokenLogprob
+from service.gateway.schemas.openai.chat import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    Completion,
+    TextChoice,
+    ToolCallOut,
+)
+from service.gateway.tool_calls.call_parser import (
+    CallArguments,
+    CallParser,
+    CallStarted,
+    ParsedAnswer,
+    Piece,
+    Text,
+)
+
+
+def completion(
+    envelope: Envelope, responses: Sequence[GenerateResponse]
+) -> ChatCompletion | Completion:
+    """The response that holds these answers, in the order of their indices."""
+    parsers = [_parsed(envelope, response) for response in responses]
+    first = responses[0]
+    details = envelope.details(first, parsers[0], first.citations if envelope.citations else None)
+    for response, parser in zip(responses[1:], parsers[1:], strict=True):
+        found = envelope.details(response, parser).warnings
+        details.warnings += [text for text in found if text not in details.warnings]
+    common: dict[str, Any] = {
+        "id": envelope.public_id,
+        "created": envelope.created,
+        "model": envelope.model,
+        "usage": total_usage(responses, envelope.prompts),
+        "kvstitch": details,
+    }
+    if envelope.chat:
+        answers = enumerate(zip(responses, parsers, strict=True))
+        return ChatCompletion(
+            choices=[_chat_choice(envelope, n, *each) for n, each in answers], **common
+        )
+    texts = [
+        TextChoice(
+            index=number,
+            text=response.text,
+            logprobs=text_logprobs(response.logprobs),
+            finish_reason="stop" if response.finish_reason == "stop" else "length",
+        )
+        for number, response in enumerate(responses)
+    ]
+    return Completion(choices=texts, **common)
+
+
+def _parsed(envelope: Envelope, response: GenerateResponse) -> CallParser | None:
+    parser = envelope.parser(early=False)
+    if parser is not None:
+        parser.push(response.text)
+        parser.finish(cut=finish_reason(response.finish_reason) == "length")
+    return parser
+
+
+def _chat_choice(
+    envelope: Envelope, number: int, response: GenerateResponse, parser: CallParser | None
+) -> ChatChoice:
+    answer = ParsedAnswer(response.text) if parser is None else parser.answer
+    calls = [
+        ToolCallOut(id=call.id, function={"name": call.name, "arguments": call.arguments})
+        for call in answer.calls
+    ]
+    return ChatChoice(
+        index=number,
+        message=AnswerMessage(
+            content=None if calls and not answer.text else answer.text,
+            annotations=url_annotations(response, envelope.links, answer.text),
+            tool_calls=calls or None,
+        ),
+        logprobs=chat_logprobs(response.logprobs),
+        finish_reason=finish_reason(response.finish_reason, parser),
+    )
+
+
+DONE = "data: [DONE]\n\n"
+
+
+@dataclass
+class _Choice:
+    """One choice so far. held: a chunk that waits for the first text; logprobs: of text that is
+    not sent yet."""
+
+    parser: CallParser | None
+    held: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    response: GenerateResponse | None = None
+
+
+class CompletionChunks:
+    """Framing of a stream, without `id:` and `event:` lines: some clients cannot parse them."""
+
+    def __init__(self, envelope: Envelope, *, choices: int, include_usage: bool) -> None:
+        self._envelope = envelope
+        self._include_usage = include_usage
+        self._choices = [_Choice(envelope.parser(early=True)) for _ in range(choices)]
+
+    def event(self, event: NumberedEvent) -> bytes:
+        number, what = event
+        choice = self._choices[number]
+        match what:
+            case Sources(citations):
+                out = self._first(number, choice, citations)
+            case TextDelta(text, logprobs):
+                out = self._released(choice) + self._text(number, choice, text, logprobs)
+            case Finished(response):
+                choice.response = response
+                out = self._released(choice) + self._end(number, choice, response)
+        return out.encode()
+
+    def error(self, error: KvstitchError) -> bytes:
+        """The last line of a stream that failed; no [DONE] follows."""
+        held = "".join(self._released(choice) for choice in self._choices)
+        return (held + data_line({"error": error_object(error)})).encode()
+
+    def _first(self, number: int, choice: _Choice, citations: list[Citation]) -> str:
+        shown = [c.model_dump(mode="json", exclude_none=True) for c in citations]
+        extra = {"kvstitch": {"citations": shown}} if self._envelope.citations else {}
+        first: Any = {"role": "assistant", "content": ""} if self._envelope.chat else ""
+        chunk = self._chunk([self._choice(number, first)], extra)
+        if extra and citations:
+            return chunk
+        # A chunk that says nothing waits for the first text: who measures the time to the first
+        # token takes the first chunk for it.
+        choice.held = chunk
+        return ""
+
+    def _released(self, choice: _Choice) -> str:
+        held, choice.held = choice.held, ""
+        return held
+
+    def _text(
+        self, number: int, choice: _Choice, text: str, logprobs: list[TokenLogprob] | None
+    ) -> str:
+        if choice.parser is None:
+            delta: Any = {"content": text} if self._envelope.chat else text
+            return self._chunk([self._choice(number, delta, logprobs=logprobs)])
+        choice.logprobs += logprobs or []
+        pieces = choice.parser.push(text)
+        return self._pieces(number, choice, pieces, with_logprobs=logprobs is not None)
+
+    def _pieces(
+        self, number: int, choice: _Choice, pieces: list[Piece], *, with_logprobs: bool
+    ) -> str:
+        out = ""
+        for piece in pieces:
+            logprobs = None
+            if with_logprobs:
+                logprobs, choice.logprobs = choice.logprobs, []
+            out += self._chunk([self._choice(number, _delta(piece), logprobs=logprobs)])
+        return out
+
+    def _end(self, number: int, choice: _Choice, response: GenerateResponse) -> str:
+        out = ""
+        if choice.parser is not None:
+            cut = finish_reason(response.finish_reason) == "length"
+            pieces = choice.parser.finish(cut=cut)
+            wanted = response.logprobs is not None
+            out += self._pieces(number, choice, pieces, with_logprobs=wanted)
+        # Only now is known which passages the answer uses.
+        cited = response.citations if self._envelope.citations and response.attributions else None
+        details = self._envelope.details(response, choice.parser, cited)
+        without = {"citations"} if cited is None else None
+        facts = details.model_dump(mode="json", exclude=without)
+        last: Any = self._last_delta(choice, response) if self._envelope.chat else ""
+        reason = finish_reason(response.finish_reason, choice.parser)
+        out += self._chunk([self._choice(number, last, reason=reason)], {"kvstitch": facts})
+        ended = [each.response for each in self._choices if each.response is not None]
+        if len(ended) < len(self._choices):
+            return out
+        if self._include_usage:
+            usage = total_usage(ended, self._envelope.prompts)
+            out += self._chunk([], {"usage": usage.model_dump(mode="json")})
+        return out + DONE
+
+    def _last_delta(self, choice: _Choice, response: GenerateResponse) -> dict[str, Any]:
+        text = response.text if choice.parser is None else choice.parser.answer.text
+        found = url_annotations(response, self._envelope.links, text)
+        return {"annotations": [each.model_dump() for each in found]} if found else {}
+
+    def _choice(
+        self,
+        number: int,
+        delta: Any,
+        *,
+        reason: FinishReason | None = None,
+        logprobs: list[TokenLogprob] | None = None,
+    ) -> dict[str, Any]:
+        chat = self._envelope.chat
+        shown = chat_logprobs(logprobs) if chat else text_logprobs(logprobs)
+        return {
+            "index": number,
+            "delta" if chat else "text": delta,
+            "logprobs": None if shown is None else shown.model_dump(),
+            "finish_reason": reason,
+        }
+
+    def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> str:
+        return data_line(
+            {
+                "id": self._envelope.public_id,
+                "object": "chat.completion.chunk" if self._envelope.chat else "text_completion",
+                "created": self._envelope.created,
+                "model": self._envelope.model,
+                "choices": choices,
+                # As OpenAI: null in every chunk but the last, if usage was asked for.
+                **({"usage": None} if self._include_usage else {}),
+                **(extra or {}),
+            }
+        )
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece:
+        case Text(text):
+            return {"content": text}
+        case CallStarted(index, id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

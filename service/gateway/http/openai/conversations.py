@@ -1,0 +1,262 @@
+"""From OpenAI's messages, items and tools to turns and a set of tools, for chats and responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from service.errors import InvalidRequest, Unsupported
+from service.gateway.http.openai.field_table import (
+    CONTENT_PART,
+    FUNCTION,
+    INPUT_ITEM,
+    MESSAGE,
+    TOOL,
+    check_fields,
+)
+from service.gateway.schemas.openai.chat import (
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    NamedTool,
+    ToolDefinition,
+)
+from service.gateway.schemas.openai.responses import (
+    FunctionChoice,
+    FunctionTool,
+    InputItem,
+    InputPart,
+    ResponsesRequest,
+)
+from service.gateway.tool_calls.json_call import is_object
+from service.gateway.tool_calls.tools import Tool, ToolSet
+from service.prompt import ToolCall, Turn
+
+_RESPONSES_TEXTS = ("input_text", "output_text", "text")
+
+
+def turns_of_messages(messages: Sequence[ChatMessage], notes: list[str]) -> list[Turn]:
+    """Return the turns of a chat.
+
+    Args:
+        messages: As they were sent.
+        notes: Gets what is to be noted for the client.
+
+    Raises:
+        Unsupported: A message holds what is not supported.
+        InvalidRequest: A message is wrong.
+    """
+    return [_of_message(f"messages[{number}]", one, notes) for number, one in enumerate(messages)]
+
+
+def turns_of_items(items: Sequence[InputItem], notes: list[str]) -> list[Turn]:
+    """Return the turns of the items of a response's input, as `turns_of_messages` does."""
+    out = []
+    for number, item in enumerate(items):
+        where = f"input[{number}]"
+        if item.type == "reasoning":
+            notes.append(f"{where} has no effect: earlier thoughts are left out")
+            continue
+        notes += check_fields(item.model_extra, INPUT_ITEM, f"{where}.")
+        out.append(_of_item(where, item, notes))
+    return out
+
+
+def tools_of_chat(body: ChatRequest, notes: list[str]) -> ToolSet | None:
+    """Return the tools that the answer may call, None if it may call none.
+
+    Raises:
+        Unsupported: A tool is no function.
+        InvalidRequest: `tool_choice` asks for what is not there, or two tools have one name.
+    """
+    tools = [_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools or [])]
+    choice = body.tool_choice
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    return _tool_set(
+        tools,
+        named,
+        choice if isinstance(choice, str) else None,
+        parallel=body.parallel_tool_calls is not False,
+        where="function.name",
+    )
+
+
+def tools_of_response(body: ResponsesRequest, notes: list[str]) -> ToolSet | None:
+    """Return the tools that the answer may call, as `tools_of_chat` does."""
+    tools = [_flat_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools or [])]
+    choice = body.tool_choice
+    named = choice.name if isinstance(choice, FunctionChoice) else None
+    return _tool_set(
+        tools,
+        named,
+        choice if isinstance(choice, str) else None,
+        parallel=body.parallel_tool_calls is not False,
+        where="name",
+    )
+
+
+def _of_message(where: str, message: ChatMessage, notes: list[str]) -> Turn:
+    if message.role == "function":
+        raise Unsupported(
+            f"{where}.role function was replaced by tool: send that", field=f"{where}.role"
+        )
+    notes += check_fields(message.model_extra, MESSAGE, f"{where}.")
+    role = "system" if message.role == "developer" else message.role
+    calls = _calls(where, message, notes)
+    if role == "tool" and not message.tool_call_id:
+        raise _missing(f"{where}.tool_call_id", "the id of the call")
+    content = message.content
+    if content is None and role == "assistant":
+        content = message.refusal or ("" if calls else None)
+    if content is None:
+        raise _missing(f"{where}.content", "the message's text")
+    text = _text(f"{where}.content", content, notes, kinds=("text",))
+    return Turn(role, text, calls, message.tool_call_id or "" if role == "tool" else "")
+
+
+def _calls(where: str, message: ChatMessage, notes: list[str]) -> tuple[ToolCall, ...]:
+    calls = message.tool_calls or []
+    if calls and message.role != "assistant":
+        field = f"{where}.tool_calls"
+        raise InvalidRequest(f"{field}: only an assistant calls tools", field=field)
+    out = []
+    for number, call in enumerate(calls):
+        path = f"{where}.tool_calls[{number}]"
+        notes += check_fields(call.model_extra, {}, f"{path}.")
+        notes += check_fields(call.function.model_extra, {}, f"{path}.function.")
+        arguments = _arguments(f"{path}.function.arguments", call.function.arguments)
+        out.append(ToolCall(call.id, call.function.name, arguments))
+    return tuple(out)
+
+
+def _of_item(where: str, item: InputItem, notes: list[str]) -> Turn:
+    match item.type:
+        case "message":
+            if item.role is None:
+                raise _missing(f"{where}.role")
+            role = "system" if item.role == "developer" else item.role
+            return Turn(role, _item_text(f"{where}.content", item.content, notes))
+        case "function_call":
+            if item.call_id is None or item.name is None:
+                raise _missing(f"{where}.{'name' if item.call_id else 'call_id'}")
+            arguments = _arguments(f"{where}.arguments", item.arguments)
+            return Turn("assistant", "", (ToolCall(item.call_id, item.name, arguments),))
+        case "function_call_output":
+            if item.call_id is None:
+                raise _missing(f"{where}.call_id")
+            return Turn("tool", _item_text(f"{where}.output", item.output, notes), (), item.call_id)
+    raise Unsupported(
+        f"{where}.type {item.type!r} is not supported: send messages, function_call and "
+        "function_call_output",
+        field=f"{where}.type",
+    )
+
+
+def _item_text(where: str, content: str | list[InputPart] | None, notes: list[str]) -> str:
+    if content is None:
+        raise _missing(where)
+    return _text(where, content, notes, kinds=_RESPONSES_TEXTS, ignored=("logprobs",))
+
+
+def _text(
+    where: str,
+    content: str | Sequence[ContentPart | InputPart],
+    notes: list[str],
+    *,
+    kinds: tuple[str, ...],
+    ignored: tuple[str, ...] = (),
+) -> str:
+    """Return a text that came whole or in parts.
+
+    Args:
+        where: Its path in the body.
+        content: The text.
+        notes: Gets what is to be noted for the client.
+        kinds: The types of parts that are text.
+        ignored: Fields of parts that are accepted without a word.
+    """
+    if isinstance(content, str):
+        return content
+    out = ""
+    for number, part in enumerate(content):
+        path = f"{where}[{number}]"
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in (*kinds, "refusal") or text is None:
+            raise Unsupported(f"{path} is not text: only text is supported", field=path)
+        extra = {k: v for k, v in (part.model_extra or {}).items() if k not in ignored}
+        notes += check_fields(extra, CONTENT_PART, f"{path}.")
+        out += text
+    return out
+
+
+def _arguments(field: str, text: str | None) -> str:
+    arguments = text or "{}"
+    if not is_object(arguments):
+        raise InvalidRequest(f"{field} must be the JSON text of an object", field=field)
+    return arguments
+
+
+def _tool(where: str, tool: ToolDefinition, notes: list[str]) -> Tool:
+    _check_function(where, tool.type)
+    function = tool.function
+    if function is None:
+        raise _missing(f"{where}.function", "its name and parameters")
+    notes += check_fields(tool.model_extra, TOOL, f"{where}.")
+    notes += check_fields(function.model_extra, FUNCTION, f"{where}.function.")
+    return Tool(function.name, function.description or "", function.parameters)
+
+
+def _flat_tool(where: str, tool: FunctionTool, notes: list[str]) -> Tool:
+    _check_function(where, tool.type)
+    if tool.name is None:
+        raise _missing(f"{where}.name")
+    # The clients send strict by themselves, and it changes nothing where no call is enforced.
+    notes += check_fields(tool.model_extra, FUNCTION, f"{where}.")
+    return Tool(tool.name, tool.description or "", tool.parameters)
+
+
+def _check_function(where: str, kind: str) -> None:
+    if kind != "function":
+        raise Unsupported(
+            f"{where}.type {kind!r} is not supported: only function is", field=f"{where}.type"
+        )
+
+
+def _tool_set(
+    tools: Sequence[Tool],
+    named: str | None,
+    choice: Literal["none", "auto", "required"] | None,
+    *,
+    parallel: bool,
+    where: str,
+) -> ToolSet | None:
+    """Return the tools that the answer may call, None if it may call none.
+
+    Args:
+        tools: All that were sent.
+        named: The only one that must be called.
+        choice: Whether one must be called.
+        parallel: Whether several may be called at once.
+        where: Path of a tool's name in the tool.
+
+    Raises:
+        InvalidRequest: What must be called is not there, or two tools have one name.
+    """
+    names = [tool.name for tool in tools]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            field = f"tools[{number}].{where}"
+            raise InvalidRequest(f"{field} {name!r} is another tool's", field=field)
+    if named is not None and named not in names:
+        raise InvalidRequest(
+            f"tool_choice: there is no tool {named!r}: name one of tools", field="tool_choice"
+        )
+    if not tools and choice == "required":
+        raise InvalidRequest("tool_choice needs tools: send them", field="tool_choice")
+    if not tools or choice == "none":
+        return None
+    return ToolSet(tuple(tools), "required" if choice == "required" else "auto", named, parallel)
+
+
+def _missing(field: str, what: str = "it") -> InvalidRequest:
+    return InvalidRequest(f"{field} is missing: send {what}", field=field)

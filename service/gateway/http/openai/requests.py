@@ -1,0 +1,292 @@
+"""Translates OpenAI's requests into GenerateRequest, so that all answers are made in one way.
+
+Every field is honoured, noted or refused, as `field_table` says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from service.errors import InvalidRequest, KvstitchError, Unsupported
+from service.gateway.http.openai.conversations import (
+    tools_of_chat,
+    tools_of_response,
+    turns_of_items,
+    turns_of_messages,
+)
+from service.gateway.http.openai.field_table import (
+    CHAT,
+    COMPLETION,
+    RESPONSE_FORMAT,
+    RESPONSES,
+    STREAM_OPTIONS,
+    STRUCTURED_OUTPUTS,
+    TEXT_OPTIONS,
+    check_fields,
+)
+from service.gateway.http.openai.model_presets import named_model
+from service.gateway.http.openai.structured_output import (
+    WantedForm,
+    form_of_text,
+    wanted_form,
+    with_tools,
+)
+from service.gateway.json_content import from_validation
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.schemas.generate import ConversationRequest, GenerateRequest
+from service.gateway.schemas.openai.chat import ChatRequest, CompletionRequest
+from service.gateway.schemas.openai.common import (
+    MAX_CHOICES,
+    CommonRequest,
+    Extension,
+    SampledRequest,
+)
+from service.gateway.schemas.openai.responses import ResponsesRequest
+from service.gateway.tool_calls.tools import ToolForm, ToolSet
+from service.messages.replies import Ready
+from service.prompt import Turn
+
+# Ours by the client's name, where the two differ.
+_RESPONSES_NAMES = {"max_tokens": "max_output_tokens"}
+_RENAMED = {"sampling_top_k": "top_k", "adapter": "model"}
+_SAME_NAMES = (
+    *("temperature", "top_p", "stream", "stop", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What requests are translated for: the model's name, its form of calls, the methods."""
+
+    model: str
+    tool_form: ToolForm
+    ready: Ready
+
+
+def served_by(prompts: PromptBuilder, ready: Ready) -> Served:
+    return Served(prompts.model, prompts.tool_form, ready)
+
+
+@dataclass(frozen=True)
+class TranslatedRequest:
+    """One request of a client.
+
+    Attributes:
+        requests: Per choice of the response, in the order of their indices.
+        prompts: How many prompts they have: `n` choices stand for each.
+        tools: That the answers may call.
+        notes: For the client.
+        as_sent: A field of GenerateRequest under the name that it has in the client's request.
+    """
+
+    requests: list[GenerateRequest]
+    prompts: int = 1
+    tools: ToolSet | None = None
+    notes: list[str] = field(default_factory=list)
+    as_sent: Callable[[str | None], str | None] = lambda name: name
+
+    def renamed(self, error: KvstitchError) -> KvstitchError:
+        """The error with the client's name of the field."""
+        ours, sent = error.field, self.as_sent(error.field)
+        if ours and sent and error.message.startswith(ours):
+            error.message = sent + error.message.removeprefix(ours)
+        error.field = sent
+        return error
+
+
+def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
+    """Translate a chat completion request.
+
+    Raises:
+        ModelNotFound: There is no such model or preset.
+        Unsupported: A field asks for something that is not supported.
+        InvalidRequest: A field is wrong.
+    """
+    notes = _checked(body, CHAT)
+    turns = turns_of_messages(body.messages, notes)
+    tools = tools_of_chat(body, notes)
+    form = with_tools(wanted_form(body), tools, served.tool_form)
+    fields = {
+        **_common_fields(body, served),
+        **_sampled(body),
+        "max_tokens": body.max_completion_tokens or body.max_tokens,
+        "logprobs": _chat_logprobs(body),
+        "guided": None if form is None else form.guided,
+    }
+    rename = _renaming("messages", form)
+    requests = _each_choice(turns, tools, fields, n=body.n or 1, seed=body.seed, rename=rename)
+    return TranslatedRequest(requests, 1, tools, _unique(notes), rename)
+
+
+def from_completion(body: CompletionRequest, served: Served) -> TranslatedRequest:
+    """Translate a text completion request.
+
+    Raises:
+        ModelNotFound: There is no such model or preset.
+        Unsupported: A field asks for something that is not supported.
+        InvalidRequest: A field is wrong.
+    """
+    notes = _checked(body, COMPLETION)
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) != len(prompts) or not texts:
+        raise Unsupported(
+            "prompt must be a text, or a list of texts, not token ids", field="prompt"
+        )
+    n = body.n or 1
+    if len(texts) * n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"prompt and n ask for {len(texts) * n} answers, the limit is {MAX_CHOICES}: send "
+            "several requests",
+            field="prompt",
+        )
+    form = wanted_form(body)
+    fields = {
+        **_common_fields(body, served),
+        **_sampled(body),
+        "max_tokens": body.max_tokens,
+        "logprobs": body.logprobs,
+        "guided": None if form is None else form.guided,
+    }
+    rename = _renaming("prompt", form)
+    requests = [
+        request
+        for text in texts
+        for request in _each_choice(
+            [Turn("user", text)], None, fields, n=n, seed=body.seed, rename=rename
+        )
+    ]
+    return TranslatedRequest(requests, len(texts), None, _unique(notes), rename)
+
+
+def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
+    """Translate a request of the Responses API.
+
+    Raises:
+        ModelNotFound: There is no such model or preset.
+        Unsupported: A field asks for something that is not supported.
+        InvalidRequest: A field is wrong.
+    """
+    notes = check_fields(body.model_extra, RESPONSES)
+    if body.stream_options is not None:
+        notes += check_fields(body.stream_options.model_extra, STREAM_OPTIONS, "stream_options.")
+    turns = [] if body.instructions is None else [Turn("system", body.instructions)]
+    if isinstance(body.input, str):
+        turns.append(Turn("user", body.input))
+    else:
+        turns += turns_of_items(body.input, notes)
+    tools = tools_of_response(body, notes)
+    if body.text is not None:
+        notes += check_fields(body.text.model_extra, TEXT_OPTIONS, "text.")
+    form = with_tools(form_of_text(body.text), tools, served.tool_form)
+    same = ("temperature", "top_p", "stream", "presence_penalty", "frequency_penalty")
+    given = {name: getattr(body, name) for name in same}
+    fields = {
+        **_common_fields(body, served),
+        **{name: value for name, value in given.items() if value is not None},
+        "max_tokens": body.max_output_tokens,
+        "guided": None if form is None else form.guided,
+    }
+    inner = _renaming("input", form)
+
+    def rename(name: str | None) -> str | None:
+        return _RESPONSES_NAMES.get(name or "", inner(name))
+
+    requests = _each_choice(turns, tools, fields, n=1, seed=None, rename=rename)
+    return TranslatedRequest(requests, 1, tools, _unique(notes), rename)
+
+
+def _common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
+    """The fields of GenerateRequest that follow from the model's name and from `kvstitch`."""
+    chosen = body.kvstitch or Extension.model_validate({})
+    fields: dict[str, Any] = {
+        name: getattr(chosen, name)
+        for name in chosen.model_fields_set - {"fusion", "include_citations"}
+    }
+    adapter, preset = named_model(body.model, served.model, served.ready)
+    fusion = chosen.fusion or preset
+    return {**fields, "adapter": adapter, **({} if fusion is None else {"fusion": fusion})}
+
+
+def _each_choice(
+    turns: Sequence[Turn],
+    tools: ToolSet | None,
+    fields: dict[str, Any],
+    *,
+    n: int,
+    seed: int | None,
+    rename: Callable[[str | None], str | None],
+) -> list[GenerateRequest]:
+    """The same request n times, with seeds one after another.
+
+    Raises:
+        InvalidRequest: A field is wrong; it has the client's name.
+    """
+    # OpenAI's seeds may be negative, the sampler's must not.
+    seeds = [None if seed is None else (seed + number) % 2**63 for number in range(n)]
+    try:
+        return [ConversationRequest.of(turns, tools, **fields, seed=each) for each in seeds]
+    except ValidationError as error:
+        fault = from_validation(error.errors(include_url=False), GenerateRequest)
+        sent = rename(fault.field)
+        message = fault.message.replace(fault.field or "", sent or "", 1)
+        raise InvalidRequest(message, field=sent) from error
+
+
+def _renaming(question: str, form: WantedForm | None) -> Callable[[str | None], str | None]:
+    """From a field of GenerateRequest to the name that it has in the client's request.
+
+    Args:
+        question: Name of the field that holds the question.
+        form: The form that the answer must have.
+    """
+
+    def rename(name: str | None) -> str | None:
+        root = re.split(r"[.\[]", name or "")[0]
+        if root in ("question", "messages"):
+            return question
+        if root == "guided" and form is not None:
+            return form.field
+        if root in Extension.model_fields:
+            return f"kvstitch.{name}"
+        return _RENAMED.get(root, name and name.removesuffix(".[key]"))  # pydantic's word
+
+    return rename
+
+
+def _unique(texts: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _checked(body: SampledRequest, rules: Any) -> list[str]:
+    notes = check_fields(body.model_extra, rules)
+    for where, part, part_rules in (
+        ("stream_options", body.stream_options, STREAM_OPTIONS),
+        ("response_format", body.response_format, RESPONSE_FORMAT),
+        ("structured_outputs", body.structured_outputs, STRUCTURED_OUTPUTS),
+    ):
+        if part is not None:
+            notes += check_fields(part.model_extra, part_rules, f"{where}.")
+    return notes
+
+
+def _sampled(body: SampledRequest) -> dict[str, Any]:
+    fields = {name: getattr(body, name) for name in _SAME_NAMES}
+    fields["sampling_top_k"] = None if body.top_k is None else max(0, body.top_k)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _chat_logprobs(body: ChatRequest) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequest(
+            "top_logprobs needs logprobs: send logprobs: true, too", field="top_logprobs"
+        )
+    return None

@@ -1,0 +1,137 @@
+"""The one place where errors become responses.
+
+    /v1/*        {"error": {"message", "type", "code", "param"}}   what OpenAI's clients expect
+    elsewhere    application/problem+json                          RFC 9457
+
+Status and code come from the error's class, see `service.errors`.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from service.errors import KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
+from service.gateway.json_content import from_validation
+
+_OPENAI_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+RETRY_AFTER_S = 5.0  # where the error does not say
+# OpenAI's clients expect 400, not 422, for an invalid request.
+OPENAI_PATHS = tuple(
+    f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "embeddings")
+)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` through `respond`."""
+
+    async def on_known(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, KvstitchError)
+        return respond(request, error)
+
+    async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return respond(request, from_validation(error.errors(), _body_model(request)))
+
+    async def on_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, KvstitchError):  # raised while a body was parsed
+            return respond(request, error.__cause__)
+        response = respond(request, Unroutable(error.status_code, str(error.detail)))
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(_allowed_methods(request))
+        return response
+
+    async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
+        return respond(request, WorkerFault("something went wrong here; the log says what"))
+
+    app.add_exception_handler(KvstitchError, on_known)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_unexpected)
+
+
+def cut_off() -> WorkerUnavailable:
+    """What a request is told whose answer the ending service does not wait for."""
+    return WorkerUnavailable(
+        "the service is shutting down, and the answer was not finished in time: send the request "
+        "again",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def respond(request: Request, error: KvstitchError) -> JSONResponse:
+    """The response for an error, in the form that the request's path calls for."""
+    headers = {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="kvstitch"'
+    if error.status == 408:
+        headers["Connection"] = "close"  # the rest of the body would come as slowly
+    if error.status in (429, 503):
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s or RETRY_AFTER_S)))
+    if request.url.path.startswith("/v1/"):
+        if error.status != 500:
+            # Without this header OpenAI's clients retry after any 409, 429 or 5xx.
+            headers["x-should-retry"] = str(error.status in (429, 503)).lower()
+        lenient = error.status == 422 and request.url.path in OPENAI_PATHS
+        return JSONResponse(
+            {"error": error_object(error)}, 400 if lenient else error.status, headers
+        )
+    problem = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": sendable(error.message),
+        "code": error.code,
+        "instance": request.url.path,
+    }
+    if error.field is not None:
+        problem["field"] = sendable(error.field)
+    media_type = "application/problem+json"
+    return JSONResponse(problem, error.status, headers, media_type=media_type)
+
+
+def error_object(error: KvstitchError) -> dict[str, Any]:
+    """OpenAI's error object, for responses and for streams."""
+    fallback = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "message": sendable(error.message),
+        "type": _OPENAI_ERROR_TYPES.get(error.status, fallback),
+        "code": error.code,
+        "param": None if error.field is None else sendable(error.field),
+    }
+
+
+def sendable(text: str) -> str:
+    """The text with half characters escaped: a message may quote what was sent, and JSON can hold
+    what UTF-8 cannot."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of all routes with this path; the framework lists only those of the first."""
+    routes, scope = request.app.routes, request.scope
+    return [
+        method
+        for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+
+
+def _body_model(request: Request) -> type[BaseModel]:
+    """The model of the body that the request's route takes."""
+    fields = request.scope["route"].dependant.body_params
+    found = fields[0].field_info.annotation if fields else None
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else BaseModel

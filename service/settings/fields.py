@@ -1,0 +1,50 @@
+"""Kinds of fields that several settings share, and where things are kept if nothing is said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+
+def default_data_dir() -> Path:
+    """`$XDG_DATA_HOME/kvstitch`, by default ~/.local/share/kvstitch."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "kvstitch"
+
+
+def default_model_cache() -> Path:
+    """`$XDG_CACHE_HOME/kvstitch/models`, by default ~/.cache/kvstitch/models."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "kvstitch" / "models"
+
+
+def demo_model() -> Path:
+    """The embedded default model: `demo_model` in the installed `service` package."""
+    return Path(__file__).parents[1] / "demo_model"
+
+
+def parts(value: str) -> list[str]:
+    """What stands between the commas."""
+    return [part for part in map(str.strip, value.split(",")) if part]
+
+
+def named_folders(value: str) -> dict[str, Path]:
+    """Folders by their names, of NAME=FOLDER."""
+    pairs = [part.partition("=") for part in parts(value)]
+    return {name.strip(): Path(folder.strip()).expanduser() for name, _, folder in pairs}
+
+
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
+
+
+def _http_scheme(value: str) -> str:
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    return value
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_scheme)]
+"""Of an HTTP server, or empty."""

@@ -1,0 +1,140 @@
+"""Where documents, jobs, keys and KV are kept, and what is told of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
+
+from service.settings.fields import REDIS_SCHEMES, HttpUrl, default_data_dir
+
+MIN_SECRET_CHARS = 16
+
+
+class PlaceSettings(BaseModel):
+    """Where documents, jobs and keys are kept, and what is told of them."""
+
+    database: str = Field(
+        "",
+        description="PostgreSQL for documents, jobs and keys, which several gateways share, "
+        "postgresql://user:password@host/name; empty: files in data_dir",
+    )
+    vectors: Literal["faiss", "pgvector"] = Field(
+        "faiss",
+        validate_default=True,
+        description="where vectors are searched: in each gateway's memory, or in the database",
+    )
+    data_dir: Path = Field(default_factory=default_data_dir, description="documents, jobs, KV")
+    pin_check_s: float = Field(60.0, gt=0, description="pause between looks at pinned KV")
+    job_retention_days: float = Field(
+        30.0, ge=0, description="then ended jobs and their idempotency keys are forgotten; 0: never"
+    )
+    webhook_url: HttpUrl = Field(
+        "", description="told of every ingest job that ends, http(s)://…; empty: nobody is"
+    )
+    webhook_secret: str = Field(
+        "",
+        validate_default=True,
+        description="signs what webhook_url is sent; 16 characters or more",
+    )
+    otlp_endpoint: HttpUrl = Field(
+        "", description="OpenTelemetry collector, http://host:4318; empty: nothing is traced"
+    )
+    counters_url: str = Field(
+        "",
+        description="Redis that counts requests and tokens per minute for all gateways together, "
+        "redis://host:port/db or redis+cluster://host:port,host:port; empty: each counts its own",
+    )
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _long_enough(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("webhook_url") and len(value) < MIN_SECRET_CHARS:
+            raise ValueError(f"must have at least {MIN_SECRET_CHARS} characters with webhook_url")
+        return value
+
+    @field_validator("database")
+    @classmethod
+    def _postgresql_scheme(cls, value: str) -> str:
+        if value and not value.startswith(("postgresql://", "postgres://")):
+            raise ValueError("must start with postgresql://")
+        return value
+
+    @field_validator("vectors")
+    @classmethod
+    def _in_a_database(cls, value: str, info: ValidationInfo) -> str:
+        if value == "pgvector" and not info.data.get("database"):
+            raise ValueError("pgvector needs a database (KVSTITCH_DATABASE)")
+        return value
+
+    @field_validator("counters_url")
+    @classmethod
+    def _same_names_everywhere(cls, value: str, info: ValidationInfo) -> str:
+        if value and not value.startswith(REDIS_SCHEMES):
+            raise ValueError(f"must start with {', '.join(REDIS_SCHEMES)}")
+        if value and not (info.data.get("database") or info.data.get("tenant_secret")):
+            raise ValueError(
+                "gateways that count together must know tenants by one secret: set database or "
+                "tenant_secret"
+            )
+        return value
+
+
+class TierSettings(BaseModel):
+    """The tiers that KV is kept in."""
+
+    codec: Literal["int2", "int4", "int8", "raw"] = Field("raw", description="how KV is stored")
+    memory_tier_mib: int = Field(2048, ge=0, description="memory tier; 0: none")
+    ssd_tier_gib: float = Field(32.0, ge=0, description="SSD tier below data_dir; 0: none")
+    redis_url: str = Field(
+        "",
+        description="shared tier, redis://host:port/db, or redis+cluster://host:port,host:port of "
+        "a Redis Cluster; empty: none",
+    )
+    redis_ttl_s: int = Field(0, ge=0, description="0: until Redis evicts")
+    s3_url: str = Field("", description="cold tier, s3://bucket/prefix; empty: none")
+    s3_endpoint: str = Field("", description="URL of the S3 server; empty: AWS")
+    s3_region: str = Field("", description="empty: AWS_REGION, or us-east-1")
+    write_tiers: str = Field(
+        "",
+        description="tiers besides memory that get computed KV, e.g. ssd,s3; the others get copies "
+        "of what is read from slower ones; empty: all",
+    )
+    stored_prompts_gib: float = Field(
+        4.0,
+        ge=0,
+        description="kept prompts on disk beside the SSD tier, so that conversations and repeated "
+        "prompts are continued after a restart, or when the KV pool has given them up; 0: none",
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_scheme(cls, value: str) -> str:
+        if value and not value.startswith(REDIS_SCHEMES):
+            raise ValueError(f"must start with {', '.join(REDIS_SCHEMES)}")
+        return value
+
+    @field_validator("s3_url")
+    @classmethod
+    def _s3_scheme(cls, value: str) -> str:
+        scheme, _, bucket = value.partition("://")
+        if value and (scheme != "s3" or not bucket.partition("/")[0]):
+            raise ValueError("must be s3://bucket or s3://bucket/prefix")
+        return value
+
+    @field_validator("write_tiers")
+    @classmethod
+    def _tiers_that_are_set(cls, value: str, info: ValidationInfo) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        given = info.data
+        there = {
+            "ssd": given.get("ssd_tier_gib"),
+            "redis": given.get("redis_url"),
+            "s3": given.get("s3_url"),
+        }
+        for name in names:
+            if not there.get(name):
+                known = ", ".join(tier for tier, is_set in there.items() if is_set)
+                raise ValueError(f"there is no tier {name!r}; besides memory: {known or 'none'}")
+        return ",".join(names)

@@ -1,0 +1,155 @@
+"""Starts prefills, runs their steps, and hands their sequences on with the first token."""
+
+from __future__ import annotations
+
+import time
+
+from service.worker.engine.answering import Answering
+from service.worker.engine.endings import Endings
+from service.worker.engine.scheduler import Scheduler, StepBudget
+from service.worker.forward.evict import evict
+from service.worker.gate.correctness_gate import Gate
+from service.worker.kv.pool import KVPool
+from service.worker.methods.layer_view import PrefillResult
+from service.worker.planner.planner import Planner
+from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.reuse import find_reuse
+from service.worker.sequences.sequence import EngineSequence
+
+
+class Prefilling:
+    """The prefills of one engine.
+
+    Args:
+        estimator: learns from every prefill how fast the device is.
+        gate: checks first tokens; None if none are checked.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        launcher: PrefillLauncher,
+        pool: KVPool,
+        prompts: PromptsInPool,
+        *,
+        estimator: Planner,
+        gate: Gate | None,
+        answering: Answering,
+        endings: Endings,
+    ) -> None:
+        self._scheduler = scheduler
+        self._launcher = launcher
+        self._pool = pool
+        self._prompts = prompts
+        self._estimator = estimator
+        self._gate = gate
+        self._answering = answering
+        self._endings = endings
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether some prefill can run or start now, and does not only wait for its chunks."""
+        if any(not s.blocked for s in self._scheduler.prefilling):
+            return True
+        return self._scheduler.can_start(self._fits) is not None
+
+    def start_next(self) -> None:
+        """Start the prefill of the next sequence, if one can start."""
+        sequence = self._scheduler.next_to_start(self._fits)
+        if sequence is None:
+            return
+        running = self._scheduler.running
+        try:
+            # Since it arrived, others that begin alike may have been computed.
+            found = find_reuse(self._prompts, sequence, running)
+            if found is not None and (
+                sequence.reuse is None or found.tokens > sequence.reuse.tokens
+            ):
+                self._launcher.drop_loads(sequence)
+                sequence.reuse = found
+            kv = self._pool.reserve(self._launcher.reserved_tokens(sequence))
+            assert kv is not None, "the scheduler checked that it fits"
+            self._launcher.launch(sequence, kv, crowded=bool(running))
+            self._prompts.count(sequence.reuse)
+        except Exception as error:
+            self._endings.fail(sequence, error)
+
+    def _fits(self, sequence: EngineSequence) -> bool:
+        """Return whether a sequence can start now. Makes room for it, if that helps."""
+        needed = self._launcher.reserved_tokens(sequence)
+        fits = self._pool.make_room(needed) or (
+            self._gate is not None and self._gate.give_way() and self._pool.make_room(needed)
+        )
+        if sequence.reuse is not None and sequence.reuse.lost:
+            sequence.reuse = find_reuse(self._prompts, sequence)
+            if sequence.reuse is None:
+                self._launcher.start_loading(sequence)
+        return fits and sequence.loaded
+
+    def advance(self, budget: StepBudget) -> None:
+        """Run steps of the prefills that are not waiting.
+
+        As many as the budget allows; only one if no sequence decodes, so that aborts and new
+        requests are noticed between steps.
+        """
+        scheduler = self._scheduler
+        while (sequence := scheduler.next_prefill) is not None and not sequence.blocked:
+            assert sequence.steps is not None
+            started = time.monotonic()
+            sequence.waited()
+            try:
+                sequence.wait(next(sequence.steps))
+            except StopIteration as end:
+                self._first_token(sequence, end.value)
+            except Exception as error:
+                self._endings.fail(sequence, error)
+            seconds = time.monotonic() - started
+            sequence.computed_s += seconds
+            budget.prefilled(seconds)
+            if not scheduler.running or not budget.prefill_goes_on:
+                return
+
+    def _first_token(self, sequence: EngineSequence, result: PrefillResult) -> None:
+        assert sequence.kv is not None
+        sequence.steps = None
+        sequence.prefilled(result)
+        sequence.kv.set_length(sequence.entries)
+        for layer, rows in result.held.items():
+            kv_heads = self._launcher.decoder.kv_heads
+            sequence.kv.remember(layer, [rows] * kv_heads, result.layout.tokens)
+        sequence.clock.close("prefill")
+        if sequence.reuse is None:  # else it may be too little to tell how fast the device is
+            plans = [load.plan for load in sequence.segments if load is not None]
+            self._estimator.finished(sequence.flops, sequence.computed_s, plans)
+        self._launcher.stop_loading(sequence)
+        try:
+            self._scheduler.start_running(sequence)
+            if self._gate is not None:
+                self._gate.answered(sequence, result)
+            if self._prompts.on:
+                sequence.logits = result.logits.clone()
+            self._answering.first_token(sequence, result.logits)
+            sequence.clock.close("first_token")
+            if sequence in self._scheduler.running:
+                self._evict(sequence, result)
+        except Exception as error:
+            self._endings.fail(sequence, error)
+
+    def _evict(self, sequence: EngineSequence, result: PrefillResult) -> None:
+        kv, decoder = sequence.kv, self._launcher.decoder
+        assert kv is not None
+        if sequence.eviction is not None:
+            sequence.coverage = evict(
+                decoder,
+                self._launcher.facts,
+                kv,
+                sequence.eviction,
+                layout=result.layout,
+                observed=result.observed,
+                room=sequence.max_tokens - len(sequence.tokens) + 1,
+                original_tokens=None if result.kept_ids is None else sequence.prompt_tokens,
+                on_kept=None if sequence.token_trace is None else sequence.token_trace.kept,
+            )
+            sequence.clock.close("evict")
+        sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in range(decoder.layers)]
