@@ -99,7 +99,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def _unprepared(model: str, finder: ModelFinder) -> Finding:
-    """What is known of a model that is no folder yet.
+    """Return what is known of a model that is no folder yet.
 
     Raises:
         ModelRefused: It is a .gguf file that cannot be served.
@@ -239,7 +239,7 @@ def _start_up(settings: Settings) -> Finding:
 
 def _embedding(settings: Settings) -> Finding:
     from retriever.errors import RetrieverError
-    from service.gateway.search.models import make_embedder
+    from service.gateway.search.async_retriever import make_embedder
 
     model = make_embedder(settings)
     try:
