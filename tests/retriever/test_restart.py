@@ -39,7 +39,7 @@ def assert_whole(folder: Path) -> str | None:
     retriever = at(folder)
     report = retriever.start()
     ids = set(retriever.catalog.chunk_ids(DocFilter()))
-    assert set(retriever._index.ids) == ids
+    assert set(retriever.index.ids) == ids
     assert report.vectors == len(ids) == retriever.catalog.counts().chunks
     assert sum(
         len(i) for _, i, _ in retriever.catalog.vectors(retriever.catalog.spaces()[0])

@@ -20,7 +20,7 @@ ANIMALS = [
 
 
 def ids_in_index(retriever: Retriever) -> set[int]:
-    return set(retriever._index.ids)
+    return set(retriever.index.ids)
 
 
 def ids_in_catalog(retriever: Retriever) -> set[int]:
