@@ -15,7 +15,7 @@ def ingest(console: Console, client: Client, scenario: Scenario) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task(f"precomputing {len(scenario.documents)} documents", total=None)
-        for done, total in client.progress(client.precompute(scenario.documents)):
+        for done, total in client.precompute(scenario.documents):
             bar.update(task, completed=done, total=total)
         task = bar.add_task("storing the second copy of each passage", total=None)
         client.wait_complete()

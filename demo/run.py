@@ -25,6 +25,7 @@ from demo.process import free_port, service
 from demo.questions import SPLITS, Split
 from demo.report import print_answers, print_kinds, print_summary
 from demo.scenario import Scenario
+from kvstitch.client import KvstitchError
 
 PICTURE = Path("build/demo.png")
 
@@ -85,7 +86,8 @@ def run(console: Console, args: argparse.Namespace, chosen: Scenario, data_dir: 
         The exit status: 1 if the answers are not what they should be.
 
     Raises:
-        ServiceError: The service could not be started, refused something, or failed.
+        ServiceError: The service could not be started, or failed a job.
+        KvstitchError: It refused something, or is away.
     """
     port = args.port or free_port()
     console.print(f"starting the service with {chosen.model_title} on port {port} ...")
@@ -139,7 +141,7 @@ def main() -> int:
         data_dir.mkdir(parents=True, exist_ok=True)
         try:
             return run(console, args, chosen, data_dir)
-        except ServiceError as error:
+        except (ServiceError, KvstitchError) as error:
             console.print(f"[red]{error}[/]", highlight=False)
             return 2
         except KeyboardInterrupt:

@@ -52,7 +52,7 @@ class CircuitBreaker:
             return "half-open" if self._cooled() else "open"
 
     def allow(self) -> bool:
-        """Whether the caller may try. If so, it must report the result afterwards."""
+        """Return whether the caller may try. If so, it must report the result afterwards."""
         with self._lock:
             if self._opened_at is None:
                 return True

@@ -67,7 +67,7 @@ class DeletionEpoch:
             return self._count
 
     def advance(self) -> None:
-        """Note that a deletion starts: nothing that was read earlier will be kept."""
+        """Mark the start of a deletion: nothing that was read earlier will be kept."""
         with self._lock:
             self._count += 1
 

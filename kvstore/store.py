@@ -29,7 +29,7 @@ from kvstore.write_behind import BackgroundWrites, QueueLimits
 
 
 class TieredStore:
-    """Safe to call from several threads. Use as a context manager, or start and close it.
+    """A store, safe to call from several threads. Start and close it, or use it with `with`.
 
     Args:
         tiers: fastest first, names unique. The store starts and closes them.
@@ -218,7 +218,7 @@ class TieredStore:
         return tiered_parts.read_extra(self._tiers, self._deletions, key, name, version)
 
     def locate(self, keys: Collection[str]) -> dict[str, str]:
-        """The name of the fastest tier that holds each key; keys that no tier holds are absent."""
+        """Return the fastest tier of each key, by name; keys that no tier holds are absent."""
         found: dict[str, str] = {}
         missing = set(keys)
         for tier in self._tiers:
@@ -230,8 +230,10 @@ class TieredStore:
         return found
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Those of the given keys that some tier holds; of a store that writes through, those that
-        every tier holds that it writes to."""
+        """Return those of the given keys that some tier holds.
+
+        A store that writes through returns those that every tier holds that it writes to.
+        """
         if not self._write_through:
             return set(self.locate(keys))
         held = set(keys)
@@ -241,7 +243,7 @@ class TieredStore:
         return held
 
     def keys(self) -> set[str]:
-        """All keys of all tiers that answer."""
+        """Return all keys of all tiers that answer."""
         return set().union(*(tier.keys() for tier in self._tiers))
 
     def delete(self, keys: Collection[str]) -> dict[str, int]:
@@ -284,15 +286,15 @@ class TieredStore:
 
     @property
     def tier_names(self) -> list[str]:
-        """Names of the tiers, fastest first."""
+        """The names of the tiers, fastest first."""
         return [tier.name for tier in self._tiers]
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait for the background writes; False when `timeout` (seconds) ran out first."""
+        """Wait for the background writes; return False if `timeout` (seconds) ran out first."""
         return self._writer.flush(timeout)
 
     def stats(self) -> StoreStats:
-        """A snapshot of the counters; asks every healthy tier what it holds."""
+        """Return a snapshot of the counters; every healthy tier is asked what it holds."""
         tiers = tuple(tier.stats() for tier in self._tiers)
         dropped, pending = self._writer.dropped, self._writer.pending
         with self._lock:

@@ -5,9 +5,8 @@ Importing this package imports neither torch nor faiss.
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
-from retriever.catalog.companion_table import Accompanied, Kind
 from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, TokenizerCounter, split
-from retriever.companions import Companions
+from retriever.companions import Accompanied, Companions, Kind
 from retriever.documents import (
     Chunk,
     DocFilter,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import get_args
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.database import Database
 from retriever.chunking import ChunkSettings
 from retriever.companions import Companions
 from retriever.documents import (
@@ -39,6 +38,7 @@ from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror, OwnChanges
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
 from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.sql.database import Database
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Retriever:
         self._embedder = embedder
         self._chunking = chunking
         self._mirror: IndexMirror | OwnChanges = IndexMirror(catalog, index, embedder, index_dir)
-        self.companions = Companions(catalog.companions, index)
+        self.companions = Companions(catalog.database, index)
         # Held during a commit and its index change, so that a search sees both or neither.
         self._consistency = ReadWriteLock()
 

@@ -42,43 +42,6 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-__all__ = [
-    "BodyTimeout",
-    "BodyTooLarge",
-    "BoundToAdapter",
-    "Conflict",
-    "DatabaseUnavailable",
-    "DeadlineExceeded",
-    "DiskFull",
-    "Forbidden",
-    "ForeignOrigin",
-    "InternalError",
-    "InvalidRequest",
-    "InvalidSetting",
-    "KvstitchError",
-    "MalformedBody",
-    "ModelNotFound",
-    "ModelRefused",
-    "ModelUnavailable",
-    "NoReranker",
-    "NotCalibrated",
-    "NotFound",
-    "Overloaded",
-    "PromptTooLong",
-    "QuotaExceeded",
-    "RerankerFailed",
-    "TierUnreached",
-    "Unauthenticated",
-    "UnknownHost",
-    "UnknownMethod",
-    "Unroutable",
-    "Unsupported",
-    "UnsupportedMediaType",
-    "WorkerFault",
-    "WorkerUnavailable",
-    "from_code",
-]
-
 
 class KvstitchError(Exception):
     """Base of all errors of the service.

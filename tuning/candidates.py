@@ -29,12 +29,12 @@ class Candidate:
     """One configuration.
 
     Attributes:
-        method: name of the fusion method.
-        parameters: of the fusion method.
-        prefix_mode: what chunks are precomputed behind.
-        codec: that chunks are stored with.
-        eviction: name of the eviction method; empty: nothing is evicted.
-        eviction_parameters: of the eviction method.
+        method: Name of the fusion method.
+        parameters: Of the fusion method.
+        prefix_mode: What chunks are precomputed behind.
+        codec: That chunks are stored with.
+        eviction: Name of the eviction method; empty: nothing is evicted.
+        eviction_parameters: Of the eviction method.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Candidate:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Candidate:
-        """What `fields` wrote."""
+        """Return what `fields` wrote."""
         fusion, eviction = dict(fields["fusion"]), dict(fields["eviction"] or {})
         return cls(
             fusion.pop("method"),
@@ -87,11 +87,11 @@ class Candidate:
         }
 
     def fusion_method(self) -> FusionMethod:
-        """The method.
+        """Return the method.
 
         Raises:
-            UnknownMethod: there is none of this name.
-            InvalidRequest: a parameter is wrong.
+            UnknownMethod: There is none of this name.
+            InvalidRequest: A parameter is wrong.
         """
         return make_fusion(self.method, dict(self.parameters))
 
@@ -130,18 +130,18 @@ LAYER_METHOD, LAYER_RATIO = "a3", 0.15
 
 
 def fixed_defaults(prefix_mode: str) -> Candidate:
-    """What the service uses where nothing was tuned."""
+    """Return what the service uses where nothing was tuned."""
     parameters = {name: value for name, value in BUILT_IN_FUSION.items() if name != "method"}
     return Candidate(str(BUILT_IN_FUSION["method"]), tuple(parameters.items()), prefix_mode)
 
 
 def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Candidate]:
-    """All methods over their range of costs, with chunks stored raw in one prefix mode.
+    """Return all methods over their range of costs, with chunks stored raw in one prefix mode.
 
     Args:
-        prefix_mode: what chunks are precomputed behind.
-        layers: of the model.
-        document_tokens: median length of a prompt's documents.
+        prefix_mode: What chunks are precomputed behind.
+        layers: Of the model.
+        document_tokens: Median length of a prompt's documents.
     """
     named: list[tuple[str, Parameters]] = [("full_reuse", ()), ("pie", ())]
     named += [("legolink", (("first", k), ("last", k))) for k in ENDS]
@@ -173,12 +173,12 @@ def prefix_modes(of: Sequence[Candidate], *, has_bos: bool) -> list[Candidate]:
 
 
 def codecs(of: Candidate) -> list[Candidate]:
-    """The same candidate with smaller codecs."""
+    """Return the same candidate with smaller codecs."""
     return [replace(of, codec=codec) for codec in CODECS]
 
 
 def evictions(of: Candidate, *, prompt_tokens: float, facts: ModelFacts) -> list[Candidate]:
-    """The same candidate with evictions of a typical prompt."""
+    """Return the same candidate with evictions of a typical prompt."""
     names = [*EVICTIONS, *(["headkv"] if facts.head_scores else [])]
     return [
         replace(of, eviction=name, eviction_parameters=(("budget", int(share * prompt_tokens)),))

@@ -38,11 +38,11 @@ class Case:
     """A prompt, ready to be prefilled.
 
     Attributes:
-        decoder: the model.
-        layout: the prompt.
-        segments: stored KV of its segments; None for empty ones.
-        kv: where its KV goes.
-        attention_scores: attention that full prefill's question rows pay each token, summed over
+        decoder: The model.
+        layout: The prompt.
+        segments: Stored KV of its segments; None for empty ones.
+        kv: Where its KV goes.
+        attention_scores: Attention that full prefill's question rows pay each token, summed over
             layers, heads and rows, `[n]` fp32. Only the oracle may rank by it.
     """
 
@@ -131,7 +131,7 @@ class Filled:
         return self.kv.prompt_layer(layer, self.layout.tokens)
 
     def question_attention(self, layer: int) -> Tensor:
-        """Softmax weights `[heads, |Q|, n]` fp32 of the question's rows at a layer."""
+        """Return softmax weights `[heads, |Q|, n]` fp32 of the question's rows at a layer."""
         k, _ = self.layer(layer)
         rows = self.layout.question_rows
         rule = self.decoder.rules[layer]
@@ -180,13 +180,13 @@ def greedy(decoder: DecoderModel, kv: SequenceKV, n: int, first: Tensor) -> Tens
 def forced(
     decoder: DecoderModel, filled: Sequence[tuple[SequenceKV, Tensor]], n: int, taught: Tensor
 ) -> Tensor:
-    """Logits of every sequence when it is fed a given answer.
+    """Return logits of every sequence when it is fed a given answer.
 
     Args:
-        decoder: the model.
+        decoder: The model.
         filled: KV and first logits of every sequence.
-        n: tokens of the prompt.
-        taught: the answer, `[m]`; its last token is not fed.
+        n: Tokens of the prompt.
+        taught: The answer, `[m]`; its last token is not fed.
 
     Returns:
         `[sequences, m, vocabulary]`.

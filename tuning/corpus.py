@@ -21,11 +21,10 @@ import numpy as np
 
 from retriever import Chunk, Document, Kind, Retriever, Scope
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
+from retriever.catalog.tables import catalog_database
 from retriever.chunking import ChunkSpan
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import CatalogError
-from retriever.sql.postgresql import Postgresql
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder
 from service.prompt import Turn
@@ -42,11 +41,11 @@ class Corpus:
     """Documents that can be searched, as one collection of the service.
 
     Args:
-        retriever: a started retriever that holds them.
-        prompts: the served model's prompt builder.
-        settings: of the service: how passages are searched.
-        scope: the tenant's collection.
-        max_context: tokens that the model takes.
+        retriever: A started retriever that holds them.
+        prompts: The served model's prompt builder.
+        settings: Of the service: how passages are searched.
+        scope: The tenant's collection.
+        max_context: Tokens that the model takes.
     """
 
     def __init__(
@@ -79,10 +78,10 @@ class Corpus:
         return found[:count]
 
     def prompt(self, question: str, *, task: str) -> Prompt:
-        """The prompt that the service would answer this question from.
+        """Return the prompt that the service would answer this question from.
 
         Raises:
-            PromptTooLong: it does not fit into the model's context with an answer.
+            PromptTooLong: It does not fit into the model's context with an answer.
         """
         mode, top_k = self._settings.retrieval, self._prompts.format.top_k
         ranked = self._retriever.search(question, top_k, scope=self._scope, mode=mode)
@@ -98,7 +97,7 @@ class Corpus:
         return Prompt(task, tuple(self._prompts.system), documents, tuple(asked), behind=behind)
 
     def _companions(self, kind: Kind, chunk: Chunk) -> Sequence[Sequence[int]]:
-        """What the service would compute this chunk behind, as token ids."""
+        """Return what the service would compute this chunk behind, as token ids."""
         known = self._chosen.get((kind, chunk.chunk_id))
         if known is None:
             found = self._retriever.companions.choose(
@@ -136,7 +135,7 @@ def of_documents(
     """A corpus of documents that are given.
 
     Raises:
-        InvalidRequest: none of them can be indexed.
+        InvalidRequest: None of them can be indexed.
     """
     with _folder() as folder, _started(folder, prompts, settings) as retriever:
         results = retriever.ingest(documents)
@@ -160,8 +159,8 @@ def of_collection(
     collection is. The copy is gone at the end: a document that is deleted later must be nowhere.
 
     Raises:
-        InvalidRequest: there is no such collection.
-        InvalidSetting: the database cannot be read.
+        InvalidRequest: There is no such collection.
+        InvalidSetting: The database cannot be read.
     """
     if settings.database:
         from tuning.corpus import copy_collection
@@ -221,15 +220,14 @@ def copy_collection(url: str, scope: Scope, file: Path) -> None:
     A document that is replaced or deleted meanwhile may be left out.
 
     Args:
-        url: of the database.
-        scope: the tenant's collection.
-        file: the new catalog; needs room for the collection's texts and vectors.
+        url: Of the database.
+        scope: The tenant's collection.
+        file: The new catalog; needs room for the collection's texts and vectors.
 
     Raises:
-        InvalidSetting: the database cannot be read.
+        InvalidSetting: The database cannot be read.
     """
-    pool = Postgresql(url, SCHEMA, connections=2)
-    source, target = Catalog(PostgresqlDatabase(pool)), Catalog(file)
+    source, target = Catalog(catalog_database(url, connections=2)), Catalog(file)
     try:
         source.start()
         target.start()
@@ -240,7 +238,6 @@ def copy_collection(url: str, scope: Scope, file: Path) -> None:
     finally:
         target.close()
         source.close()
-        pool.close()
 
 
 def _copy(source: Catalog, target: Catalog, scope: Scope, space: EmbeddingSpace) -> None:

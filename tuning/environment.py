@@ -31,7 +31,7 @@ _CHANGES = (
 
 
 def describe() -> dict[str, Any]:
-    """A JSON-ready record, without the host's name and paths."""
+    """Return a JSON-ready record, without the host's name and paths."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -60,7 +60,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """The commit of a checkout; where the package is installed there is none.
+    """Return the commit of a checkout; where the package is installed there is none.
 
     An environment may lie inside a checkout of something else, whose commit would say nothing.
     """

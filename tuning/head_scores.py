@@ -105,10 +105,10 @@ def step_scores(weights: Tensor, probe: Probe, generated: int) -> tuple[Tensor, 
     """R and R2 of one step, `[layers, heads]` each.
 
     Args:
-        weights: attention of the step, `[layers, heads, keys]`; keys beyond the prompt are earlier
+        weights: Attention of the step, `[layers, heads, keys]`; keys beyond the prompt are earlier
             answer tokens.
-        probe: the prompt.
-        generated: the token that the step generated.
+        probe: The prompt.
+        generated: The token that the step generated.
     """
     span = probe.needle
     top = weights.argmax(-1)
@@ -215,8 +215,8 @@ class Prober:
     """Makes probes for the model in `folder`; the i-th depends only on the seed and i.
 
     Args:
-        folder: a model folder.
-        tokens: about how long needle prompts are.
+        folder: A model folder.
+        tokens: About how long needle prompts are.
     """
 
     def __init__(self, folder: Path, *, tokens: int = 1000) -> None:
@@ -232,7 +232,7 @@ class Prober:
         return text[: min(ends, default=len(text))].strip()
 
     def needle(self, rng: random.Random) -> Probe:
-        """One fact at a random position in filler text."""
+        """Return one fact at a random position in filler text."""
         place, value = rng.choice(PLACES), str(rng.randint(1_000_000, 9_999_999))
         fact = NEEDLE.format(place=place, number=value)
         sentences: list[str] = []
@@ -247,7 +247,7 @@ class Prober:
         return self.hidden(text, fact, ASK.format(place=place), value)
 
     def hidden(self, text: str, fact: str, question: str, answer: str) -> Probe:
-        """A probe whose needle is the only place of `fact` in `text`."""
+        """Return a probe whose needle is the only place of `fact` in `text`."""
         first = text.index(fact)
         last = first + len(fact)
         system = system_ids(self.format, self.tokenizer)
@@ -266,7 +266,7 @@ def fits(probe: Probe, room: int) -> Probe:
     """`probe`, if it has at most `room` tokens.
 
     Raises:
-        PromptTooLong: it has more.
+        PromptTooLong: It has more.
     """
     if len(probe.ids) > room:
         raise PromptTooLong(

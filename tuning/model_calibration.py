@@ -48,11 +48,11 @@ class ModelCalibration:
     """What was measured of a model.
 
     Attributes:
-        head_scores: for each measure `[layers][heads]`; empty: too few probes were answered.
+        head_scores: For each measure `[layers][heads]`; empty: too few probes were answered.
         stable_layers: empty: there was no long text, or no time.
-        probes: that were tried.
-        answered: how many of them were answered well enough, for each measure.
-        documents: whose layers were looked at.
+        probes: That were tried.
+        answered: How many of them were answered well enough, for each measure.
+        documents: Whose layers were looked at.
     """
 
     head_scores: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -87,15 +87,15 @@ def measured(
     seed: int,
     time_is_up: Callable[[], bool],
 ) -> ModelCalibration:
-    """The calibration in `path`, measured and written there if it is not there yet.
+    """Return the calibration in `path`, measured and written there if it is not there yet.
 
     Args:
-        path: of the file.
-        decoder: the model.
-        folder: the model's.
-        texts: passages of the documents.
-        seed: of the probes.
-        time_is_up: asked before every probe and document.
+        path: Of the file.
+        decoder: The model.
+        folder: The model's.
+        texts: Passages of the documents.
+        seed: Of the probes.
+        time_is_up: Asked before every probe and document.
     """
     if path.is_file():
         return ModelCalibration(**json.loads(path.read_text(encoding="utf-8")))
@@ -153,7 +153,7 @@ def _layers(
 
 
 def deviations(alpha: Tensor) -> Tensor:
-    """How many standard deviations the best block's alpha is below its layer's mean.
+    """Return how many standard deviations the best block's alpha is below its layer's mean.
 
     The best block has the lowest mean rank over layers.
 

@@ -21,8 +21,8 @@ class Prompt:
     """One prompt as token ids.
 
     Attributes:
-        answers: the accepted texts, empty if none is known.
-        behind: for a prefix mode in which other documents stand between S and a document when it is
+        answers: The accepted texts, empty if none is known.
+        behind: For a prefix mode in which other documents stand between S and a document when it is
             precomputed, these, for each document. Further modes to compare have names that begin
             with `primer` or `neighbours`.
     """
@@ -59,7 +59,7 @@ class SegmentStore:
     """The segments of one prompt, as the engine would read them from the memory tier.
 
     Args:
-        parts: shared by the stores of all prompts of this model.
+        parts: Shared by the stores of all prompts of this model.
     """
 
     def __init__(self, decoder: DecoderModel, parts: MemoryTier) -> None:
@@ -80,7 +80,7 @@ class SegmentStore:
         self._encoded: dict[tuple[str, str], EncodedChunk] = {}
 
     def prefixes(self, prompt: Prompt, prefix_mode: str) -> list[Prefix]:
-        """What each document is precomputed behind."""
+        """Return what each document is precomputed behind."""
         return [
             self._document(prompt, number, prefix_mode).prefix if ids else Prefix()
             for number, ids in enumerate(prompt.documents)
@@ -119,7 +119,7 @@ class SegmentStore:
         return found
 
     def _read(self, address: Address) -> Future[EncodedChunk | None]:
-        """What another chunk stands behind: computed when it is first asked for."""
+        """Return what another chunk stands behind: computed when it is first asked for."""
         part = self._parts.read(address.key)
         if part is None:
             part = self._chunk(address, "raw")
@@ -130,7 +130,7 @@ class SegmentStore:
         return found
 
     def _encode(self, address: Address, codec: str) -> EncodedChunk:
-        """What precompute would store with another codec: it encodes the same tensors."""
+        """Return what precompute would store with another codec: it encodes the same tensors."""
         raw = self._chunk(address, "raw")
         layers = [raw.layer(layer) for layer in range(self._decoder.layers)]
         spec = replace(address.spec, codec=codec)

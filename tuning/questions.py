@@ -30,10 +30,10 @@ _NAME = re.compile(r"(?<=\w )[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
 
 
 def of_file(path: Path) -> list[str]:
-    """The questions of a JSONL file: objects with `question`, or plain strings.
+    """Return the questions of a JSONL file: objects with `question`, or plain strings.
 
     Raises:
-        InvalidRequest: a line is wrong, or there are fewer than two questions.
+        InvalidRequest: A line is wrong, or there are fewer than two questions.
     """
     questions = []
     try:
@@ -64,7 +64,7 @@ def of_file(path: Path) -> list[str]:
 
 
 def of_passages(texts: Sequence[str], rng: random.Random) -> list[str]:
-    """One question for each text that has a sentence to ask about."""
+    """Return one question for each text that has a sentence to ask about."""
     counts = Counter(word.lower() for text in texts for word in set(_WORD.findall(text)))
     questions: list[str] = []
     for text in texts:
@@ -89,7 +89,7 @@ def _completed(sentence: str) -> str:
 
 
 def _about(sentence: str, counts: Counter[str]) -> str:
-    """A name in the sentence, the longest one, else its rarest long word."""
+    """Return a name in the sentence, the longest one, else its rarest long word."""
     names = _NAME.findall(sentence)
     if names:
         return ABOUT.format(subject=max(names, key=len))

@@ -68,10 +68,10 @@ class RecordFile(Generic[R]):
         return key in self._known
 
     def __getitem__(self, key: tuple[str, str]) -> R:
-        """The record of a prompt key and a configuration key.
+        """Return the record of a prompt key and a configuration key.
 
         Raises:
-            KeyError: there is none.
+            KeyError: There is none.
         """
         return self._known[key]
 
@@ -95,9 +95,9 @@ class TimeBudget:
     """Counts the seconds that a run has taken, and keeps the count in a file.
 
     Args:
-        path: of the file.
-        seconds: that the run may take.
-        clock: seconds that only grow.
+        path: Of the file.
+        seconds: That the run may take.
+        clock: Seconds that only grow.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class TimeBudget:
         return self._before + self._clock() - self._started
 
     def left_until(self, share: float) -> float:
-        """Seconds until so much of the budget is spent; negative afterwards."""
+        """Return seconds until so much of the budget is spent; negative afterwards."""
         return share * self.seconds - self.spent
 
 
@@ -143,10 +143,10 @@ class Trials:
     """The trials of a run, recorded as they are made.
 
     Args:
-        path: of the file of records.
-        runner: measures.
-        budget: is told how long it took.
-        on_progress: called after every prompt with the name of the stage, the prompts that it has
+        path: Of the file of records.
+        runner: Measures.
+        budget: Is told how long it took.
+        on_progress: Called after every prompt with the name of the stage, the prompts that it has
             measured and the candidates that are still in it.
     """
 
@@ -165,7 +165,7 @@ class Trials:
         self.made = 0
 
     def known(self, prompt: Prompt, candidates: Sequence[Candidate]) -> bool:
-        """Whether all of these are recorded."""
+        """Return whether all of these are recorded."""
         return all((prompt.key, c.key) in self._records for c in candidates)
 
     def measure(self, prompt: Prompt, candidates: Sequence[Candidate]) -> None:
@@ -189,11 +189,11 @@ class Trials:
         """Measures prompt by prompt until a share of the time budget is spent.
 
         Args:
-            stage: its name, for progress.
-            prompts: in the order in which they are measured.
-            candidates: all are measured on each prompt.
-            until: share of the time budget.
-            least: prompts that are measured even if there is no time left.
+            stage: Its name, for progress.
+            prompts: In the order in which they are measured.
+            candidates: All are measured on each prompt.
+            until: Share of the time budget.
+            least: Prompts that are measured even if there is no time left.
 
         Returns:
             The prompts that all candidates are measured on.
@@ -213,5 +213,5 @@ class Trials:
         return [self._records[prompt.key, candidate.key] for prompt in prompts]
 
     def complete(self, candidates: Sequence[Candidate], prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those of the prompts that all of these candidates are measured on."""
+        """Return those of the prompts that all of these candidates are measured on."""
         return [prompt for prompt in prompts if self.known(prompt, candidates)]

@@ -26,7 +26,7 @@ LEAST_KL = 0.01
 
 
 def evidence(outcome: Outcome, plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What the figures rest on; `about` names model, machine and versions."""
+    """Return what the figures rest on; `about` names model, machine and versions."""
     return {
         **about,
         "seed": plan.seed,
@@ -44,12 +44,12 @@ def evidence(outcome: Outcome, plan: Plan, about: Mapping[str, Any]) -> dict[str
 
 
 def calibration(outcome: Outcome, model: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The fields of calibration.json that this run decides.
+    """Return the fields of calibration.json that this run decides.
 
     Args:
-        outcome: of the run.
-        model: fingerprint of the model.
-        found: the evidence.
+        outcome: Of the run.
+        model: Fingerprint of the model.
+        found: The evidence.
     """
     best, tested = outcome.recommended, outcome.stages["test"]
     return {
@@ -63,7 +63,7 @@ def calibration(outcome: Outcome, model: str, found: dict[str, Any]) -> dict[str
 
 
 def gate_bounds(best: Summary) -> dict[str, float]:
-    """What the correctness gate may demand of the recommended settings without false alarms.
+    """Return what the correctness gate may demand of the recommended settings without false alarms.
 
     It compares first tokens, so the bounds come from those; none if there are too few.
     """
@@ -76,7 +76,7 @@ def gate_bounds(best: Summary) -> dict[str, float]:
 
 
 def report(outcome: Outcome, found: dict[str, Any]) -> dict[str, Any]:
-    """All stages with all candidates, and what was made of them."""
+    """Return all stages with all candidates, and what was made of them."""
     stages = [_stage(stage) for stage in outcome.stages.values()]
     return {
         "recommended": _row(outcome.recommended),
@@ -121,10 +121,10 @@ Row = Mapping[str, Any]
 
 
 def warnings(stages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One sentence for each prefix mode that puts other chunks before a chunk and does harm.
+    """Return one sentence for each prefix mode that puts other chunks before a chunk and does harm.
 
     Args:
-        stages: of `report`.
+        stages: Of `report`.
     """
     rows = [r for s in stages if s["name"] == "prefix" for r in s["candidates"]]
     return [text for mode in COMPANION_MODES for text in _harm(mode, rows)]

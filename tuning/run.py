@@ -35,11 +35,11 @@ class Plan:
     """What a run is to do.
 
     Attributes:
-        out: folder of its records and report.
-        minutes: that it may take, those before it was stopped included.
-        seed: of everything that is drawn.
-        questions: the user's own; empty: they are made from the documents.
-        prefix_mode: of the fixed defaults: what the service would use.
+        out: Folder of its records and report.
+        minutes: That it may take, those before it was stopped included.
+        seed: Of everything that is drawn.
+        questions: The user's own; empty: they are made from the documents.
+        prefix_mode: Of the fixed defaults: what the service would use.
     """
 
     out: Path
@@ -54,18 +54,18 @@ class Outcome:
     """What a run has found out.
 
     Attributes:
-        stages: by name, in their order.
-        fixed: the fixed defaults on the test part.
-        chosen: what was best on the development part, on the test part.
-        recommended: what holds on the test part.
-        against_fixed: mean KL per token, recommended minus fixed, in pairs.
-        selection_layer: at which A3 ranked best on the development part.
-        questions: how many were made or given, and how.
-        documents: how many there are.
-        prompt_tokens: median length of a prompt.
-        spent_s: seconds that the run has taken.
-        trials: that were made in this part of the run.
-        model: heads and layers.
+        stages: By name, in their order.
+        fixed: The fixed defaults on the test part.
+        chosen: What was best on the development part, on the test part.
+        recommended: What holds on the test part.
+        against_fixed: Mean KL per token, recommended minus fixed, in pairs.
+        selection_layer: At which A3 ranked best on the development part.
+        questions: How many were made or given, and how.
+        documents: How many there are.
+        prompt_tokens: Median length of a prompt.
+        spent_s: Seconds that the run has taken.
+        trials: That were made in this part of the run.
+        model: Heads and layers.
     """
 
     stages: dict[str, Stage]
@@ -96,17 +96,17 @@ def run(
     """Run, or go on with, what `plan` says.
 
     Args:
-        plan: what to do.
-        corpus: the documents.
-        decoder: the model.
-        facts: its sizes and calibration.
-        model_folder: the model's.
-        records: the file that trials are appended to; what is in it is not measured again.
-        has_bos: whether the model has a token that begins every prompt.
-        on_progress: as in `Trials`.
+        plan: What to do.
+        corpus: The documents.
+        decoder: The model.
+        facts: Its sizes and calibration.
+        model_folder: The model's.
+        records: The file that trials are appended to; what is in it is not measured again.
+        has_bos: Whether the model has a token that begins every prompt.
+        on_progress: As in `Trials`.
 
     Raises:
-        InvalidRequest: there are too few documents or questions.
+        InvalidRequest: There are too few documents or questions.
     """
     plan.out.mkdir(parents=True, exist_ok=True)
     budget = TimeBudget(records.with_suffix(".time.json"), 60 * plan.minutes)
@@ -162,7 +162,7 @@ def run(
 
 
 def _prompts(plan: Plan, corpus: Corpus) -> tuple[list[Prompt], str]:
-    """Prompts in random order, and how their questions came about."""
+    """Return prompts in random order, and how their questions came about."""
     rng = random.Random(plan.seed)
     if plan.questions:
         questions, how = list(plan.questions), "given"

@@ -27,7 +27,7 @@ from service.worker.steps import Steps, run
 
 
 def kv_pool(decoder: DecoderModel, tokens: int) -> KVPool:
-    """A KV pool for `tokens` tokens of this model."""
+    """Return a KV pool for `tokens` tokens of this model."""
     return KVPool(
         decoder.layers,
         decoder.own_kv_heads,
@@ -48,10 +48,10 @@ def prefill_ids(
     """Full prefill of bare token ids, without stored KV.
 
     Args:
-        decoder: the model.
-        ids: the prompt.
-        kv: where its KV goes; by default every layer's is dropped after use.
-        capture: sees every layer.
+        decoder: The model.
+        ids: The prompt.
+        kv: Where its KV goes; by default every layer's is dropped after use.
+        capture: Sees every layer.
     """
     layout = PromptLayout.of(ids, [], [], uncached=[True], device=decoder.device)
     target = kv or ScratchKV(decoder, layout.tokens)
@@ -71,13 +71,13 @@ def prefill_prompt(
     """Prefill of one prompt by a dense or two-pass method.
 
     Args:
-        decoder: the model.
-        layout: the prompt.
-        cached: stored KV of its segments; None for those that are computed.
-        method: decides which rows are recomputed.
-        kv: where the prompt's KV goes.
-        eviction: observes queries; evicting is left to the caller.
-        capture: sees every layer.
+        decoder: The model.
+        layout: The prompt.
+        cached: Stored KV of its segments; None for those that are computed.
+        method: Decides which rows are recomputed.
+        kv: Where the prompt's KV goes.
+        eviction: Observes queries; evicting is left to the caller.
+        capture: Sees every layer.
     """
     return run(prefill(decoder, layout, cached, method, kv, eviction=eviction, capture=capture))
 
@@ -96,14 +96,14 @@ def prefill_sparse(
     """Prefill of one prompt by a sparse method, with whole chunks at hand.
 
     Args:
-        decoder: the model.
-        facts: its sizes and calibration.
-        layout: the prompt.
-        cached: stored KV of S and every document; None for empty ones.
-        method: decides which tokens are kept and recomputed.
-        kv: where the kept KV goes.
-        sketches: of every document; None for empty ones.
-        block: tokens of a block, as in the sketches.
+        decoder: The model.
+        facts: Its sizes and calibration.
+        layout: The prompt.
+        cached: Stored KV of S and every document; None for empty ones.
+        method: Decides which tokens are kept and recomputed.
+        kv: Where the kept KV goes.
+        sketches: Of every document; None for empty ones.
+        block: Tokens of a block, as in the sketches.
     """
     documents, ends = [], list[TokenSource]()
     for segment, chunk, sketch in zip(layout.documents, cached[1:], sketches, strict=True):
@@ -119,13 +119,13 @@ def prefill_sparse(
 def compute_sketch(
     decoder: DecoderModel, ids: Sequence[int], *, prefix: Sequence[int] = (), block: int = BLOCK
 ) -> Sketch:
-    """The sketch of a document, in fp32.
+    """Return the sketch of a document, in fp32.
 
     Args:
-        decoder: the model.
-        ids: the document.
-        prefix: token ids that it is precomputed behind.
-        block: tokens of a block.
+        decoder: The model.
+        ids: The document.
+        prefix: Token ids that it is precomputed behind.
+        block: Tokens of a block.
     """
     builder = SketchBuilder(len(prefix), block)
     prefill_ids(decoder, [*prefix, *ids], capture=builder.add)
@@ -133,7 +133,7 @@ def compute_sketch(
 
 
 def compute_chunk(chunks: ChunkPrefill, address: Address) -> EncodedChunk:
-    """One chunk, computed as precompute does it; nothing is stored."""
+    """Return one chunk, computed as precompute does it; nothing is stored."""
     return run(chunks.compute(address)).chunk
 
 

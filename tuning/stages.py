@@ -47,9 +47,9 @@ class Stage:
     """What a stage has measured.
 
     Attributes:
-        name: of the stage.
-        prompts: number of prompts that the candidates left at its end were measured on.
-        summaries: of all its candidates; those dropped early have fewer trials.
+        name: Of the stage.
+        prompts: Number of prompts that the candidates left at its end were measured on.
+        summaries: Of all its candidates; those dropped early have fewer trials.
     """
 
     name: str
@@ -69,13 +69,13 @@ class Stages:
     """Runs the stages of one run.
 
     Args:
-        trials: measures and records.
-        development: prompts to choose by.
-        test: prompts that decide nothing but whether the choice holds.
-        fixed: the defaults of the service, which the choice must be at least as good as.
-        facts: sizes and calibration of the model.
-        has_bos: whether the model has a token that begins every prompt.
-        seed: of the intervals.
+        trials: Measures and records.
+        development: Prompts to choose by.
+        test: Prompts that decide nothing but whether the choice holds.
+        fixed: The defaults of the service, which the choice must be at least as good as.
+        facts: Sizes and calibration of the model.
+        has_bos: Whether the model has a token that begins every prompt.
+        seed: Of the intervals.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Stages:
         return self._stage("prefix", self._development, compared, least=FIRST_CUT)
 
     def storage(self, best: Candidate) -> Stage:
-        """One candidate with every codec and every eviction."""
+        """Return one candidate with every codec and every eviction."""
         lengths = sorted(p.tokens for p in self._development)
         typical = lengths[len(lengths) // 2]
         compared = [
@@ -139,7 +139,7 @@ class Stages:
         return self._stage("storage", self._development, compared, least=FIRST_CUT)
 
     def test(self, screened: Stage, best: Candidate) -> Stage:
-        """The fixed defaults, the choice, and the frontier in its prefix mode and codec."""
+        """Return the fixed defaults, the choice, and the frontier in its prefix mode and codec."""
         served = [
             replace(s.candidate, prefix_mode=best.prefix_mode, codec=best.codec)
             for s in _spread(frontier(screened.left), FINALISTS)
@@ -200,7 +200,7 @@ class Stages:
 
 
 def _spread(summaries: Sequence[Summary], count: int) -> list[Summary]:
-    """At most `count` of them, evenly spaced, first and last among them."""
+    """Return at most `count` of them, evenly spaced, first and last among them."""
     if len(summaries) <= count:
         return list(summaries)
     last = len(summaries) - 1

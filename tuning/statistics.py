@@ -76,18 +76,18 @@ class Summary:
     """A candidate over a number of prompts.
 
     Attributes:
-        candidate: what was measured.
-        trials: one a prompt.
-        kl: mean KL per token of full prefill's answer, in nats.
-        kl_first: mean KL of the first token.
-        agreement: share of the answers' tokens that are its most likely ones.
-        agree_first: the same for first tokens alone.
-        same: share of prompts with the same greedy answer.
-        operations: of the prefill, relative to full prefill.
-        ttft: median of seconds relative to full prefill of the same prompt.
-        seconds: median of the prefill.
-        bytes: median of the stored KV of a prompt.
-        kept: share of the KV entries held after an eviction.
+        candidate: What was measured.
+        trials: One a prompt.
+        kl: Mean KL per token of full prefill's answer, in nats.
+        kl_first: Mean KL of the first token.
+        agreement: Share of the answers' tokens that are its most likely ones.
+        agree_first: The same for first tokens alone.
+        same: Share of prompts with the same greedy answer.
+        operations: Of the prefill, relative to full prefill.
+        ttft: Median of seconds relative to full prefill of the same prompt.
+        seconds: Median of the prefill.
+        bytes: Median of the stored KV of a prompt.
+        kept: Share of the KV entries held after an eviction.
     """
 
     candidate: Candidate
@@ -127,7 +127,7 @@ def versus(ours: Summary, theirs: Summary, bootstrap: Bootstrap) -> Comparison:
 
 
 def frontier(summaries: Sequence[Summary]) -> list[Summary]:
-    """Those that no cheaper one beats, from the cheapest to the most expensive."""
+    """Return those that no cheaper one beats, from the cheapest to the most expensive."""
     return sorted(
         (s for s in summaries if not _beaten(s, summaries)), key=lambda s: (s.operations, s.kl.mean)
     )
@@ -140,7 +140,7 @@ def best_within(summaries: Sequence[Summary], operations: float) -> Summary:
 
 
 def better_half(summaries: Sequence[Summary], least: int) -> list[Candidate]:
-    """Half of the candidates, `least` at least: those that are beaten by the fewest others.
+    """Return half of the candidates, `least` at least: those that are beaten by the fewest others.
 
     All that lie on the frontier come first.
     """
@@ -162,7 +162,7 @@ def _beaten(s: Summary, summaries: Sequence[Summary]) -> bool:
 
 
 def _beats(other: Summary, s: Summary) -> bool:
-    """Whether `other` costs no more and is nearer to full prefill."""
+    """Return whether `other` costs no more and is nearer to full prefill."""
     return (
         other.operations <= s.operations * SAME_COST
         and other.kl.mean < s.kl.mean

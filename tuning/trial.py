@@ -42,20 +42,20 @@ class Trial:
     """What one candidate did on one prompt.
 
     Attributes:
-        prompt: key of the prompt.
-        configuration: key of the candidate.
-        tokens: of the prompt.
-        answer_tokens: of full prefill's greedy answer, with the end token.
+        prompt: Key of the prompt.
+        configuration: Key of the candidate.
+        tokens: Of the prompt.
+        answer_tokens: Of full prefill's greedy answer, with the end token.
         kl_first: KL(full prefill ‖ candidate) in nats at the first answer token.
-        kl: the same, mean over the tokens of full prefill's answer.
+        kl: The same, mean over the tokens of full prefill's answer.
         agree_first: 1 if the most likely first token is the same, else 0.
-        agreement: share of the answer's tokens that are the candidate's most likely ones.
+        agreement: Share of the answer's tokens that are the candidate's most likely ones.
         same: 1 if the candidate's greedy answer is full prefill's, else 0.
-        operations: of the prefill, relative to full prefill.
-        seconds: of the prefill, with stored KV in memory.
-        full_seconds: of the full prefill of the same prompt.
-        bytes: stored KV that was at hand.
-        kept: share of the prompt's KV entries that were held while the answer was compared.
+        operations: Of the prefill, relative to full prefill.
+        seconds: Of the prefill, with stored KV in memory.
+        full_seconds: Of the full prefill of the same prompt.
+        bytes: Stored KV that was at hand.
+        kept: Share of the prompt's KV entries that were held while the answer was compared.
     """
 
     prompt: str
@@ -100,10 +100,10 @@ class TrialRunner:
     """Measures candidates on prompts.
 
     Args:
-        decoder: the model.
-        facts: its sizes and calibration.
-        longest: tokens of the longest prompt.
-        memory_bytes: about how much KV is held at the same time; two prompts at least.
+        decoder: The model.
+        facts: Its sizes and calibration.
+        longest: Tokens of the longest prompt.
+        memory_bytes: About how much KV is held at the same time; two prompts at least.
     """
 
     def __init__(

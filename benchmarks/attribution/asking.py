@@ -71,7 +71,7 @@ def served(model: Path) -> Iterator[httpx.Client]:
         data.mkdir()
         url = f"http://127.0.0.1:{port}"
         with service(data, port, data / "service.log", model), Client(url) as demo:
-            for _ in demo.progress(demo.precompute(read_documents(PROSE / "documents"))):
+            for _ in demo.precompute(read_documents(PROSE / "documents")):
                 pass
             with httpx.Client(base_url=url, timeout=120) as http:
                 yield http

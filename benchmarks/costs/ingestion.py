@@ -221,7 +221,7 @@ def precompute(
 
 
 def ingest(client: Client, documents: list[CorpusDocument]) -> None:
-    for _ in client.progress(client.precompute(documents)):
+    for _ in client.precompute(documents):
         pass
 
 

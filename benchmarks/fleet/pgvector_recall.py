@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,13 @@ import numpy as np
 
 from benchmarks.retrieval.vector_index import mixtures
 from retriever import ChunkSettings, DocFilter, LocalEmbedder, Retriever, parse_filter
+from retriever.catalog import tables
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
 from retriever.embedders.base import EmbeddingSpace, Vectors, space_of
 from retriever.index.pgvector_index import PgvectorIndex
 from retriever.index.vector_index import VectorIndex
 from retriever.index.vector_search import VectorSearch
-from retriever.sql.postgresql import Postgresql
+from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.postgresql_server import postgresql_server
 from tuning.environment import describe
@@ -92,10 +93,9 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(postgresql_server()).database()
-        pool = stack.enter_context(closing(Postgresql(url, SCHEMA)))
-        database = PostgresqlDatabase(pool)
-        filled_s = _seconds(lambda: _fill(database, pool, space_of(prepared), vectors))
-        pgvector = Timed(pool)
+        database = stack.enter_context(closing(tables.catalog_database(url)))
+        filled_s = _seconds(lambda: _fill(database, space_of(prepared), vectors))
+        pgvector = Timed(database)
         indexes: dict[str, VectorSearch] = {
             "faiss": VectorIndex(exact_up_to=args.vectors),
             "pgvector": pgvector,
@@ -110,15 +110,15 @@ def main() -> int:
         built_s = {name: round(_seconds(r.start), 1) for name, r in retrievers.items()}
         graph_s = pgvector.graph_s
         result = {
-            "environment": {**describe(), "seed": SEED, **_versions(pool)},
+            "environment": {**describe(), "seed": SEED, **_versions(database)},
             "vectors": len(vectors),
             "real_passages": len(rows),
             "questions": args.questions,
             "filled_s": round(filled_s, 1),
             "start_s": built_s,
             "graph_s": round(graph_s, 1),
-            "added_later_ms": round(_added_ms(pgvector, pool, vectors), 2),
-            "mib_in_database": _mib(pool, prepared.dim),
+            "added_later_ms": round(_added_ms(pgvector, database, vectors), 2),
+            "mib_in_database": _mib(database, prepared.dim),
             "filters": {
                 name: _compared(retrievers, questions, where) for name, where in FILTERS.items()
             },
@@ -128,21 +128,13 @@ def main() -> int:
     return int(min(f["recall"] for f in result["filters"].values()) < 0.99)
 
 
-def _fill(
-    database: PostgresqlDatabase, pool: Postgresql, space: EmbeddingSpace, vectors: Vectors
-) -> None:
+def _fill(database: Database, space: EmbeddingSpace, vectors: Vectors) -> None:
     """A document of one chunk for every vector, with the tables' own COPY."""
     Catalog(database).start()
-    with pool.transaction() as write:
-        for query, values in (
-            ("INSERT INTO scopes (tenant, collection) VALUES ('', 'default')", ()),
-            (
-                "INSERT INTO spaces (name, revision, dim) VALUES (?, ?, ?)",
-                (space.name, space.revision, space.dim),
-            ),
-        ):
-            write.execute(query, values)
-        tables: dict[str, Iterator[tuple[Any, ...]]] = {
+    with database.write() as write:
+        write.execute(tables.scopes.insert(), {"tenant": "", "collection": "default"})
+        write.execute(tables.spaces.insert(), asdict(space))
+        content: dict[str, Iterator[tuple[Any, ...]]] = {
             "documents (document, scope_id, doc_id, revision, space_id, created, updated, "
             "num_chars, pinned, title, metadata, text)": (
                 (n, 1, f"d{n}", "r", 1, 0.0, 0.0, 1, 0, "", _metadata(n), "x")
@@ -155,14 +147,14 @@ def _fill(
                 (n, 1, vector.astype("<f4").tobytes()) for n, vector in enumerate(vectors, 1)
             ),
         }
-        for table, rows in tables.items():
-            override = f"COPY {table} FROM STDIN"
-            with write.raw.cursor().copy(override.encode()) as copy:
+        for table, rows in content.items():
+            cursor: Any = write.connection.cursor()
+            with cursor.copy(f"COPY {table} FROM STDIN") as copy:
                 for row in rows:
                     copy.write_row(row)
-    with pool.transaction() as write:
+    with database.write() as write:
         for table in ("documents", "chunks", "vectors"):
-            write.execute(f"ANALYZE {table}")
+            write.exec_driver_sql(f"ANALYZE {table}")
 
 
 def _metadata(number: int) -> str:
@@ -198,30 +190,30 @@ def _compared(
     }
 
 
-def _added_ms(index: PgvectorIndex, pool: Postgresql, vectors: Vectors) -> float:
+def _added_ms(index: PgvectorIndex, database: Database, vectors: Vectors) -> float:
     """Milliseconds to add a row to the graph as it is, which is what an ingest does."""
     table = f"pgvector_{vectors.shape[1]}"
     ids = list(range(1, ADDED + 1))
-    with pool.transaction() as write:
-        write.execute(f"DELETE FROM {table} WHERE chunk_id <= ?", (ADDED,))
+    with database.write() as write:
+        write.exec_driver_sql(f"DELETE FROM {table} WHERE chunk_id <= {ADDED}")
     return 1000 * _seconds(lambda: index.add(ids, vectors[:ADDED])) / ADDED
 
 
-def _mib(pool: Postgresql, dim: int) -> dict[str, float]:
-    with pool.transaction(snapshot=True) as read:
+def _mib(database: Database, dim: int) -> dict[str, float]:
+    with database.read() as read:
         return {
             name: round(
-                read.execute("SELECT pg_relation_size(?) AS n", (table,)).fetchone()["n"] / 2**20, 1
+                read.exec_driver_sql(f"SELECT pg_relation_size('{table}')").scalar_one() / 2**20, 1
             )
             for name, table in (("rows", f"pgvector_{dim}"), ("graph", f"pgvector_{dim}_hnsw"))
         }
 
 
-def _versions(pool: Postgresql) -> dict[str, str]:
-    with pool.transaction(snapshot=True) as read:
-        server = read.execute("SHOW server_version").fetchone()["server_version"]
+def _versions(database: Database) -> dict[str, str]:
+    with database.read() as read:
+        server = read.exec_driver_sql("SHOW server_version").scalar_one()
         query = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
-        return {"postgresql": server, "pgvector": read.execute(query).fetchone()["extversion"]}
+        return {"postgresql": server, "pgvector": read.exec_driver_sql(query).scalar_one()}
 
 
 def _seconds(work: Any) -> float:

@@ -31,6 +31,7 @@ from benchmarks.speed.paired import Paired, Work, run_paired
 from benchmarks.speed.records import save
 from benchmarks.speed.report import text
 from kvstore import MemoryTier
+from kvstore.format.tensor_layout import encoded_layer
 from service.worker.api import BatchDecoder, DecoderModel, decoder_for, full_prefill_flops
 from tuning.environment import describe
 
@@ -154,7 +155,8 @@ def transfer(run: Run) -> Outcome:
     def ours() -> None:
         for layer in range(decoder.layers):
             for chunk in chunks:
-                chunk.encoded_layer(layer, device=decoder.device)
+                raw = chunk.layer_bytes(layer).to(decoder.device, non_blocking=True)
+                encoded_layer(chunk.spec, raw)
 
     def bare() -> None:
         pinned.to(decoder.device, non_blocking=True)

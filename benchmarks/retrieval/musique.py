@@ -29,6 +29,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo.process import free_port, service
+from kvstitch.client.events import LineReader
 from tuning.environment import describe
 
 ANSWER_S = 300.0  # a request that takes longer has hung
@@ -179,12 +180,10 @@ async def _ask(http: httpx.AsyncClient, question: str, fields: dict[str, Any]) -
 
 
 async def _events(reply: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
-    name = ""
+    reader = LineReader()
     async for line in reply.aiter_lines():
-        if line.startswith("event: "):
-            name = line.removeprefix("event: ")
-        elif line.startswith("data: "):
-            yield name, json.loads(line.removeprefix("data: "))
+        if (event := reader.feed(line)) is not None:
+            yield event
 
 
 async def measure(

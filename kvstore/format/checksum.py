@@ -27,13 +27,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 def checksum(buffer: Buffer) -> str:
-    """The checksum of a buffer, by the fastest installed algorithm."""
+    """Return the checksum of a buffer, by the fastest installed algorithm."""
     name = f"{default_algorithm()}_128"
     return f"{name}:{_hasher(name)(buffer).hex()}"
 
 
 def matches(text: str, buffer: Buffer) -> bool:
-    """Whether `buffer` has the checksum `text`.
+    """Return whether `buffer` has the checksum `text`.
 
     Raises:
         ChunkCorrupt: `text` names an unknown algorithm.
@@ -83,7 +83,7 @@ class BlockDigests:
         return f"{self.algorithm}:{b64encode(self.digests).decode()}"
 
     def differing(self, blocks: Sequence[int], contents: Iterable[Buffer]) -> list[int]:
-        """Those blocks whose content does not match its digest.
+        """Return those blocks whose content does not match its digest.
 
         Args:
             blocks: block numbers, ascending.
@@ -107,7 +107,7 @@ class BlockDigests:
 
 @cache
 def default_algorithm() -> str:
-    """xxh3 if xxhash can be imported, else blake2b."""
+    """Return xxh3 if xxhash can be imported, else blake2b."""
     try:
         import xxhash  # noqa: F401
     except ImportError:

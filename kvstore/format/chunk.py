@@ -12,7 +12,7 @@ from kvstore.format.checksum import BlockDigests
 from kvstore.format.chunk_header import UNNAMED, ChunkHeader, build_header, parse_header
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.codecs import Role, codec
-from kvstore.format.tensor_layout import decode_layer, encoded_layer, tensor_layout
+from kvstore.format.tensor_layout import decode_layer, tensor_layout
 
 __all__ = ["ChunkHeader", "ChunkSpec", "EncodedChunk", "encode_chunk", "parse_header"]
 
@@ -48,12 +48,12 @@ class EncodedChunk:
         return self.header.file_bytes
 
     def under(self, key: str) -> "EncodedChunk":
-        """The same chunk with its key in the header; it shares `data`."""
+        """Return the same chunk with its key in the header; it shares `data`."""
         header = self.header.under(key)
         return self if header is self.header else EncodedChunk(header, self.data)
 
     def layer_bytes(self, layer: int) -> Tensor:
-        """The stored bytes of one layer: uint8, a view of `data`."""
+        """Return the stored bytes of one layer: uint8, a view of `data`."""
         start, end = self.header.layer_range(layer)
         return self.data[start:end]
 
@@ -78,27 +78,6 @@ class EncodedChunk:
         if device is not None:
             raw = raw.to(device, non_blocking=non_blocking)
         return decode_layer(self.spec, raw)
-
-    def encoded_layer(
-        self, layer: int, *, device: torch.device | str | None = None
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The stored tensors of one layer's k and v, not decoded.
-
-        Args:
-            layer: the layer's number.
-            device: move them there in one copy, without waiting for it if `data` is pinned.
-
-        Returns:
-            The tensors of `Codec.parts` for k and for v. On the host these are views of `data`:
-            never write into them.
-
-        Raises:
-            ChunkSpecError: the chunk has no such layer.
-        """
-        raw = self.layer_bytes(layer)
-        if device is not None:
-            raw = raw.to(device, non_blocking=True)
-        return encoded_layer(self.spec, raw)
 
     def verify(self, layers: Iterable[int] | None = None) -> None:
         """Verify the data of these layers (default: all) against the header's digests.

@@ -16,7 +16,7 @@ from kvstore.errors import ChunkCorrupt, ChunkSpecError
 from kvstore.format.buffers import ByteRange, view_bytes
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import ChunkSpec
-from kvstore.format.tensor_layout import blocks_layout, decode_layer, encoded_layer, layer_entries
+from kvstore.format.tensor_layout import blocks_layout, decode_layer, layer_entries
 
 BlockSelection = Mapping[int, tuple[int, ...]]
 """Block numbers by layer; layers and blocks ascending, no block twice."""
@@ -59,7 +59,7 @@ class EncodedBlocks:
         return sum(len(layer.blocks) for layer in self.layers.values())
 
     def tokens(self, layer: int) -> Tensor:
-        """Positions in the chunk of the rows that `layer(layer)` gives: int64 `[n]`, ascending."""
+        """Return the positions in the chunk of the rows of `layer(layer)`: int64 `[n]`."""
         spans = [self.spec.block_span(block) for block in self._layer(layer).blocks]
         if not spans:
             return torch.empty(0, dtype=torch.int64)
@@ -93,27 +93,12 @@ class EncodedBlocks:
         return decode_layer(replace(self.spec, tokens=tokens), raw)
 
     def layer_bytes(self, layer: int) -> Tensor:
-        """The stored bytes of one layer's blocks, uint8: laid out like a layer of their tokens.
+        """Return the stored bytes of one layer's blocks: uint8, like a layer of their tokens.
 
         Raises:
             ChunkSpecError: the layer was not requested.
         """
         return self._layer(layer).data
-
-    def encoded_layer(
-        self, layer: int, *, device: torch.device | str | None = None
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Like `EncodedChunk.encoded_layer`, for the tokens of one layer's blocks.
-
-        Raises:
-            ChunkSpecError: the layer was not requested, or was requested without blocks.
-        """
-        held = self._layer(layer)
-        if not held.blocks:
-            raise ChunkSpecError(f"layer {layer} was asked for without blocks")
-        tokens = blocks_layout(self.spec, held.blocks).tokens
-        raw = held.data if device is None else held.data.to(device, non_blocking=True)
-        return encoded_layer(replace(self.spec, tokens=tokens), raw)
 
     def _layer(self, layer: int) -> LayerBlocks:
         if layer not in self.layers:
@@ -141,7 +126,7 @@ def check_selection(selection: BlockSelection, spec: ChunkSpec) -> None:
 
 
 def selection_ranges(selection: BlockSelection, spec: ChunkSpec) -> list[ByteRange]:
-    """Byte ranges of the selected blocks, ascending; neighbours within a layer are one range.
+    """Return the byte ranges of the selected blocks, ascending; neighbours in a layer are one.
 
     Raises:
         ChunkSpecError: the chunk has no such layer.
@@ -216,7 +201,7 @@ class BlockVerifier:
 
 
 def _without(held: LayerBlocks, wrong: Sequence[int], spec: ChunkSpec) -> LayerBlocks:
-    """The same layer without the bytes of the wrong blocks."""
+    """Return the same layer without the bytes of the wrong blocks."""
     pieces = [held.data[:0]]
     for of_tensor in blocks_layout(spec, held.blocks).pieces:
         for block, piece in zip(held.blocks, of_tensor, strict=True):

@@ -59,11 +59,11 @@ class ChunkHeader:
         return len(self.raw) + self.nbytes
 
     def under(self, key: str) -> "ChunkHeader":
-        """The same header with another key."""
+        """Return the same header with another key."""
         return self if key == self.key else build_header(self.spec, self.digests, key)
 
     def layer_range(self, layer: int) -> tuple[int, int]:
-        """Byte range `[start, end)` of one layer in the data section.
+        """Return the byte range `[start, end)` of one layer in the data section.
 
         Raises:
             ChunkSpecError: the chunk has no such layer.
@@ -74,7 +74,7 @@ class ChunkHeader:
         return layer * size, (layer + 1) * size
 
     def bad_blocks(self, layer: int, blocks: Sequence[int], raw: memoryview) -> list[int]:
-        """Those of the given blocks of a layer that differ from what was written.
+        """Return those of the given blocks of a layer that differ from what was written.
 
         Args:
             layer: number of the layer.
@@ -127,7 +127,7 @@ def build_header(
 
 
 def chunk_file_bytes(spec: ChunkSpec) -> int:
-    """Bytes of a chunk of this shape as it is stored, with header and checksums."""
+    """Return the bytes that a chunk of this shape takes, with header and checksums."""
     nothing = BlockDigests.of(memoryview(b"") for _ in range(spec.blocks))
     return build_header(spec, {entry.name: nothing for entry in tensor_layout(spec)}).file_bytes
 

@@ -83,7 +83,7 @@ class ChunkSpec:
         return -(-self.tokens // BLOCK_TOKENS)
 
     def block_span(self, block: int) -> tuple[int, int]:
-        """Tokens `[start, stop)` of a block."""
+        """Return the tokens `[start, stop)` of a block."""
         start = block * BLOCK_TOKENS
         return start, min(start + BLOCK_TOKENS, self.tokens)
 

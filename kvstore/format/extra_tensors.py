@@ -112,7 +112,7 @@ def parse_extra(raw: Tensor, name: str, version: int, *, key: str) -> EncodedExt
 
 
 def extra_file_bytes(header: Buffer) -> int:
-    """Bytes of the whole file of extra tensors, as its header states them.
+    """Return the bytes of the whole file of extra tensors, as its header states them.
 
     Raises:
         ChunkCorrupt: the header is not one of ours, or was changed since it was written.

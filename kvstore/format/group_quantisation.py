@@ -72,7 +72,7 @@ def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
 
 
 def _scale(low: Tensor, high: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
-    """The stored scale of groups that span `[low, high]` (float32), as bfloat16."""
+    """Return the stored scale of groups that span `[low, high]` (float32), as bfloat16."""
     scale = ((high - low) / levels).bfloat16()
     top = (low + levels * scale.float()).to(dtype)
     # Rounding up may push the largest value beyond the dtype's range: take the next smaller scale.

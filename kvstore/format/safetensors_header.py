@@ -54,7 +54,7 @@ class StoredTensor:
     end: int
 
     def description(self) -> dict[str, object]:
-        """What a safetensors header says about it."""
+        """Return what a safetensors header says about it."""
         return {
             "dtype": SAFETENSORS_DTYPES[self.dtype],
             "shape": list(self.shape),
@@ -78,7 +78,7 @@ class SealedHeader:
 
 
 def build_sealed(metadata: Mapping[str, str], tensors: Iterable[StoredTensor]) -> bytes:
-    """The bytes of a header with its checksum filled in."""
+    """Build the bytes of a header, with its checksum filled in."""
     blank = _blank(f"{default_algorithm()}_128")
     document: dict[str, object] = {"__metadata__": {**metadata, "header_checksum": blank}}
     document.update((tensor.name, tensor.description()) for tensor in tensors)
@@ -135,10 +135,10 @@ def parse_sealed(buffer: Buffer) -> SealedHeader:
 
 
 def _blank(algorithm: str) -> str:
-    """The content of the checksum field while the checksum is computed."""
+    """Return the content of the checksum field while the checksum is computed."""
     return f"{algorithm}:{'0' * DIGEST_HEX}"
 
 
 def _field(value: str) -> bytes:
-    """The checksum field in the JSON. Quotes inside strings are escaped, so it occurs once."""
+    """Return the checksum field in the JSON. Quotes in strings are escaped, so it occurs once."""
     return f'"header_checksum":"{value}"'.encode()

@@ -78,7 +78,7 @@ class Tier(Protocol):
         ...
 
     def read_header(self, key: str) -> ChunkHeader | None:
-        """Read only the header; None when there is no such chunk.
+        """Read only the header; return None if there is no such chunk.
 
         Raises:
             ChunkCorrupt: the header is damaged. The other reads raise this too.
@@ -87,7 +87,7 @@ class Tier(Protocol):
         ...
 
     def read(self, key: str, on_progress: ChunkProgress | None = None) -> EncodedChunk | None:
-        """Read the whole chunk without verifying its data; None when there is no such chunk."""
+        """Read the whole chunk, its data not verified; return None if there is no such chunk."""
         ...
 
     def read_ranges(
@@ -127,25 +127,25 @@ class Tier(Protocol):
         ...
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
-        """Read extra bytes without verifying them; None when there are none."""
+        """Read extra bytes without verifying them; return None if there are none."""
         ...
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Which of these chunks the tier holds. Reads no data and does not count as a use."""
+        """Return which of these chunks the tier holds. Reads no data; not counted as a use."""
         ...
 
     def delete(self, keys: Collection[str]) -> int:
-        """Delete these chunks and their extra bytes; returns how many chunks were there."""
+        """Delete these chunks and their extra bytes; return how many chunks were there."""
         ...
 
     def keys(self) -> Iterable[str]:
-        """Keys of all chunks, in any order."""
+        """Return the keys of all chunks, in any order."""
         ...
 
     def usage(self) -> TierUsage:
-        """What the tier holds now."""
+        """Return what the tier holds now."""
         ...
 
     def scan_counts(self) -> Mapping[str, int]:
-        """How many damaged copies the start found, by outcome; empty where it looks at none."""
+        """Return how many damaged copies the start found, by outcome; empty if it looks at none."""
         ...

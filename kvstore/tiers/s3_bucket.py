@@ -103,7 +103,7 @@ class Bucket:
         self._obstore = self._reading = self._writing = None
 
     def read(self, path: str, start: int, end: int, version: str | None = None) -> Part | None:
-        """Bytes `[start, end)` of an object, fewer where it ends.
+        """Read the bytes `[start, end)` of an object, fewer where it ends.
 
         Args:
             path: of the object.
@@ -134,7 +134,7 @@ class Bucket:
             return Part(content, got.meta["size"], got.meta["e_tag"])
 
     def read_whole(self, path: str) -> bytearray | None:
-        """All bytes of an object; None when there is none."""
+        """Read all bytes of an object; return None if there is none."""
         with self._errors(self._waits.read) as obstore:
             try:
                 return bytearray(obstore.get(self._reading, path).bytes())
@@ -164,7 +164,7 @@ class Bucket:
             obstore.put(self._writing, path, content, use_multipart=False)
 
     def list(self, folder: str | None = None) -> Iterator[str]:
-        """Paths of all objects, or of those in a folder."""
+        """Yield the paths of all objects, or of those in a folder."""
         with self._errors(self._waits.read) as obstore:
             for page in obstore.list(self._reading, folder, chunk_size=1000):
                 yield from (one["path"] for one in page)
@@ -207,13 +207,13 @@ class Bucket:
         )
 
     def _require_bucket(self, error: FileNotFoundError) -> None:
-        """Tell an object that is not there from a bucket that is not."""
+        """Raise an error if it is the bucket that does not exist, not only the object."""
         if "NoSuchBucket" in str(error):
             raise TierError(f"{self._name}: the bucket of {self._place.url} is missing") from error
 
     @contextmanager
     def _errors(self, timeout_s: float) -> Iterator[Any]:
-        """obstore, for the duration of the block; its errors become tier errors."""
+        """Yield obstore; its errors in the block become tier errors."""
         obstore = self._obstore
         if obstore is None:
             raise TierUnavailable(f"tier {self._name} is not started")
@@ -231,5 +231,5 @@ class Bucket:
 
 
 def _shown(error: Exception) -> str:
-    """The message without what only obstore's authors can read."""
+    """Return the message without what only obstore's authors can read."""
     return str(error).partition("\n\nDebug source")[0][:_SHOWN]

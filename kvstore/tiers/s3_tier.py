@@ -190,12 +190,12 @@ class S3Tier:
             return sum(answer.result() for answer in answers)
 
     def keys(self) -> Iterable[str]:
-        """By listing the whole bucket below the prefix: a request per 1,000 objects."""
+        """List the whole bucket below the prefix: a request per 1,000 objects."""
         found = (path.rpartition("/") for path in self._bucket.list())
         return [key for key, _, name in found if name == _CHUNK and is_chunk_key(key)]
 
     def usage(self) -> TierUsage:
-        """Nothing: S3 does not tell, other than by listing everything."""
+        """Return nothing known: S3 does not tell, other than by listing everything."""
         return TierUsage(None, None, None, None)
 
     def scan_counts(self) -> Mapping[str, int]:
@@ -208,7 +208,7 @@ class S3Tier:
         return _chunk(key) in paths
 
     def _header(self, path: str, first: Part) -> ChunkHeader | None:
-        """The header, whose beginning was read; None when the object has gone meanwhile."""
+        """Complete the header, whose beginning was read; return None if the object has gone."""
         raw = first.content
         length = header_bytes(raw)
         if len(raw) < length <= first.size:
@@ -220,7 +220,7 @@ class S3Tier:
 
     @contextmanager
     def _parallel(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[list["Future[R]"]]:
-        """Work on the items at the same time; what has not begun when the block ends never will."""
+        """Work on the items in threads; what has not begun when the block ends is cancelled."""
         threads = self._threads
         if threads is None:
             raise TierUnavailable(f"tier {self.name} is not started")
@@ -234,7 +234,7 @@ class S3Tier:
 
 
 def _result(future: "Future[R]", give_up_at: float) -> R:
-    """The result; TierTimeout after the deadline."""
+    """Return the result; raise TierTimeout after the deadline."""
     try:
         return future.result(max(give_up_at - time.monotonic(), 0))
     except TimeoutError as error:
@@ -242,7 +242,7 @@ def _result(future: "Future[R]", give_up_at: float) -> R:
 
 
 def _spans(ranges: Sequence[ByteRange]) -> Iterator[list[tuple[ByteRange, int]]]:
-    """Ranges to fetch together, each with its place in the result."""
+    """Yield ranges to fetch together, each with its place in the result."""
     span: list[tuple[ByteRange, int]] = []
     place = 0
     for one in ranges:

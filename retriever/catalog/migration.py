@@ -2,90 +2,82 @@
 
 from __future__ import annotations
 
-import sqlite3
-from itertools import islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from retriever.catalog.sqlite_database import SqliteDatabase
+from sqlalchemy import Connection, func, or_, select
+
+from retriever.catalog import tables
+from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.index import postings
-from retriever.sql.copying import copy_table, go_on_after, last_given_out
-from retriever.sql.postgresql import PostgresqlConnection
+from retriever.sql.copying import copy_table, go_on_after
 
-_DOCUMENTS = ("document", "scope_id", "doc_id", "revision", "space_id", "created", "updated",
-              "num_chars", "pinned", "title", "metadata", "text")  # fmt: skip
-_TABLES = (
-    ("chunks", ("chunk_id", "document", "ordinal", "char_start", "char_end", "tokens", "text")),
-    ("vectors", ("chunk_id", "space_id", "vector")),
-    ("accompanied", ("chunk_id", "kind", "exact")),
-    ("companions", ("chunk_id", "position", "companion_id")),
-    ("primers", ("scope_id", "number", "position", "chunk_id")),
-    ("marks", ("document", "is_heading", "start", "kind", "label")),
-)
-_WORDS_AT_A_TIME = 500
+_FURTHER = (tables.chunks, tables.vectors, tables.accompanied, tables.companions, tables.primers,
+            tables.marks)  # fmt: skip
+_NUMBERED = ((tables.spaces, "space_id"), (tables.scopes, "scope_id"),
+             (tables.documents, "document"), (tables.chunks, "chunk_id"))  # fmt: skip
 
 
-def copy_catalog(file: Path, target: PostgresqlConnection) -> dict[str, int]:
+def copy_catalog(file: Path, target: Connection) -> dict[str, int]:
     """Copy everything, with ids and generation, so that a saved index stays right.
 
     Args:
-        file: the catalog; it is brought up to date first.
-        target: a transaction in empty tables of the catalog.
+        file: The catalog; it is brought up to date first.
+        target: A transaction in empty tables of the catalog.
 
     Returns:
         How many documents and chunks were copied.
 
     Raises:
-        CatalogError: the file cannot be used, or holds what PostgreSQL cannot store.
+        CatalogError: The file cannot be used, or holds what PostgreSQL cannot store.
     """
-    SqliteDatabase(file).start()  # an older release may have written it
-    source = sqlite3.connect(file)
+    catalog = Catalog(file)
+    catalog.start()
     try:
-        _refuse_nul(source)
-        copy_table(source, target, "spaces", ("space_id", "name", "revision", "dim"))
-        copy_table(source, target, "scopes", ("scope_id", "tenant", "collection"))
-
-        def folded(row: list[Any]) -> list[Any]:
-            return [*row, str(row[2]).casefold(), str(row[9]).casefold()]
-
-        documents = copy_table(
-            source, target, "documents", _DOCUMENTS,
-            change=folded, further=("folded_id", "folded_title"),
-        )  # fmt: skip
-        counts = {table: copy_table(source, target, table, names) for table, names in _TABLES}
-        _index_words(source, target)
-        generation, token = source.execute("SELECT generation, token FROM state").fetchone()
-        target.execute("UPDATE state SET generation = ?, token = ?", (generation, token))
-        target.execute("DELETE FROM changes")
-        target.execute("INSERT INTO changes VALUES (?, ?, '', '', '{}', '{}')", (generation, token))
-        go_on_after(target, "spaces", "space_id", 0)
-        go_on_after(target, "scopes", "scope_id", last_given_out(source, "scopes"))
-        go_on_after(target, "documents", "document", 0)
-        go_on_after(target, "chunks", "chunk_id", last_given_out(source, "chunks"))
-        return {"documents": documents, "chunks": counts["chunks"]}
+        with catalog.database.read() as source:
+            return _copy(source, target)
     finally:
-        source.close()
+        catalog.close()
 
 
-def _refuse_nul(source: sqlite3.Connection) -> None:
-    found = source.execute(
-        "SELECT doc_id FROM documents WHERE instr(text, char(0)) OR instr(title, char(0)) "
-        "OR instr(doc_id, char(0)) LIMIT 3"
-    ).fetchall()
+def _copy(source: Connection, target: Connection) -> dict[str, int]:
+    def folded(row: dict[str, Any]) -> dict[str, Any]:
+        names = {"folded_id": row["doc_id"].casefold(), "folded_title": row["title"].casefold()}
+        return row | names
+
+    _refuse_nul(source)
+    copy_table(source, target, tables.spaces)
+    copy_table(source, target, tables.scopes)
+    documents = copy_table(source, target, tables.documents, change=folded)
+    counts = {table.name: copy_table(source, target, table) for table in _FURTHER}
+    _index_words(source, target)
+    state = source.execute(select(tables.state)).mappings().one()
+    target.execute(tables.state.update().values(**state))
+    target.execute(tables.changes.delete())
+    nothing = {"tenant": "", "collection": "", "removed": [], "added": []}
+    target.execute(tables.changes.insert(), {**state, **nothing})
+    for table, column in _NUMBERED:
+        go_on_after(source, target, table, column)
+    return {"documents": documents, "chunks": counts["chunks"]}
+
+
+def _refuse_nul(source: Connection) -> None:
+    columns = (tables.documents.c[name] for name in ("text", "title", "doc_id"))
+    holds_nul = or_(*(func.instr(column, func.char(0)) > 0 for column in columns))
+    found = source.scalars(select(tables.documents.c.doc_id).where(holds_nul).limit(3)).all()
     if found:
         raise CatalogError(
             f"PostgreSQL stores no NUL characters, and these documents hold some: "
-            f"{', '.join(repr(doc_id) for (doc_id,) in found)}; ingest them without, or delete them"
+            f"{', '.join(map(repr, found))}; ingest them without, or delete them"
         )
 
 
-def _index_words(source: sqlite3.Connection, target: PostgresqlConnection) -> None:
-    for (scope_id,) in source.execute("SELECT scope_id FROM scopes").fetchall():
-        rows = source.execute(
-            "SELECT chunk_id, title, chunks.text FROM chunks JOIN documents USING (document) "
-            "WHERE scope_id = ?",
-            (scope_id,),
-        )
-        while batch := list(islice(rows, _WORDS_AT_A_TIME)):
-            postings.add(target, scope_id, batch)
+def _index_words(source: Connection, target: Connection) -> None:
+    documents, chunks = tables.documents, tables.chunks
+    query = select(documents.c.scope_id, chunks.c.chunk_id, documents.c.title, chunks.c.text)
+    rows = source.execute(query.join_from(chunks, documents).order_by(documents.c.scope_id))
+    for batch in rows.partitions(500):
+        for scope_id, words in groupby(batch, key=lambda row: row.scope_id):
+            postings.add(target, scope_id, [tuple(row[1:]) for row in words])

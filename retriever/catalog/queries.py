@@ -1,4 +1,4 @@
-"""The catalog's SQL queries. The caller holds a transaction on the given connection."""
+"""The catalog's statements. The caller holds a transaction on the given connection."""
 
 from __future__ import annotations
 
@@ -7,53 +7,83 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sqlalchemy import Connection, RowMapping, and_, bindparam, func, literal_column, select
 
-from retriever.catalog.catalog_records import CatalogState
+from retriever.catalog.catalog_records import CatalogState, IndexChange
+from retriever.catalog.tables import (
+    changes,
+    chunks,
+    documents,
+    marks,
+    scopes,
+    spaces,
+    state,
+    vectors,
+)
 from retriever.chunking import ChunkSpan
 from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.index.full_text import ChunkWords, FullText
 from retriever.marks import Mark
 from retriever.scope import Scope
-from retriever.sql.connection import Connection, Row
+from retriever.sql.expressions import Prepared, among
 
-INFO = """
-    SELECT doc_id, revision, created, updated, num_chars, title, metadata, pinned,
-           (SELECT count(*) FROM chunks WHERE chunks.document = documents.document) AS num_chunks,
-           (SELECT coalesce(sum(tokens), 0) FROM chunks WHERE chunks.document = documents.document)
-               AS num_tokens
-    FROM documents
-"""
-# The last mark at or before a character of a document: a heading, or a page, slide or sheet.
-_MARK = """
-    (SELECT label FROM marks WHERE marks.document = {document} AND is_heading = {is_heading}
-     AND start <= {start} ORDER BY start DESC LIMIT 1)
-"""
+CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt
+_PRUNE_EVERY = 1000
+_CHANGES_AT_A_TIME = 256
 
 
-def _place(document: str, start: str) -> str:
-    """SQL of the columns `page` and `heading` of a character."""
-    page = _MARK.format(document=document, is_heading=0, start=start)
-    heading = _MARK.format(document=document, is_heading=1, start=start)
-    return f"{page} AS page, {heading} AS heading"
+def _last_mark(document: Any, is_heading: int, start: Any) -> Any:
+    """Select the last mark at or before a character: a heading, or a page, slide or sheet."""
+    named = and_(
+        marks.c.document == document,
+        marks.c.is_heading == literal_column(str(is_heading)),
+        marks.c.start <= start,
+    )
+    found = select(marks.c.label).where(named).order_by(marks.c.start.desc())
+    return found.limit(literal_column("1")).scalar_subquery()
 
 
-_MARKED = """
-    INSERT INTO marks VALUES (?, ?, ?, ?, ?) ON CONFLICT (document, is_heading, start)
-    DO UPDATE SET kind = excluded.kind, label = excluded.label
-"""
-CHUNK = f"""
-    SELECT chunk_id, doc_id, ordinal, chunks.text AS text, title, char_start, char_end, tokens,
-           revision, {_place("chunks.document", "char_start")}
-    FROM chunks JOIN documents USING (document)
-"""
-PLACE = (
-    f"SELECT {_place('documents.document', '?')} FROM documents WHERE scope_id = ? AND doc_id = ?"
+def _place(document: Any, start: Any) -> list[Any]:
+    """Return the columns `page` and `heading` of a character."""
+    return [_last_mark(document, 0, start).label("page"),
+            _last_mark(document, 1, start).label("heading")]  # fmt: skip
+
+
+# The columns are the fields of Chunk, in their order.
+_CHUNK = select(
+    chunks.c.chunk_id, documents.c.doc_id, chunks.c.ordinal, chunks.c.text, documents.c.title,
+    chunks.c.char_start, chunks.c.char_end, chunks.c.tokens, documents.c.revision,
+    *_place(chunks.c.document, chunks.c.char_start),
+).join_from(chunks, documents)  # fmt: skip
+_CHUNKS = Prepared(_CHUNK.where(among(chunks.c.chunk_id, "chunk_ids")))
+_THE_DOCUMENT = and_(
+    documents.c.scope_id == bindparam("scope_id"), documents.c.doc_id == bindparam("doc_id")
 )
+_CHUNKS_OF = Prepared(_CHUNK.where(_THE_DOCUMENT).order_by(chunks.c.ordinal))
+_PLACE = Prepared(select(*_place(documents.c.document, bindparam("start"))).where(_THE_DOCUMENT))
+_SCOPE = Prepared(
+    select(scopes.c.scope_id).where(
+        scopes.c.tenant == bindparam("tenant"), scopes.c.collection == bindparam("collection")
+    )
+)
+_STATE = Prepared(select(state.c.generation, state.c.token))
+_own_chunks = select(func.count()).where(chunks.c.document == documents.c.document)
+_own_tokens = select(func.coalesce(func.sum(chunks.c.tokens), 0)).where(
+    chunks.c.document == documents.c.document
+)
+# The columns are fields of DocumentInfo.
+INFO = select(
+    documents.c.doc_id, documents.c.revision, documents.c.created, documents.c.updated,
+    documents.c.num_chars, documents.c.title, documents.c.metadata, documents.c.pinned,
+    _own_chunks.scalar_subquery().label("num_chunks"),
+    _own_tokens.scalar_subquery().label("num_tokens"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,8 +91,8 @@ class CarriedOver:
     """What a document keeps when a new revision replaces it.
 
     Attributes:
-        created: time of its first revision, in Unix seconds.
-        pinned: whether the user pinned it.
+        created: Time of its first revision, in Unix seconds.
+        pinned: Whether the user pinned it.
     """
 
     created: float
@@ -77,156 +107,159 @@ def insert(
     revision: str,
     kept: CarriedOver,
     spans: Sequence[ChunkSpan],
-    vectors: Vectors,
+    embedded: Vectors,
     space_id: int,
     words: FullText,
-) -> int:
-    """Store a new document with its chunks, vectors and index words; returns its number."""
-    inserted = write.execute(
-        "INSERT INTO documents (scope_id, doc_id, revision, space_id, created, updated, "
-        "num_chars, pinned, title, metadata, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-        "RETURNING document",
-        (
-            scope_id,
-            document.doc_id,
-            revision,
-            space_id,
-            kept.created,
-            time.time(),
-            len(document.text),
-            int(kept.pinned),
-            document.title,
-            canonical_metadata(document.metadata),
-            document.text,
-        ),
-    ).fetchone()
-    number = int(inserted["document"])
-    write.executemany(
-        _MARKED,
-        [(number, int(m.kind == "heading"), m.start, m.kind, m.label) for m in document.marks],
+) -> None:
+    """Store a new document with its chunks, vectors and index words."""
+    row = {
+        "scope_id": scope_id,
+        "doc_id": document.doc_id,
+        "revision": revision,
+        "space_id": space_id,
+        "created": kept.created,
+        "updated": time.time(),
+        "num_chars": len(document.text),
+        "pinned": int(kept.pinned),
+        "title": document.title,
+        "metadata": canonical_metadata(document.metadata),
+        "text": document.text,
+    }
+    if write.dialect.name == "postgresql":
+        # Folded here: what PostgreSQL folds depends on its locale.
+        row |= {"folded_id": document.doc_id.casefold(), "folded_title": document.title.casefold()}
+    number = write.scalar(documents.insert().returning(documents.c.document), row)
+    # Of several marks at a place the last one counts.
+    found = {(m.kind == "heading", m.start): m for m in document.marks}
+    if found:
+        write.execute(
+            marks.insert(),
+            [
+                {"document": number, "is_heading": int(is_heading), "start": start,
+                 "kind": mark.kind, "label": mark.label}
+                for (is_heading, start), mark in found.items()
+            ],
+        )  # fmt: skip
+    if not spans:
+        return
+    pieces = [
+        {"document": number, "ordinal": ordinal, "char_start": span.start, "char_end": span.end,
+         "tokens": span.tokens, "text": document.text[span.start : span.end]}
+        for ordinal, span in enumerate(spans)
+    ]  # fmt: skip
+    added = chunks.insert().returning(chunks.c.chunk_id, sort_by_parameter_order=True)
+    chunk_ids = write.scalars(added, pieces).all()
+    rows = np.ascontiguousarray(embedded, dtype="<f4")
+    write.execute(
+        vectors.insert(),
+        [
+            {"chunk_id": chunk_id, "space_id": space_id, "vector": row.tobytes()}
+            for chunk_id, row in zip(chunk_ids, rows, strict=True)
+        ],
     )
-    indexed: list[ChunkWords] = []
-    for ordinal, (span, vector) in enumerate(zip(spans, vectors, strict=True)):
-        text = document.text[span.start : span.end]
-        inserted = write.execute(
-            "INSERT INTO chunks (document, ordinal, char_start, char_end, tokens, text) "
-            "VALUES (?, ?, ?, ?, ?, ?) RETURNING chunk_id",
-            (number, ordinal, span.start, span.end, span.tokens, text),
-        ).fetchone()
-        chunk_id = int(inserted["chunk_id"])
-        indexed.append((chunk_id, document.title, text))
-        blob = np.ascontiguousarray(vector, dtype="<f4").tobytes()
-        write.execute("INSERT INTO vectors VALUES (?, ?, ?)", (chunk_id, space_id, blob))
+    indexed: list[ChunkWords] = [
+        (chunk_id, document.title, str(piece["text"]))
+        for chunk_id, piece in zip(chunk_ids, pieces, strict=True)
+    ]
     words.add(write, scope_id, indexed)
-    return number
 
 
-def remove(
-    write: Connection, scope_id: int, documents: Sequence[int], words: FullText
-) -> list[int]:
-    """Remove documents by number, with everything stored for them; returns their chunk ids."""
-    query = (
-        "SELECT chunk_id, title, chunks.text FROM chunks JOIN documents USING (document) "
-        "WHERE document"
-    )
-    rows = [tuple(row) for row in rows_where_in(write, query, documents)]
+def remove(write: Connection, scope_id: int, numbers: Sequence[int], words: FullText) -> list[int]:
+    """Remove documents by number, with everything stored for them; return their chunk ids."""
+    query = select(chunks.c.chunk_id, documents.c.title, chunks.c.text).join_from(chunks, documents)
+    rows = [tuple(row) for row in write.execute(query.where(among(documents.c.document, numbers)))]
     words.remove(write, scope_id, rows)
-    change_where_in(write, "DELETE FROM documents WHERE document", documents)
+    write.execute(documents.delete().where(among(documents.c.document, numbers)))
     return sorted(chunk_id for chunk_id, *_ in rows)
 
 
 def find_scope(connection: Connection, scope: Scope) -> int | None:
-    """The number of a scope, or None if it has no documents."""
-    query = "SELECT scope_id FROM scopes WHERE tenant = ? AND collection = ?"
-    row = connection.execute(query, (scope.tenant, scope.collection)).fetchone()
-    return None if row is None else int(row["scope_id"])
+    """Return the number of a scope, or None if it has no documents."""
+    row = _SCOPE.row(connection, tenant=scope.tenant, collection=scope.collection)
+    return None if row is None else int(row[0])
 
 
 def make_scope(write: Connection, scope: Scope) -> int:
-    """The number of a scope, which is created if it does not exist."""
+    """Return the number of a scope, which is created if it does not exist."""
     if (found := find_scope(write, scope)) is not None:
         return found
-    values = (scope.tenant, scope.collection)
-    insert = "INSERT INTO scopes (tenant, collection) VALUES (?, ?) RETURNING scope_id"
-    return int(write.execute(insert, values).fetchone()["scope_id"])
+    values = {"tenant": scope.tenant, "collection": scope.collection}
+    return int(write.execute(scopes.insert().returning(scopes.c.scope_id), values).scalar_one())
+
+
+def document_numbers(
+    write: Connection, scope_id: int | None, doc_ids: Collection[str]
+) -> dict[str, int]:
+    """Return the numbers of those documents of a scope that exist, by their ids."""
+    named = documents.c.scope_id == scope_id, among(documents.c.doc_id, doc_ids)
+    query = select(documents.c.doc_id, documents.c.document).where(*named)
+    return {doc_id: number for doc_id, number in write.execute(query)}
 
 
 def drop_if_empty(write: Connection, scope_id: int, words: FullText) -> None:
     """Remove a scope without documents, so that not even the tenant's name stays."""
-    query = "SELECT 1 FROM documents WHERE scope_id = ?"
-    if write.execute(query, (scope_id,)).fetchone() is None:
+    left = select(documents.c.document).where(documents.c.scope_id == scope_id).limit(1)
+    if write.execute(left).first() is None:
         words.drop(write, scope_id)
-        write.execute("DELETE FROM scopes WHERE scope_id = ?", (scope_id,))
+        write.execute(scopes.delete().where(scopes.c.scope_id == scope_id))
+
+
+def chunks_by_id(connection: Connection, chunk_ids: Collection[int]) -> dict[int, Chunk]:
+    """Return the chunks of any scope that exist, by their ids."""
+    if not chunk_ids:
+        return {}
+    return {row[0]: Chunk(*row) for row in _CHUNKS.rows(connection, chunk_ids=chunk_ids)}
 
 
 def chunks_of(connection: Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
-    query = CHUNK + "WHERE scope_id = ? AND doc_id = ? ORDER BY ordinal"
-    return [Chunk(**row) for row in connection.execute(query, (scope_id, doc_id))]
+    """Return the chunks of a document in reading order."""
+    return [Chunk(*row) for row in _CHUNKS_OF.rows(connection, scope_id=scope_id, doc_id=doc_id)]
 
 
-def marks_of(connection: Connection, scope_id: int | None, doc_id: str) -> tuple[Mark, ...]:
-    query = (
-        "SELECT start, kind, label FROM marks JOIN documents USING (document) "
-        "WHERE scope_id = ? AND doc_id = ? ORDER BY start, is_heading"
-    )
-    return tuple(Mark(**row) for row in connection.execute(query, (scope_id, doc_id)))
+def place(
+    connection: Connection, scope_id: int | None, doc_id: str, start: int
+) -> tuple[Any, ...] | None:
+    """Return page and heading of a character of a document."""
+    return _PLACE.row(connection, scope_id=scope_id, doc_id=doc_id, start=start)
 
 
-def rows_where_in(
-    connection: Connection,
-    query: str,
-    values: Collection[str] | Collection[int],
-    *before: object,
-) -> list[Row]:
-    """Run `query IN values` with a single parameter for all values.
-
-    Args:
-        connection: an open connection.
-        query: SQL up to the word IN.
-        values: any number of values.
-        before: the query's own parameters, which come first.
-    """
-    if not values:
-        return []
-    among = connection.in_texts if isinstance(next(iter(values)), str) else connection.in_numbers
-    return connection.execute(f"{query} {among}", (*before, connection.listed(values))).fetchall()
-
-
-def change_where_in(
-    write: Connection,
-    statement: str,
-    values: Collection[str] | Collection[int],
-    *before: object,
-) -> None:
-    """Run an UPDATE or DELETE up to `WHERE column`, for these values."""
-    if values:
-        among = write.in_texts if isinstance(next(iter(values)), str) else write.in_numbers
-        write.execute(f"{statement} {among}", (*before, write.listed(values)))
+def marks_of(connection: Connection, document: int) -> tuple[Mark, ...]:
+    """Return the marks of a document, sorted by their place."""
+    query = select(marks.c.start, marks.c.kind, marks.c.label).where(marks.c.document == document)
+    return tuple(Mark(*row) for row in connection.execute(
+        query.order_by(marks.c.start, marks.c.is_heading)))  # fmt: skip
 
 
 def space_id(write: Connection, space: EmbeddingSpace) -> int:
-    """The number of an embedding space, which is created if it does not exist."""
-    values = astuple(space)
-    insert = "INSERT INTO spaces (name, revision, dim) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-    write.execute(insert, values)
-    query = "SELECT space_id FROM spaces WHERE name = ? AND revision = ? AND dim = ?"
-    return int(write.execute(query, values).fetchone()["space_id"])
+    """Return the number of an embedding space, which is created if it does not exist."""
+    query = select(spaces.c.space_id).where(
+        spaces.c.name == space.name, spaces.c.revision == space.revision, spaces.c.dim == space.dim
+    )
+    found = write.scalar(query)
+    if found is None:
+        values = {"name": space.name, "revision": space.revision, "dim": space.dim}
+        found = write.scalar(spaces.insert().returning(spaces.c.space_id), values)
+    return int(found)
 
 
-def vectors(
+def all_vectors(
     connection: Connection, space: EmbeddingSpace, batch: int
 ) -> Iterator[tuple[Scope, npt.NDArray[np.int64], Vectors]]:
-    """All vectors of an embedding space: (scope, chunk ids `[n]`, vectors `[n, dim]`)."""
+    """Yield all vectors of an embedding space: (scope, chunk ids `[n]`, vectors `[n, dim]`)."""
     query = (
-        "SELECT tenant, collection, chunk_id, vector "
-        "FROM vectors JOIN spaces USING (space_id) JOIN chunks USING (chunk_id) "
-        "JOIN documents USING (document) JOIN scopes USING (scope_id) "
-        "WHERE name = ? AND spaces.revision = ? AND dim = ? AND chunk_id > ? "
-        "ORDER BY chunk_id LIMIT ?"
+        select(scopes.c.tenant, scopes.c.collection, vectors.c.chunk_id, vectors.c.vector)
+        .join_from(vectors, spaces, vectors.c.space_id == spaces.c.space_id)
+        .join(chunks, chunks.c.chunk_id == vectors.c.chunk_id)
+        .join(documents, documents.c.document == chunks.c.document)
+        .join(scopes, scopes.c.scope_id == documents.c.scope_id)
+        .where(spaces.c.name == space.name, spaces.c.revision == space.revision)
+        .where(spaces.c.dim == space.dim, vectors.c.chunk_id > bindparam("last"))
+        .order_by(vectors.c.chunk_id)
+        .limit(batch)
     )
     last = 0
-    while found := connection.execute(query, (*astuple(space), last, batch)).fetchall():
-        last = found[-1]["chunk_id"]
+    while found := connection.execute(query, {"last": last}).all():
+        last = found[-1].chunk_id
         by_scope: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
         for tenant, collection, chunk_id, vector in found:
             by_scope[tenant, collection].append((chunk_id, vector))
@@ -237,19 +270,54 @@ def vectors(
             yield Scope(*names), ids, rows
 
 
-def state(connection: Connection) -> CatalogState:
-    return CatalogState(**connection.execute("SELECT generation, token FROM state").fetchone())
+def current_state(connection: Connection) -> CatalogState:
+    """Return the state of the catalog."""
+    (row,) = _STATE.rows(connection)
+    return CatalogState(*row)
 
 
-def advance(write: Connection) -> CatalogState:
-    """Count a change; returns the new state."""
+def advance(
+    write: Connection, scope: Scope, removed: Sequence[int], added: Sequence[int]
+) -> CatalogState:
+    """Count a change, and log it where other processes follow it; return the new state.
+
+    Generations are given out in the order of commits, because each change locks the state's row.
+    """
     token = secrets.token_hex(16)
-    write.execute("UPDATE state SET generation = generation + 1, token = ?", (token,))
-    return state(write)
+    write.execute(state.update().values(generation=state.c.generation + 1, token=token))
+    new = current_state(write)
+    if write.dialect.name == "postgresql":
+        row = asdict(new) | asdict(scope) | {"removed": list(removed), "added": list(added)}
+        write.execute(changes.insert(), row)
+        if new.generation % _PRUNE_EVERY == 0:
+            old = changes.c.generation < new.generation - CHANGES_KEPT
+            write.execute(changes.delete().where(old))
+    return new
 
 
-def info(row: Row) -> DocumentInfo:
-    fields = dict(row)
+def changes_since(
+    read: Connection, since: CatalogState, space: EmbeddingSpace
+) -> tuple[CatalogState, list[IndexChange]] | None:
+    """See Catalog.changes_since. Vectors of chunks that are gone again are left out."""
+    query = select(changes).where(changes.c.generation >= since.generation)
+    rows = read.execute(query.order_by(changes.c.generation).limit(_CHANGES_AT_A_TIME)).all()
+    if not rows or (rows[0].generation, rows[0].token) != (since.generation, since.token):
+        return None
+    added = [chunk_id for row in rows[1:] for chunk_id in row.added]
+    stored = select(vectors.c.chunk_id, vectors.c.vector).where(among(vectors.c.chunk_id, added))
+    found = {i: np.frombuffer(blob, dtype="<f4") for i, blob in read.execute(stored)}
+    followed: list[IndexChange] = []
+    for row in rows[1:]:
+        ids = [chunk_id for chunk_id in row.added if chunk_id in found]
+        new = np.array([found[i] for i in ids], dtype=np.float32).reshape(len(ids), space.dim)
+        scope = Scope(row.tenant, row.collection)
+        followed.append(IndexChange(scope, list(row.removed), ids, new))
+    return CatalogState(rows[-1].generation, rows[-1].token), followed
+
+
+def info(row: RowMapping) -> DocumentInfo:
+    """Return the document of a row of INFO."""
+    fields: dict[str, Any] = {name: row[name] for name in INFO.selected_columns.keys()}  # noqa: SIM118
     fields["metadata"] = json.loads(fields["metadata"])
     fields["pinned"] = bool(fields["pinned"])
     fields["num_tokens"] = int(fields["num_tokens"])

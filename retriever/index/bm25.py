@@ -10,44 +10,65 @@ merged, so a scope from which something was removed is marked `stale` until `pur
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
 from collections.abc import Collection, Iterable
+from typing import Any
 
+from sqlalchemy import Connection
+
+from retriever.errors import CatalogUnsupported
 from retriever.index.full_text import TOKENIZER, ChunkWords, indexed_text, match_expression
-from retriever.sql.connection import Connection
+
+
+def require() -> None:
+    """Check that this Python's SQLite has FTS5.
+
+    Raises:
+        CatalogUnsupported: It has not.
+    """
+    with contextlib.closing(sqlite3.connect(":memory:")) as memory:
+        try:
+            memory.execute("CREATE VIRTUAL TABLE probe USING fts5(body)")
+        except sqlite3.OperationalError as error:
+            raise CatalogUnsupported(
+                f"this Python's SQLite has no full-text search: {error}"
+            ) from error
 
 
 def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
-    """Index chunks; creates the scope's table if it does not exist."""
+    """Index chunks; create the scope's table if it does not exist."""
     table = _table(scope_id)
-    write.execute(
+    write.exec_driver_sql(
         f"CREATE VIRTUAL TABLE IF NOT EXISTS {table} USING fts5("
         f"body, content = '', tokenize = '{TOKENIZER}')"
     )
-    rows = ((chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks)
-    write.executemany(f"INSERT INTO {table} (rowid, body) VALUES (?, ?)", rows)
+    rows = [(chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks]
+    if rows:
+        write.exec_driver_sql(f"INSERT INTO {table} (rowid, body) VALUES (?, ?)", rows)
 
 
 def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Remove chunks. Their texts must be those they were added with: FTS5 does not keep them."""
     table = _table(scope_id)
     rows = [("delete", chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks]
-    write.executemany(f"INSERT INTO {table} ({table}, rowid, body) VALUES (?, ?, ?)", rows)
     if rows:
-        write.execute("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
+        write.exec_driver_sql(f"INSERT INTO {table} ({table}, rowid, body) VALUES (?, ?, ?)", rows)
+        write.exec_driver_sql("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
 
 
 def drop(write: Connection, scope_id: int) -> None:
     """Delete the table of a scope that has no documents any more."""
-    write.execute(f"DROP TABLE IF EXISTS {_table(scope_id)}")
+    write.exec_driver_sql(f"DROP TABLE IF EXISTS {_table(scope_id)}")
 
 
 def purge(write: Connection) -> None:
     """Merge the segments of stale scopes, so that no page holds words of removed chunks."""
-    stale = write.execute("SELECT scope_id FROM scopes WHERE stale").fetchall()
-    for row in stale:
-        table = _table(row["scope_id"])
-        write.execute(f"INSERT INTO {table} ({table}) VALUES ('optimize')")
-        write.execute("UPDATE scopes SET stale = 0 WHERE scope_id = ?", (row["scope_id"],))
+    for (scope_id,) in write.exec_driver_sql("SELECT scope_id FROM scopes WHERE stale").all():
+        table = _table(scope_id)
+        write.exec_driver_sql(f"INSERT INTO {table} ({table}) VALUES ('optimize')")
+        write.exec_driver_sql("UPDATE scopes SET stale = 0 WHERE scope_id = ?", (scope_id,))
 
 
 def search(
@@ -57,25 +78,20 @@ def search(
     k: int,
     allowed_ids: Collection[int] | None = None,
 ) -> list[tuple[int, float]]:
-    """The `k` best chunks that have any of the query's words.
-
-    Any text is a valid query; one without words finds nothing.
-
-    Returns:
-        (chunk_id, BM25 score), best first, ties by id.
-    """
+    """See FullText.search."""
     expression = match_expression(query)
     if not expression or k <= 0:
         return []
     table = _table(scope_id)
-    among = "" if allowed_ids is None else f"AND rowid {connection.in_numbers}"
-    ids = () if allowed_ids is None else (connection.listed(allowed_ids),)
-    found = connection.execute(
-        f"SELECT rowid, -rank AS score FROM {table} WHERE {table} MATCH ? {among} "
+    among = "" if allowed_ids is None else "AND rowid IN (SELECT value FROM json_each(?))"
+    ids = () if allowed_ids is None else (json.dumps(list(allowed_ids)),)
+    driver: Any = connection.connection.driver_connection  # as Prepared does, and for its reason
+    found = driver.execute(
+        f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {among} "
         "ORDER BY rank, rowid LIMIT ?",
         (expression, *ids, k),
     )
-    return [(int(row["rowid"]), float(row["score"])) for row in found]
+    return [(int(chunk_id), float(score)) for chunk_id, score in found]
 
 
 def _table(scope_id: int) -> str:

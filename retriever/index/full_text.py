@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from retriever.sql.connection import Connection
+from sqlalchemy import Connection
 
 # chunk_id, title, text
 ChunkWords = tuple[int, str, str]

@@ -16,6 +16,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +25,7 @@ from retriever.errors import CatalogError, EmbedderMismatch, IndexMissing, Inval
 from retriever.index.index_files import Manifest
 from retriever.index.inverted_lists import Stopped
 from retriever.scope import DEFAULT_SCOPE, Scope
-from retriever.sql.catalog_errors import translated
-from retriever.sql.postgresql import Postgresql
+from retriever.sql.database import NO_LOCK, Database
 
 CANDIDATES = 4  # per hit that is wanted
 LEAST_CANDIDATES = 100
@@ -36,41 +36,42 @@ PREPARING = 0x6B76_0004  # number of the advisory lock
 GRAPH_BYTES = 512  # of a row, beside its vector, while the graph is made
 MOST_GRAPH_MIB = 2048
 
-_SCOPE = "(SELECT scope_id FROM scopes WHERE tenant = ? AND collection = ?)"
+_ANY = "ANY(CAST(%s AS bigint[]))"
+_SCOPE = "(SELECT scope_id FROM scopes WHERE tenant = %s AND collection = %s)"
 
 
 class PgvectorIndex:
     """Satisfies `VectorSearch`.
 
     Args:
-        postgresql: the catalog's pool; the catalog must have been started.
+        database: The catalog's in PostgreSQL; it must have been started.
     """
 
-    def __init__(self, postgresql: Postgresql) -> None:
-        self._postgresql = postgresql
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._dim = 0
 
     def __len__(self) -> int:
-        return self._number(f"SELECT count(*) AS n FROM {self._table}", ())
+        return self._number(f"SELECT count(*) FROM {self._table}", ())
 
     def count(self, scope: Scope = DEFAULT_SCOPE) -> int:
-        query = f"SELECT count(*) AS n FROM {self._table} WHERE scope_id = {_SCOPE}"
+        query = f"SELECT count(*) FROM {self._table} WHERE scope_id = {_SCOPE}"
         return self._number(query, (scope.tenant, scope.collection))
 
     def reset(self, dim: int) -> None:
         """Make the table; its rows are right, and `add` adds those that are missing."""
         self._dim = dim
-        with translated(), self._postgresql.transaction(lock=PREPARING) as write:
-            write.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
-            write.execute(
+        with self._database.write(lock=PREPARING) as write:
+            write.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+            write.exec_driver_sql(
                 f"CREATE TABLE IF NOT EXISTS {self._table} (chunk_id BIGINT PRIMARY KEY REFERENCES "
                 "chunks ON DELETE CASCADE, scope_id BIGINT NOT NULL, "
                 f"embedding halfvec({dim}) NOT NULL)"
             )
-            write.execute(
+            write.exec_driver_sql(
                 f"CREATE INDEX IF NOT EXISTS {self._table}_scope ON {self._table} (scope_id)"
             )
-            write.execute(
+            write.exec_driver_sql(
                 "CREATE TABLE IF NOT EXISTS saved_vectors (name TEXT NOT NULL, revision TEXT NOT "
                 "NULL, dim INTEGER NOT NULL, generation BIGINT NOT NULL, token TEXT NOT NULL)"
             )
@@ -89,19 +90,19 @@ class PgvectorIndex:
 
     def _make_graph(self, settings: Sequence[str]) -> None:
         name = f"{self._table}_hnsw"
-        with translated(), self._postgresql.transaction(lock=PREPARING) as write:
-            if write.execute("SELECT to_regclass(?) AS there", (name,)).fetchone()["there"]:
+        with self._database.write(lock=PREPARING) as write:
+            if write.exec_driver_sql("SELECT to_regclass(%s)", (name,)).scalar():
                 return
-            rows = write.execute(f"SELECT count(*) AS n FROM {self._table}").fetchone()["n"]
+            rows = write.exec_driver_sql(f"SELECT count(*) FROM {self._table}").scalar_one()
             wanted = -(-rows * (2 * self._dim + GRAPH_BYTES) // MIB)
-            given = write.execute(
-                "SELECT CAST(setting AS bigint) / 1024 AS mib FROM pg_settings "
+            given = write.exec_driver_sql(
+                "SELECT CAST(setting AS bigint) / 1024 FROM pg_settings "
                 "WHERE name = 'maintenance_work_mem'"
-            ).fetchone()["mib"]
+            ).scalar_one()
             memory = max(given, min(wanted, MOST_GRAPH_MIB))
             for setting in (f"maintenance_work_mem = '{memory}MB'", *settings):
-                write.execute(f"SET LOCAL {setting}")
-            write.execute(
+                write.exec_driver_sql(f"SET LOCAL {setting}")
+            write.exec_driver_sql(
                 f"CREATE INDEX {name} ON {self._table} USING hnsw (embedding halfvec_ip_ops)"
             )
 
@@ -121,15 +122,15 @@ class PgvectorIndex:
             raise InvalidVectors(f"{len(ids)} ids for vectors of shape {vectors.shape}")
         if not ids:
             return
-        with translated(), self._postgresql.transaction() as write:
-            query = f"SELECT chunk_id FROM {self._table} WHERE chunk_id {write.in_numbers}"
-            there = {row["chunk_id"] for row in write.execute(query, (write.listed(ids),))}
+        with self._database.write(lock=NO_LOCK) as write:
+            query = f"SELECT chunk_id FROM {self._table} WHERE chunk_id = {_ANY}"
+            there = set(write.exec_driver_sql(query, (list(ids),)).scalars())
             missing = [place for place, chunk_id in enumerate(ids) if chunk_id not in there]
             # A chunk that is deleted meanwhile gets no row; one that has its row keeps it.
-            write.execute(
+            write.exec_driver_sql(
                 f"INSERT INTO {self._table} "
                 "SELECT chunk_id, scope_id, CAST(added.embedding AS halfvec) "
-                "FROM unnest(CAST(? AS bigint[]), CAST(? AS text[])) "
+                "FROM unnest(CAST(%s AS bigint[]), CAST(%s AS text[])) "
                 "AS added (chunk_id, embedding) "
                 "JOIN chunks USING (chunk_id) JOIN documents USING (document) "
                 "ORDER BY chunk_id FOR KEY SHARE OF chunks ON CONFLICT DO NOTHING",
@@ -147,22 +148,23 @@ class PgvectorIndex:
         if k <= 0 or (allowed_ids is not None and not allowed_ids):
             return []
         wanted = max(CANDIDATES * k, LEAST_CANDIDATES)
-        with translated(), self._postgresql.transaction(snapshot=True) as read:
-            read.execute("SET LOCAL hnsw.iterative_scan = relaxed_order")
-            read.execute(f"SET LOCAL hnsw.ef_search = {min(wanted, MOST_CANDIDATES)}")
-            among = "" if allowed_ids is None else f"AND chunk_id {read.in_numbers}"
-            ids = () if allowed_ids is None else (read.listed(allowed_ids),)
-            rows = read.execute(
+        with self._database.read() as read:
+            driver: Any = read.connection.driver_connection  # as Prepared does, and for its reason
+            driver.execute("SET LOCAL hnsw.iterative_scan = relaxed_order")
+            driver.execute(f"SET LOCAL hnsw.ef_search = {min(wanted, MOST_CANDIDATES)}")
+            among = "" if allowed_ids is None else f"AND chunk_id = {_ANY}"
+            ids = () if allowed_ids is None else (list(allowed_ids),)
+            rows = driver.execute(
                 "SELECT chunk_id, vector FROM vectors WHERE chunk_id IN (SELECT chunk_id "
                 f"FROM {self._table} WHERE scope_id = {_SCOPE} {among} "
-                "ORDER BY embedding <#> CAST(? AS halfvec) LIMIT ?)",
+                "ORDER BY embedding <#> CAST(%s AS halfvec) LIMIT %s)",
                 (scope.tenant, scope.collection, *ids, _text(vector), wanted),
             ).fetchall()
         if not rows:
             return []
-        found = np.frombuffer(b"".join(row["vector"] for row in rows), dtype="<f4")
+        found = np.frombuffer(b"".join(blob for _, blob in rows), dtype="<f4")
         scores = found.reshape(len(rows), -1) @ np.asarray(vector, dtype=np.float32)
-        hits = [(int(row["chunk_id"]), float(s)) for row, s in zip(rows, scores, strict=True)]
+        hits = [(int(row[0]), float(s)) for row, s in zip(rows, scores, strict=True)]
         return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]
 
     @property
@@ -178,11 +180,11 @@ class PgvectorIndex:
     def save(self, directory: Path, space: EmbeddingSpace, generation: int, token: str) -> Manifest:
         """Note the state in the database: what is in `directory` is not this index's."""
         manifest = Manifest(**asdict(space), generation=generation, token=token, scopes=())
-        with translated(), self._postgresql.transaction(lock=PREPARING) as write:
-            write.execute("DELETE FROM saved_vectors WHERE generation <= ?", (generation,))
-            write.execute(
-                "INSERT INTO saved_vectors SELECT CAST(? AS text), CAST(? AS text), "
-                "CAST(? AS integer), CAST(? AS bigint), CAST(? AS text) "
+        with self._database.write(lock=PREPARING) as write:
+            write.exec_driver_sql("DELETE FROM saved_vectors WHERE generation <= %s", (generation,))
+            write.exec_driver_sql(
+                "INSERT INTO saved_vectors SELECT CAST(%s AS text), CAST(%s AS text), "
+                "CAST(%s AS integer), CAST(%s AS bigint), CAST(%s AS text) "
                 "WHERE NOT EXISTS (SELECT 1 FROM saved_vectors)",
                 (space.name, space.revision, space.dim, generation, token),
             )
@@ -190,25 +192,23 @@ class PgvectorIndex:
 
     def load(self, directory: Path, space: EmbeddingSpace) -> Manifest:
         self.reset(space.dim)
-        with translated(), self._postgresql.transaction(snapshot=True) as read:
-            row = read.execute("SELECT * FROM saved_vectors").fetchone()
+        with self._database.read() as read:
+            row = read.exec_driver_sql("SELECT * FROM saved_vectors").first()
         if row is None:
             raise IndexMissing("no vectors are in pgvector")
-        saved = EmbeddingSpace(row["name"], row["revision"], row["dim"])
+        saved = EmbeddingSpace(row.name, row.revision, row.dim)
         if saved != space:
             raise EmbedderMismatch(f"the vectors are of {saved}, the embedder is {space}")
         self.complete()
-        return Manifest(
-            **asdict(space), generation=row["generation"], token=row["token"], scopes=()
-        )
+        return Manifest(**asdict(space), generation=row.generation, token=row.token, scopes=())
 
     @property
     def _table(self) -> str:
         return f"pgvector_{int(self._dim)}"
 
     def _number(self, query: str, values: tuple[object, ...]) -> int:
-        with translated(), self._postgresql.transaction(snapshot=True) as read:
-            return int(read.execute(query, values).fetchone()["n"])
+        with self._database.read() as read:
+            return int(read.exec_driver_sql(query, values).scalar_one())
 
 
 def _text(vector: Vectors) -> str:

@@ -23,45 +23,29 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
-from retriever.index.full_text import TOKENIZER, ChunkWords, indexed_text, query_words, starts_pair
-from retriever.sql.connection import Connection
+from sqlalchemy import Connection
 
-TABLES = """
-CREATE TABLE scope_words (
-    scope_id BIGINT PRIMARY KEY REFERENCES scopes ON DELETE CASCADE,
-    chunks BIGINT NOT NULL, words BIGINT NOT NULL
-);
-CREATE TABLE chunk_words (
-    chunk_id BIGINT PRIMARY KEY REFERENCES chunks ON DELETE CASCADE,
-    length INTEGER NOT NULL
-);
-CREATE TABLE postings (
-    scope_id BIGINT NOT NULL, word TEXT COLLATE "C" NOT NULL,
-    chunk_id BIGINT NOT NULL REFERENCES chunks ON DELETE CASCADE,
-    positions INTEGER[] NOT NULL,
-    PRIMARY KEY (scope_id, word, chunk_id)
-);
-CREATE INDEX postings_by_chunk ON postings (chunk_id);
-"""
+from retriever.index.full_text import TOKENIZER, ChunkWords, indexed_text, query_words, starts_pair
+
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6
 
 _COUNT = """
-    INSERT INTO scope_words VALUES (?, ?, ?) ON CONFLICT (scope_id) DO UPDATE
+    INSERT INTO scope_words VALUES (%s, %s, %s) ON CONFLICT (scope_id) DO UPDATE
     SET chunks = scope_words.chunks + excluded.chunks, words = scope_words.words + excluded.words
 """
 _ADD = """
     INSERT INTO postings
-    SELECT ?, found.key, ?, ARRAY(
+    SELECT %s, found.key, %s, ARRAY(
         SELECT CAST(position AS INTEGER) FROM jsonb_array_elements_text(found.value) AS position)
-    FROM jsonb_each(CAST(? AS jsonb)) AS found
+    FROM jsonb_each(CAST(%s AS jsonb)) AS found
 """
 _WHOLE = """
     SELECT word AS term, chunk_id, CAST(cardinality(positions) AS BIGINT) AS f FROM postings
-    WHERE scope_id = ? AND word = ANY(CAST(? AS text[]))
+    WHERE scope_id = %s AND word = ANY(CAST(%s AS text[]))
 """
 _START = """
-    SELECT CAST(? AS text) AS term, chunk_id, sum(cardinality(positions)) AS f FROM postings
-    WHERE scope_id = ? AND starts_with(word, ?) AND word >= ? GROUP BY chunk_id
+    SELECT CAST(%s AS text) AS term, chunk_id, sum(cardinality(positions)) AS f FROM postings
+    WHERE scope_id = %s AND starts_with(word, %s) AND word >= %s GROUP BY chunk_id
 """
 _SEARCH = f"""
     WITH hits AS ({{hits}}),
@@ -69,13 +53,13 @@ _SEARCH = f"""
         SELECT term, greatest(ln((chunks - n + 0.5) / (n + 0.5)), {LEAST_IDF}) AS idf,
                CAST(words AS double precision) / chunks AS mean
         FROM (SELECT term, CAST(count(*) AS double precision) AS n FROM hits GROUP BY term) AS t,
-             scope_words WHERE scope_id = ?
+             scope_words WHERE scope_id = %s
     )
     SELECT chunk_id, sum(
         idf * f * ({K1} + 1) / (f + {K1} * (1 - {B} + {B} * length / mean)) ORDER BY term
     ) AS score
     FROM hits JOIN rare USING (term) JOIN chunk_words USING (chunk_id) {{among}}
-    GROUP BY chunk_id ORDER BY score DESC, chunk_id LIMIT ?
+    GROUP BY chunk_id ORDER BY score DESC, chunk_id LIMIT %s
 """
 
 
@@ -90,19 +74,22 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
             positions[word].append(position)
         lengths.append((chunk_id, len(words)))
         rows.append((scope_id, chunk_id, json.dumps(positions)))
-    write.executemany("INSERT INTO chunk_words VALUES (?, ?)", lengths)
-    write.executemany(_ADD, rows)
-    write.execute(_COUNT, (scope_id, len(lengths), sum(length for _, length in lengths)))
+    if rows:
+        write.exec_driver_sql("INSERT INTO chunk_words VALUES (%s, %s)", lengths)
+        write.exec_driver_sql(_ADD, rows)
+    count = (scope_id, len(lengths), sum(length for _, length in lengths))
+    write.exec_driver_sql(_COUNT, count)
 
 
 def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Remove chunks before their rows are deleted; their postings go with these."""
-    row = write.execute(
-        f"SELECT count(*) AS chunks, coalesce(sum(length), 0) AS words FROM chunk_words "
-        f"WHERE chunk_id {write.in_numbers}",
-        (write.listed([chunk_id for chunk_id, *_ in chunks]),),
-    ).fetchone()
-    write.execute(_COUNT, (scope_id, -row["chunks"], -row["words"]))
+    query = (
+        "SELECT count(*), coalesce(sum(length), 0) FROM chunk_words "
+        "WHERE chunk_id = ANY(CAST(%s AS bigint[]))"
+    )
+    ids = [chunk_id for chunk_id, *_ in chunks]
+    count, words = write.exec_driver_sql(query, (ids,)).one()
+    write.exec_driver_sql(_COUNT, (scope_id, -count, -words))
 
 
 def drop(write: Connection, scope_id: int) -> None:
@@ -120,7 +107,7 @@ def search(
     k: int,
     allowed_ids: Collection[int] | None = None,
 ) -> list[tuple[int, float]]:
-    """The `k` best chunks that have any of the query's words."""
+    """See FullText.search."""
     whole: list[str] = []
     parts: list[str] = []
     values: list[Any] = []
@@ -146,24 +133,25 @@ def search(
     among = ""
     more_values: list[Any] = [scope_id]
     if allowed_ids is not None:
-        among = f"WHERE chunk_id {connection.in_numbers}"
-        more_values.append(connection.listed(allowed_ids))
+        among = "WHERE chunk_id = ANY(CAST(%s AS bigint[]))"
+        more_values.append(list(allowed_ids))
     sql = _SEARCH.format(hits=" UNION ALL ".join(parts), among=among)
-    rows = connection.execute(sql, (*values, *more_values, k))
-    return [(int(row["chunk_id"]), float(row["score"])) for row in rows]
+    driver: Any = connection.connection.driver_connection  # as Prepared does, and for its reason
+    rows = driver.execute(sql, (*values, *more_values, k))
+    return [(int(chunk_id), float(score)) for chunk_id, score in rows]
 
 
 def _phrase(scope_id: int, term: str, words: list[str]) -> tuple[str, list[Any]]:
     """A word that is several for the index, which must follow one another."""
     sql = (
-        "SELECT CAST(? AS text) AS term, chunk_id, count(*) AS f FROM "
+        "SELECT CAST(%s AS text) AS term, chunk_id, count(*) AS f FROM "
         "(SELECT chunk_id, unnest(positions) AS place FROM postings "
-        "WHERE scope_id = ? AND word = ?) AS first WHERE true"
+        "WHERE scope_id = %s AND word = %s) AS first WHERE true"
     )
     values: list[Any] = [f"{term} phrase", scope_id, words[0]]
     for distance, word in enumerate(words[1:], 1):
         sql += (
-            " AND EXISTS (SELECT 1 FROM postings AS later WHERE scope_id = ? AND word = ? "
+            " AND EXISTS (SELECT 1 FROM postings AS later WHERE scope_id = %s AND word = %s "
             f"AND later.chunk_id = first.chunk_id AND place + {distance} = ANY(positions))"
         )
         values += [scope_id, word]

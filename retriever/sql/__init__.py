@@ -1,1 +1,1 @@
-"""Transactions in SQLite or PostgreSQL, for stores that write their SQL once for both."""
+"""SQLAlchemy over an SQLite file or a schema of PostgreSQL: transactions, errors and revisions."""

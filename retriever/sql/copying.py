@@ -1,55 +1,50 @@
-"""Copies tables from SQLite to PostgreSQL, within a transaction of the caller."""
+"""Copies tables from an SQLite file to PostgreSQL, within a transaction of the caller."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from retriever.sql.postgresql import PostgresqlConnection
+from sqlalchemy import ColumnElement, Connection, Table, func, select, text, true
 
 
 def copy_table(
-    source: sqlite3.Connection,
-    target: PostgresqlConnection,
-    table: str,
-    columns: Sequence[str],
+    source: Connection,
+    target: Connection,
+    table: Table,
     *,
-    where: str = "true",
-    change: Callable[[list[Any]], list[Any]] = lambda row: row,
-    further: Sequence[str] = (),
+    where: ColumnElement[bool] | None = None,
+    change: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row,
 ) -> int:
-    """Copy rows with the numbers that they have; returns how many.
+    """Copy rows with the numbers that they have; return how many.
 
     Args:
-        source: the file.
-        target: its table must have these columns, too.
-        table: in both.
-        columns: which to copy.
-        where: which rows; a condition for SQLite.
-        change: a row on its way, which may get values of `further` columns.
-        further: columns that only the target has.
+        source: The file.
+        target: The database.
+        table: In both.
+        where: Which rows; None: all.
+        change: A row on its way, which may get values of columns that only PostgreSQL has.
     """
-    rows = source.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE {where}")
+    columns = [column for column in table.columns if "only" not in column.info]
+    rows = source.execute(select(*columns).where(true() if where is None else where))
+    cursor: Any = target.connection.cursor()
     copied = 0
-    names = ", ".join([*columns, *further])
-    with target.raw.cursor().copy(f"COPY {table} ({names}) FROM STDIN".encode()) as copy:
-        for row in rows:
-            copy.write_row(change(list(row)))
-            copied += 1
+    for batch in rows.mappings().partitions(1000):
+        changed = [change(dict(row)) for row in batch]
+        with cursor.copy(f"COPY {table.name} ({', '.join(changed[0])}) FROM STDIN") as copy:
+            for row in changed:
+                copy.write_row(tuple(row.values()))
+        copied += len(changed)
     return copied
 
 
-def go_on_after(target: PostgresqlConnection, table: str, column: str, last: int) -> None:
-    """The next number that is given out in this column comes after `last` and all that is there."""
-    query = f"SELECT greatest(?, coalesce(max({column}), 0)) AS last FROM {table}"
-    last = int(target.execute(query, (last,)).fetchone()["last"])
-    if last:
-        sequence = "pg_get_serial_sequence(?, ?)"
-        target.execute(f"SELECT setval({sequence}, ?)", (table, column, last))
-
-
-def last_given_out(source: sqlite3.Connection, table: str) -> int:
-    """The last number that SQLite has given out in an AUTOINCREMENT column, 0 if none."""
-    row = source.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
-    return 0 if row is None else int(row[0])
+def go_on_after(source: Connection, target: Connection, table: Table, column: str) -> None:
+    """Give out numbers in this column that come after all that SQLite has given out."""
+    last = 0
+    if table.dialect_options["sqlite"]["autoincrement"]:
+        given = text("SELECT seq FROM sqlite_sequence WHERE name = :name")
+        last = source.scalar(given, {"name": table.name}) or 0
+    there = target.scalar(select(func.max(table.c[column]))) or 0
+    if last := max(int(last), int(there)):
+        sequence = func.pg_get_serial_sequence(table.name, column)
+        target.execute(select(func.setval(sequence, last)))

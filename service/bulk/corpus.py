@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever import Retriever
-from retriever.catalog import postgresql_database as catalog_database
+from retriever.catalog.tables import catalog_database
 from retriever.index.pgvector_index import PgvectorIndex
 from retriever.sql.postgresql import Postgresql
 from service.bulk.range_queue import RangeQueue
@@ -116,14 +116,12 @@ class BulkCorpus:
         check(settings, self._prompts)
         self._model_folder = model_folder
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"
-        self._catalog_pool = Postgresql(
-            settings.database, catalog_database.SCHEMA, connections=CONNECTIONS
-        )
+        self._catalog = catalog_database(settings.database, connections=CONNECTIONS)
         self._pool = Postgresql(settings.database, shared_schema.SCHEMA, connections=CONNECTIONS)
         self._jobs = PostgresqlJobDatabase(self._pool, self.owner)
-        index = PgvectorIndex(self._catalog_pool) if settings.vectors == "pgvector" else None
+        index = PgvectorIndex(self._catalog) if settings.vectors == "pgvector" else None
         retriever = Retriever.for_storing(
-            catalog_database.PostgresqlDatabase(self._catalog_pool),
+            self._catalog,
             make_embedder(settings),
             self._prompts.chunking(),
             index=index,
@@ -169,7 +167,7 @@ class BulkCorpus:
             await self._heartbeat.close()  # and give back what was claimed
         await self._retriever.close()
         await asyncio.to_thread(self._pool.close)
-        await asyncio.to_thread(self._catalog_pool.close)
+        await asyncio.to_thread(self._catalog.close)
 
     @property
     def worker_pid(self) -> int | None:

@@ -74,7 +74,7 @@ def drive(settings: Settings, run: Run, table: RangeTable, pool: Pool) -> Iterat
     if started:
         _connect(ray, pool)
     try:
-        # Ray tells on standard output when a node is lost, whatever it was told about logs.
+        # Ray prints to standard output when a node is lost, whatever its logging settings say.
         with redirect_stdout(sys.stderr):
             while True:
                 numbers = table.free(run.run_id)

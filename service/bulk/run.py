@@ -58,7 +58,7 @@ class Outcome:
     """What a command has come to.
 
     Attributes:
-        standing: Of the whole run, whoever worked on it.
+        standing: Of the whole run, also of what other commands did.
         errors: The first that failed.
         seconds: That this command took, without cutting.
         chunks: Chunks of the ranges that this command's workers did.

@@ -27,7 +27,7 @@ class _Console(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console with colours on terminals only, and tables as wide as the terminal."""
+    """Return a console with colours on terminals only, and tables as wide as the terminal."""
     found = _Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not found.is_terminal:
         found.width = PIPE_WIDTH
@@ -35,7 +35,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
-    """A table that wraps long cells; columns in `numbers` are right-aligned."""
+    """Return a table that wraps long cells; columns in `numbers` are right-aligned."""
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
@@ -67,7 +67,7 @@ def plain(text: object) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people: 1.5 MiB."""
+    """Return bytes for people: 1.5 MiB."""
     for unit in _UNITS:
         if count < 1024 or unit == _UNITS[-1]:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -85,7 +85,7 @@ def moment(seconds: float) -> str:
 
 
 def time_left(seconds: float | None) -> str:
-    """How long something still takes, rounded; "" if that is not known."""
+    """Return how long something still takes, rounded; "" if that is not known."""
     if seconds is None:
         return ""
     minutes, hours = round(seconds / 60), round(seconds / 3600)

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from service.cli.documents import files
 from service.cli.documents.folder import UnsendableDocument, scan
 from service.cli.options import minutes, settings_of
 from service.cli.output import console, emit
-from service.cli.service_client import WrongArgument
+from service.cli.service_client import CommandError, WrongArgument
 from service.shared import openmp
 
 if TYPE_CHECKING:
@@ -74,8 +75,11 @@ def run(args: argparse.Namespace) -> int:
     """Run, or go on with, a tuning; 0 when the report is written.
 
     Raises:
+        CommandError: The extra `tune` is not installed.
         KvstitchError: A setting, the model or the documents cannot be used.
     """
+    if find_spec("matplotlib") is None:
+        raise CommandError("tune needs what the extra `tune` brings: pip install 'kvstitch[tune]'")
     openmp.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from service.gateway.data_folder import UMASK
@@ -188,7 +192,7 @@ def _corpus(
 
 
 def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
-    """The documents of a folder, parsed as the service parses them; of many, a sample.
+    """Return the documents of a folder, parsed as the service parses them; of many, a sample.
 
     Raises:
         WrongArgument: There are none.

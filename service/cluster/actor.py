@@ -200,7 +200,7 @@ def _environment() -> dict[str, str]:
 
 
 def free_address(host: str, ports: tuple[int, int] | None, before: str = "") -> str:
-    """Return tcp://HOST:PORT with a port that nobody listens on now.
+    """Return tcp://HOST:PORT with a port that is free now.
 
     Args:
         host: IP address of this machine.

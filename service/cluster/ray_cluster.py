@@ -66,7 +66,7 @@ def connect(address: str) -> Iterator[RayCluster]:
     except (ConnectionError, RuntimeError, ValueError, ImportError, OSError) as error:
         raise _no_cluster(address, _first_line(error)) from error
     try:
-        # Ray tells on standard output when a node is lost, whatever it was told about logs.
+        # Ray prints to standard output when a node is lost, whatever its logging settings say.
         with redirect_stdout(sys.stderr):
             yield RayCluster(ray)
     finally:
@@ -230,10 +230,10 @@ def _amounts(found: Mapping[str, float], names: Mapping[str, float]) -> str:
 
 
 def _require_listener(address: str) -> None:
-    """Check that somebody listens; Ray itself would wait for two minutes.
+    """Check that the address can be reached; Ray itself would wait for two minutes.
 
     Raises:
-        ClusterError: Nobody does.
+        ClusterError: It cannot be reached.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():

@@ -145,7 +145,7 @@ class Scaling:
         return name
 
     def _drain(self, state: ActorState) -> None:
-        if state.phase in ("waiting", "failed"):  # nothing runs there, and nobody would answer
+        if state.phase in ("waiting", "failed"):  # no process runs there that could be drained
             self._cluster.kill(state.name)
         else:
             self._cluster.drain(state.name)

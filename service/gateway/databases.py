@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from retriever.catalog.database import Database
+from retriever.catalog.tables import catalog_database
 from retriever.index.vector_search import VectorSearch
+from retriever.sql.database import Database
 from retriever.sql.postgresql import Postgresql
 from service.gateway.auth.access import Keys
 from service.gateway.auth.key_databases import KeyDatabase
@@ -114,7 +115,6 @@ class SharedDatabases:
     """PostgreSQL. The data folder keeps what is this gateway's own: its index, its KV, uploads."""
 
     def __init__(self, settings: Settings) -> None:
-        from retriever.catalog import postgresql_database as catalog_database
         from retriever.index.pgvector_index import PgvectorIndex
         from service.gateway import shared_schema
         from service.gateway.auth.key_cache import KeyCache
@@ -123,10 +123,9 @@ class SharedDatabases:
         from service.gateway.documents.membership import Membership
 
         self._settings = settings
-        self._catalog_pool = Postgresql(settings.database, catalog_database.SCHEMA)
         self._pool = Postgresql(settings.database, shared_schema.SCHEMA)
-        self.catalog = catalog_database.PostgresqlDatabase(self._catalog_pool)
-        self.index = PgvectorIndex(self._catalog_pool) if settings.vectors == "pgvector" else None
+        self.catalog = catalog_database(settings.database)
+        self.index = PgvectorIndex(self.catalog) if settings.vectors == "pgvector" else None
         self.jobs = PostgresqlJobDatabase(self._pool, uuid.uuid4().hex)
         self._key_store = KeyStore(PostgresqlKeyDatabase(self._pool))
         self.keys = KeyCache(self._key_store)
@@ -163,7 +162,7 @@ class SharedDatabases:
         if self._heartbeat is not None:
             await self._heartbeat.close()
         await asyncio.to_thread(self._pool.close)
-        await asyncio.to_thread(self._catalog_pool.close)
+        await asyncio.to_thread(self.catalog.close)
 
 
 def shared_secret(database: JobDatabase, own: str) -> str:

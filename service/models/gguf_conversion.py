@@ -68,7 +68,7 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _config_and_tokenizer(source: Path) -> tuple[Any, PreTrainedTokenizerFast]:
-    """What transformers reads of the header.
+    """Return what transformers reads of the header.
 
     Raises:
         ModelRefused: It cannot.
@@ -90,7 +90,7 @@ def _config_and_tokenizer(source: Path) -> tuple[Any, PreTrainedTokenizerFast]:
 def _weights(
     header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """All weights of `model` by their names in transformers.
+    """Return all weights of `model` by their names in transformers.
 
     Raises:
         ModelRefused: The file has other tensors than the model.
@@ -118,7 +118,7 @@ def _weights(
 
 
 def _rope_scaling(header: GgufHeader, config: Any) -> dict[str, Any]:
-    """The part of `rope_parameters` that stretches the context; empty for most models."""
+    """Return the part of `rope_parameters` that stretches the context; empty for most models."""
     if any(tensor.name == ROPE_FACTORS for tensor in header.tensors):
         return _llama3_scaling(header, config)
     kind = header.get("rope.scaling.type", "none")

@@ -77,7 +77,7 @@ class GgufHeader:
         return str(self.metadata.get("general.architecture", ""))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key of this architecture, e.g. "rope.freq_base"."""
+        """Return the value of a key of this architecture, e.g. "rope.freq_base"."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
@@ -140,7 +140,7 @@ class _Cursor:
         return self._data[begin : self.at].decode("utf-8")
 
     def value(self) -> Any:
-        """The next metadata value with its type; None for an array, which is skipped."""
+        """Return the next metadata value with its type; None for an array, which is skipped."""
         (kind,) = self.unpack("I")
         if kind in _SCALARS:
             return self.unpack(_SCALARS[kind])[0]
@@ -193,7 +193,7 @@ def type_name(kind: int) -> str:
 
 
 def quantisation(header: GgufHeader) -> str:
-    """The type that most weights are stored in."""
+    """Return the type that most weights are stored in."""
     elements: dict[int, int] = {}
     for tensor in header.tensors:
         elements[tensor.kind] = elements.get(tensor.kind, 0) + tensor.elements
@@ -270,7 +270,7 @@ def _stored_bytes(kind: int, elements: int) -> int:
 
 @cache
 def _can_be_read(kind: int) -> bool:
-    """Whether the `gguf` package, which transformers asks, can dequantise a type."""
+    """Return whether the `gguf` package, which transformers asks, can dequantise a type."""
     import numpy as np
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 

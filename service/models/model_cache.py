@@ -66,12 +66,12 @@ class ModelCache:
         self._say = say
 
     def find(self, wanted: Conversion) -> Path | None:
-        """The folder of a whole conversion, None if there is none."""
+        """Return the folder of a whole conversion, None if there is none."""
         folder = self.folder / wanted.folder_name
         return folder if _is_whole(folder) else None
 
     def make(self, wanted: Conversion, write: Callable[[Path], dict[str, Any]]) -> Path:
-        """The folder of a conversion, made by `write` unless it is there.
+        """Return the folder of a conversion, made by `write` unless it is there.
 
         Args:
             wanted: Which.
@@ -108,7 +108,7 @@ class ModelCache:
                 yield folder, _read(folder / SOURCE_FILE)
 
     def sha256(self, file: Path, *, remember: bool) -> str:
-        """The hash of a file's content; of one that was remembered, until the file changes.
+        """Return the hash of a file's content; of one that was remembered, until the file changes.
 
         A file is taken for unchanged if size, inode and both times are the same: its time of
         change cannot be set by those who copy or unpack files.
@@ -161,13 +161,13 @@ class ModelCache:
 
 
 def file_sha256(file: Path) -> str:
-    """The SHA-256 of a file's content, in hex."""
+    """Return the SHA-256 of a file's content, in hex."""
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder holds every file that its conversion has written."""
+    """Return whether a folder holds every file that its conversion has written."""
     sizes = _read(folder / SOURCE_FILE).get("files", {})
     try:
         return bool(sizes) and all((folder / n).stat().st_size == s for n, s in sizes.items())
@@ -188,7 +188,7 @@ def _seal(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A JSON object of ours; empty if it is missing or damaged."""
+    """Return a JSON object of ours; empty if it is missing or damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -32,13 +32,13 @@ def is_gguf(model: str) -> bool:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether `model` reads as owner/name and is nothing on this machine."""
+    """Return whether `model` reads as owner/name and is nothing on this machine."""
     outside = not model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists()
     return outside and model.count("/") == 1 and not is_gguf(model)
 
 
 def gguf_file(model: str) -> Path:
-    """The .gguf file of that name.
+    """Return the .gguf file of that name.
 
     Raises:
         ModelRefused: There is none.
@@ -50,7 +50,7 @@ def gguf_file(model: str) -> Path:
 
 
 def folder(model: str) -> Path:
-    """The model folder of that name, or the demo model's.
+    """Return the model folder of that name, or the demo model's.
 
     Raises:
         ModelRefused: There is none, or it is no model folder.
@@ -96,11 +96,11 @@ class ModelFinder:
 
     @classmethod
     def of(cls, settings: Settings) -> ModelFinder:
-        """What a service with these settings uses; says what goes on on stderr."""
+        """Return what a service with these settings uses; says what goes on on stderr."""
         return cls(settings.model_cache, settings.dtype, to_stderr)
 
     def find(self, model: str) -> Path | None:
-        """The folder of a model that is on this machine and converted, else None.
+        """Return the folder of a model that is on this machine and converted, else None.
 
         Raises:
             ModelRefused: There is no such model.
@@ -112,7 +112,7 @@ class ModelFinder:
         return None if is_hub_id(model) else folder(model)
 
     def prepare(self, model: str, *, source: Path | None = None) -> Path:
-        """The folder of a model, after fetching and converting it if need be.
+        """Return the folder of a model, after fetching and converting it if need be.
 
         Args:
             model: As `--model` takes it.
@@ -140,7 +140,7 @@ class ModelFinder:
         return ModelCache(self.cache, self.say)
 
     def _conversion_of(self, source: NamedModel | Path, *, remember: bool = True) -> Conversion:
-        """Which conversion a model is.
+        """Return which conversion a model is.
 
         Raises:
             ModelRefused: The file cannot be read.
@@ -181,7 +181,7 @@ class ModelFinder:
 
 
 def resolve(model: str, *, dtype: str = "auto", cache: Path | None = None) -> Path:
-    """The folder of a model, prepared if need be; says what goes on on stderr.
+    """Return the folder of a model, prepared if need be; says what goes on on stderr.
 
     Raises:
         ModelRefused, ModelUnavailable: As `ModelFinder.prepare`.

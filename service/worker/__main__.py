@@ -59,9 +59,8 @@ from service.worker.model.load import default_pool_tokens, load, set_threads
 from service.worker.model.model_facts import read_calibration
 from service.worker.prefix_cache.on_disk import PromptsOnDisk
 from service.worker.sampling.grammar import Grammars
-from service.worker.server import folder_seat
-from service.worker.server.cached_chunks import HeldChunks
-from service.worker.server.leases import Leases
+from service.worker.server.cached_chunks import CachedChunks
+from service.worker.server.leases import Leases, take_number
 from service.worker.server.link import Inbox, Link
 from service.worker.server.worker_server import WorkerServer
 
@@ -175,10 +174,10 @@ def _serve(
     )
     on_gpu = decoder.device.type == "cuda"
     inbox = Inbox()
-    held = HeldChunks()
+    cached = CachedChunks()
     leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None) if settings.shared else None
     with ExitStack() as opened:
-        chosen = tiers(settings, pin=on_gpu, on_change=held.changed)
+        chosen = tiers(settings, pin=on_gpu, on_change=cached.changed)
         store = opened.enter_context(
             TieredStore(
                 chosen,
@@ -236,7 +235,7 @@ def _serve(
             engine,
             store,
             loader,
-            held=held,
+            cached=cached,
             ready=ready,
             link=link,
             inbox=inbox,
@@ -312,7 +311,7 @@ def tiers(
     if settings.kv_dir:
         member = settings.number if settings.workers > 1 else None
         if settings.shared:
-            member = folder_seat.take(Path(settings.kv_dir))
+            member = take_number(Path(settings.kv_dir))
         chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
     if settings.redis_url:
         chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))

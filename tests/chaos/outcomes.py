@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
+from kvstitch.client import server_sent_events
 from tests.chaos.asks import ROUTES, Ask
 from tests.chaos.errors import Violation
 from tests.chaos.life import Life
@@ -103,7 +103,7 @@ def read_stream(
                 world.journal.count(f"status {reply.status_code}")
                 return None
             pieces: list[str] = []
-            for number, data in enumerate(_data(reply.iter_lines())):
+            for number, (_, data) in enumerate(server_sent_events(reply.iter_lines())):
                 if leave_after is not None and number >= leave_after:
                     world.journal.count("disconnects")
                     return None
@@ -121,12 +121,6 @@ def read_stream(
         return None
     _allow_broken(world, life, EOFError("it ended without a last event"), f"stream {ask.name}")
     return None
-
-
-def _data(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
 
 
 def _last(ask: Ask, data: dict[str, Any], pieces: list[str]) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ with Service(model, data_dir) as service:
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from typing import Any, Self
 
 import httpx
 
+from kvstitch.client import server_sent_events as events
 from tests import preloaded
 from tests.e2e.embedding_server import embedding_settings
 from tests.e2e.metrics import Metrics
@@ -197,16 +197,6 @@ class Service:
     def chunk_files(self) -> set[Path]:
         """Chunks on SSD."""
         return set((self.data_dir / "kv").glob("??/??/*.safetensors"))
-
-
-def events(lines: Iterator[str]) -> Iterator[Event]:
-    """(event, data) of server-sent events; comments are skipped."""
-    name = ""
-    for line in lines:
-        if line.startswith("event: "):
-            name = line.removeprefix("event: ")
-        elif line.startswith("data: "):
-            yield name, json.loads(line.removeprefix("data: "))
 
 
 def tiers(answer: dict[str, Any]) -> list[str]:

@@ -1,13 +1,15 @@
 """Small chunks for tests."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from kvstore import ChunkHeader, ChunkSpec, EncodedChunk, chunk_key, encode_chunk
+from kvstore import ChunkHeader, ChunkSpec, EncodedBlocks, EncodedChunk, chunk_key, encode_chunk
 from kvstore.format.buffers import gather, total_bytes
 from kvstore.format.chunk_blocks import BlockSelection, selection_ranges
 from kvstore.format.chunk_header import UNNAMED
-from kvstore.format.tensor_layout import TensorEntry, tensor_layout
+from kvstore.format.tensor_layout import TensorEntry, encoded_layer, tensor_layout
 
 
 def make_spec(
@@ -77,3 +79,8 @@ def same_chunk(a: EncodedChunk | None, b: EncodedChunk) -> bool:
     if a is None or not torch.equal(a.data, b.data):
         return False
     return a.header.under(UNNAMED).raw == b.header.under(UNNAMED).raw
+
+
+def encoded(chunk: EncodedChunk | EncodedBlocks, layer: int) -> tuple[Sequence[Tensor], ...]:
+    """The stored tensors of k and of v of one layer, all of whose blocks there are."""
+    return encoded_layer(chunk.spec, chunk.layer_bytes(layer))

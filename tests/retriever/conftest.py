@@ -12,11 +12,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
-from retriever.catalog.database import Database
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
-from retriever.catalog.sqlite_database import SqliteDatabase
+from retriever.catalog.tables import catalog_database
 from retriever.chunking import TokenCounter, TokenizerCounter
-from retriever.sql.postgresql import Postgresql
+from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 DATA = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
@@ -81,11 +79,11 @@ def open_database(
     """Opens this test's catalog again and again: an SQLite file, or a database of PostgreSQL."""
     kind = getattr(request, "param", "sqlite")
     if kind == "sqlite":
-        yield lambda: SqliteDatabase(tmp_path / "catalog.db")
+        yield lambda: catalog_database(tmp_path / "catalog.db")
         return
-    pool = Postgresql(request.getfixturevalue("postgresql_url"), SCHEMA, connections=8)
-    yield lambda: PostgresqlDatabase(pool)
-    pool.close()
+    made = catalog_database(request.getfixturevalue("postgresql_url"), connections=8)
+    yield lambda: made
+    made.close()
 
 
 @pytest.fixture

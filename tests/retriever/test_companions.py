@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -187,21 +186,6 @@ def test_choices_survive_a_restart(tmp_path: Path) -> None:
     for doc_id, names in before.items():
         assert [c.doc_id for c in of[number(again, doc_id)]] == names
     again.close()
-
-
-def test_a_catalog_of_version_2_gets_the_tables(tmp_path: Path) -> None:
-    retriever = Retriever.in_folder(tmp_path, HashingEmbedder(), ChunkSettings(WordCounter(), 64))
-    retriever.start()
-    retriever.ingest(corpus(3))
-    retriever.close()
-    with sqlite3.connect(tmp_path / "catalog.db") as connection:
-        for table in ("accompanied", "companions", "primers", "marks"):
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("PRAGMA user_version = 2")
-    retriever = Retriever.in_folder(tmp_path, HashingEmbedder(), ChunkSettings(WordCounter(), 64))
-    retriever.start()
-    assert len(choose(retriever, "fox-1", "neighbours")) == 3
-    retriever.close()
 
 
 def test_central_vectors_are_of_their_group() -> None:

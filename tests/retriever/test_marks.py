@@ -78,31 +78,3 @@ def test_marks_out_of_order_or_of_the_text(tmp_path: Path, marks: tuple[Mark, ..
     (result,) = retriever.ingest([replace(DOCUMENT, marks=marks)])
     assert isinstance(result.error, InvalidDocument) and "marks" in str(result.error)
     retriever.close()
-
-
-def test_outlines_of_version_3_become_marks(tmp_path: Path) -> None:
-    """An `outline` of the user's own stays in the metadata."""
-    retriever = opened(tmp_path)
-    outline = {"pages": [0, 12], "headings": [[12, 2, "Fox"]]}
-    plain = replace(DOCUMENT, marks=())
-    retriever.ingest(
-        [
-            replace(plain, metadata={"outline": outline, "year": 2024}),
-            replace(plain, doc_id="own", metadata={"outline": {"by": "me"}}),
-        ]
-    )
-    retriever.close()
-    with sqlite3.connect(tmp_path / "catalog.db") as connection:
-        connection.execute("DROP TABLE marks")
-        connection.execute("PRAGMA user_version = 3")
-    for _ in range(2):  # the second time it is a file of this release
-        retriever = opened(tmp_path)
-        stored = retriever.catalog.get("d")
-        assert stored is not None and stored.document.metadata == {"year": 2024}
-        assert stored.document.marks == (
-            Mark(0, "page", "1"), Mark(12, "page", "2"), Mark(12, "heading", "Fox"),
-        )  # fmt: skip
-        assert retriever.catalog.marks_at("d", 20) == Place("2", "Fox")
-        own = retriever.catalog.get("own")
-        assert own is not None and own.document.metadata == {"outline": {"by": "me"}}
-        retriever.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from retriever import ChunkSettings, Document, Retriever, VectorIndex
-from retriever.catalog.sqlite_database import SqliteDatabase
+from retriever.catalog.tables import catalog_database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 CHUNKING = ChunkSettings(WordCounter(), 16)
@@ -13,7 +13,7 @@ DOCUMENTS = [Document(f"d{n}", f"Words of number {n}. " * 8) for n in range(3)]
 
 
 def storing(tmp_path: Path, index: VectorIndex | None = None) -> Retriever:
-    database = SqliteDatabase(tmp_path / "catalog.db")
+    database = catalog_database(tmp_path / "catalog.db")
     made = Retriever.for_storing(database, HashingEmbedder(), CHUNKING, index=index)
     made.start()
     return made

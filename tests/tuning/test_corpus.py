@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from retriever import Document, Retriever, Scope
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
-from retriever.sql.postgresql import Postgresql
+from retriever.catalog.tables import catalog_database
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder
 from service.settings import load
@@ -58,12 +57,12 @@ def test_a_collection_in_postgresql_is_read_and_left_as_it_is(
 ) -> None:
     settings = load(data_dir=tmp_path / "data", database=postgresql_url, companions=1)
     prompts = PromptBuilder(make_folder(tmp_path / "model", fmt=FORMAT), settings)
-    pool = Postgresql(postgresql_url, SCHEMA)
+    shared = catalog_database(postgresql_url)
     served = Retriever.in_folder(
         tmp_path / "served",
         make_embedder(settings),
         prompts.chunking(),
-        database=PostgresqlDatabase(pool),
+        database=shared,
     )
     served.start()
     served.ingest(DOCUMENTS, scope=Scope(collection="cities"))
@@ -84,7 +83,7 @@ def test_a_collection_in_postgresql_is_read_and_left_as_it_is(
     ):
         pass
     served.close()
-    pool.close()
+    shared.close()
 
 
 def test_a_database_that_is_away_is_named(tmp_path: Path) -> None:

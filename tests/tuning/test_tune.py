@@ -93,3 +93,11 @@ def test_wrong_arguments(
     given = [argument.format(**places) for argument in arguments]
     code = main(["tune", "--model", str(model), "--data-dir", str(tmp_path / "data"), *given])
     assert code == 2 and said in capsys.readouterr().err
+
+
+def test_without_the_extra_it_names_the_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.cli.tune.find_spec", lambda name: None)
+    assert main(["tune", "--documents", str(tmp_path)]) == 1
+    assert "pip install 'kvstitch[tune]'" in capsys.readouterr().err

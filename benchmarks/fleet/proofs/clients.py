@@ -19,6 +19,7 @@ import httpx
 from benchmarks.fleet.proofs.fleet import Fleet
 from benchmarks.fleet.proofs.ledger import Ledger
 from benchmarks.fleet.proofs.processes import TIMEOUT_S, Gateway
+from kvstitch.client import server_sent_events
 
 ASKERS = 3
 METHODS = ("question_scout", "pie", "vanilla")
@@ -106,12 +107,9 @@ class Clients:
         ):
             if reply.status_code != 200:
                 return self._refused(reply.status_code, reply.read().decode(), ask.name)
-            event = ""
-            for line in reply.iter_lines():
-                if line.startswith("event: "):
-                    event = line.removeprefix("event: ")
-                elif line.startswith("data: ") and event in ("done", "error"):
-                    return self._last(ask, event, json.loads(line.removeprefix("data: ")))
+            for event, data in server_sent_events(reply.iter_lines()):
+                if event in ("done", "error"):
+                    return self._last(ask, event, data)
         return self._broken(EOFError("the stream has no last event"), gateway, began, ask.name)
 
     def _last(self, ask: Ask, event: str, data: dict[str, Any]) -> str:

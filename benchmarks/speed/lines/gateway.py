@@ -38,7 +38,7 @@ def run(setup: Setup) -> Outcome:
         url = f"http://127.0.0.1:{port}"
         with service(data_dir, port, Path(folder) / "service.log"):
             with Client(url) as client:
-                for _ in client.progress(client.precompute(documents)):
+                for _ in client.precompute(documents):
                     pass
             with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as http:
                 for turn in range(wanted):

@@ -138,10 +138,10 @@ class ChunkRead:
             if number + 1 == len(batches):
                 replies.ask(plan.last)
             for one in batch:
-                nbytes = replies.length()
-                if nbytes != one.nbytes:
+                target = view[self._filled : self._filled + one.nbytes]
+                nbytes = replies.fill(target)
+                if nbytes != len(target):
                     return self._missing(plan, nbytes)
-                replies.fill(view[self._filled : self._filled + one.nbytes])
                 self._advance(self.header, data, one)
         if batches:
             replies.flags(len(plan.last))

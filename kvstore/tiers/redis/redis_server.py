@@ -31,7 +31,7 @@ Words = tuple[str | int, ...]
 """A command."""
 
 _IDLE = 8  # connections for values that are kept for the next reader
-_BUFFER = 1 << 13  # bytes of replies that are read ahead, and copied
+_BUFFER = 1 << 16  # bytes of replies that are read ahead, and copied
 _LONGEST_LINE = 1 << 10
 _LONGEST_VALUE = 512 << 20  # the limit of Redis itself
 _NIL = (b"$-1\r\n", b"_\r\n")  # in RESP2 and RESP3
@@ -174,40 +174,29 @@ class ValueReplies:
         self._expected += len(commands)
         self._connection.send_packed_command([b"".join(map(_packed, commands))])
 
-    def length(self) -> int | None:
-        """Receive the length of the next value, in bytes; None when there is no such value."""
-        line = self._line()
-        if line in _NIL:
-            self._expected -= 1
-            return None
-        if line[:1] != b"$" or not line[1:-2].isdigit():
-            raise self._unexpected(line)
-        nbytes = int(line[1:-2])
-        if nbytes > _LONGEST_VALUE:
-            raise _invalid(f"a value of {nbytes} bytes")
-        return nbytes
+    def fill(self, target: memoryview) -> int | None:
+        """Receive the next value into `target`, if it has that length.
 
-    def fill(self, target: memoryview) -> None:
-        """Receive the value whose length was received last into `target`, which has that length."""
-        count = self._reader.readinto(target)
-        end = self._reader.read(2)
-        self._taken += count + len(end)
-        if len(end) < 2:
-            raise ConnectionError("the server closed the connection")
-        if end != b"\r\n":
-            raise _invalid(f"a value that does not end: {end!r}")
-        self._expected -= 1
+        Returns:
+            The length of the value in bytes; None when there is no such value. If it is not that of
+            `target`, nothing was received into it, and no further reply can be received.
+        """
+        line = self._line()
+        if line != b"$%d\r\n" % len(target):
+            return self._length(line)
+        self._fill(target)
+        return len(target)
 
     def value(self) -> bytes | None:
         """Receive one value of unknown length; None when there is no such value.
 
         No other reply may be expected at the same time.
         """
-        nbytes = self.length()
+        nbytes = self._length(self._line())
         value = None
         if nbytes is not None:
             value = bytearray(nbytes)
-            self.fill(memoryview(value))
+            self._fill(memoryview(value))
         if not self.complete:
             raise _invalid("more came than was asked for")
         return None if value is None else bytes(value)
@@ -219,6 +208,28 @@ class ValueReplies:
             if line not in (b":0\r\n", b":1\r\n"):
                 raise self._unexpected(line)
             self._expected -= 1
+
+    def _length(self, line: bytes) -> int | None:
+        """Return the length that the first line of a value gives; None for no such value."""
+        if line in _NIL:
+            self._expected -= 1
+            return None
+        if line[:1] != b"$" or not line[1:-2].isdigit():
+            raise self._unexpected(line)
+        nbytes = int(line[1:-2])
+        if nbytes > _LONGEST_VALUE:
+            raise _invalid(f"a value of {nbytes} bytes")
+        return nbytes
+
+    def _fill(self, target: memoryview) -> None:
+        count = self._reader.readinto(target)
+        end = self._reader.read(2)
+        self._taken += count + len(end)
+        if len(end) < 2:
+            raise ConnectionError("the server closed the connection")
+        if end != b"\r\n":
+            raise _invalid(f"a value that does not end: {end!r}")
+        self._expected -= 1
 
     def _line(self) -> bytes:
         line = self._reader.readline(_LONGEST_LINE)

@@ -59,7 +59,7 @@ class DiskIndex:
         return file
 
     def oldest_beyond(self, nbytes: int) -> str | None:
-        """The key to remove so that `nbytes` more bytes fit; None when they fit already.
+        """Return the key to remove so that `nbytes` more bytes fit; None when they fit already.
 
         Raises:
             TierFull: they cannot fit, or nothing is left to remove.

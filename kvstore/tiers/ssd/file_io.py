@@ -45,7 +45,7 @@ def open_regular(path: Path) -> int:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is a regular file of that name; a symbolic link is none.
+    """Return whether there is a regular file of that name; a symbolic link is none.
 
     Raises:
         OSError: that cannot be told, for example because a directory above may not be searched.
@@ -128,7 +128,7 @@ def read_scattered(
 
 
 def is_cached(fd: int, offset: int) -> bool:
-    """Whether the page cache holds that byte; True where the system cannot tell."""
+    """Return whether the page cache holds that byte; True where the system cannot tell."""
     return not _CAN_ADVISE or _read_cached(fd, memoryview(bytearray(1)), offset)
 
 

@@ -124,7 +124,7 @@ class SharedDiskIndex:
         return self.get(key)
 
     def oldest_beyond(self, nbytes: int) -> str | None:
-        """The key to remove so that `nbytes` more bytes fit; None when they fit already.
+        """Return the key to remove so that `nbytes` more bytes fit; None when they fit already.
 
         Raises:
             TierFull: they cannot fit, or nothing is left to remove.
@@ -154,14 +154,14 @@ class SharedDiskIndex:
         self._add(self._own, -nbytes)
 
     def enter(self, key: str, file: StoredFile) -> None:
-        """A chunk whose bytes are reserved has been written."""
+        """Count a chunk that was written, whose bytes were reserved."""
         with self.exclusive():
             self.release(file.nbytes)
             self._add(_USED, file.nbytes)
             self._add(_ENTRIES, 1)
 
     def enter_extra(self, file: StoredFile, name: str, nbytes: int) -> None:
-        """Extra tensors whose bytes are reserved were written beside a chunk.
+        """Count extra tensors that were written beside a chunk, whose bytes were reserved.
 
         Args:
             file: the chunk, as it was found before.
@@ -174,7 +174,7 @@ class SharedDiskIndex:
         """Do nothing: whoever removed the file has counted it."""
 
     def remove(self, key: str, file: StoredFile) -> None:
-        """Uncount a chunk and its extra tensors, whose files have been removed."""
+        """Stop counting a chunk and its extra tensors, whose files have been removed."""
         with self.exclusive():
             self._add(_USED, -file.nbytes)
             self._add(_ENTRIES, -1)
@@ -215,7 +215,7 @@ class SharedDiskIndex:
         self._oldest = deque(found[: max(1, int(len(found) * _LISTED))])
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Regular files two directories down; those that go away meanwhile are left out."""
+        """Yield regular files two directories down, without those that go away meanwhile."""
         for name in (f"{byte:02x}" for byte in range(256)):
             for folder in _entries(self._root / name):
                 if not folder.is_dir(follow_symlinks=False):
@@ -226,7 +226,7 @@ class SharedDiskIndex:
                             yield Path(entry.path), entry.stat(follow_symlinks=False)
 
     def _extras(self, path: Path) -> dict[str, int]:
-        """Bytes of each file of extra tensors beside a chunk, by name."""
+        """Return the bytes of each file of extra tensors beside a chunk, by name."""
         extras: dict[str, int] = {}
         for entry in _entries(path.parent):
             name = entry.name.removeprefix(f"{path.stem}.").removesuffix(EXTRA_SUFFIX)

@@ -65,7 +65,7 @@ def show_forecast(console: Console, result: Mapping[str, Any]) -> None:
 
 
 def facts(result: Mapping[str, Any]) -> str:
-    """One line: `TTFT … · TPOT … · tokens from the cache · …`."""
+    """Return one line: `TTFT … · TPOT … · tokens from the cache · …`."""
     usage, timing, cache = result["usage"], result["timing"], result["cache"]
     found = [
         f"TTFT {milliseconds(timing['ttft_s'])}",
@@ -81,7 +81,7 @@ def facts(result: Mapping[str, Any]) -> str:
 
 
 def method(result: Mapping[str, Any]) -> str:
-    """The fusion as it was used: `a3 (ratio 0.15)`."""
+    """Return the fusion as it was used: `a3 (ratio 0.15)`."""
     ratio = result["cache"]["ratio"]
     return str(result["fusion"]["method"]) + ("" if ratio is None else f" (ratio {ratio:.2g})")
 

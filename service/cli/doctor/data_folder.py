@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever import EndpointEmbedder
-from retriever.catalog.schema import SCHEMA_VERSION
+from retriever.catalog.tables import SCHEMA
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import RetrieverError
 from service.cli.doctor.findings import Finding, fail, ok, warn
@@ -48,7 +48,7 @@ def check_folder(settings: Settings) -> Iterator[Finding]:
 
 
 def served_by(folder: Path) -> str:
-    """The id of the process that serves from the folder; "" if there is none."""
+    """Return the id of the process that serves from the folder; "" if there is none."""
     try:
         with open(folder / "lock", encoding="utf-8") as file:
             try:
@@ -157,14 +157,13 @@ def check_index(settings: Settings) -> Iterator[Finding]:
         yield ok("index", "no documents yet")
         return
     try:
-        version, spaces, generation = _catalog(file)
+        revision_there, spaces, generation = _catalog(file)
     except sqlite3.Error as error:
         yield fail("index", f"{file} cannot be read: {error}", "restore it from a backup")
         return
-    if version != SCHEMA_VERSION:
-        word = "older" if version < SCHEMA_VERSION else "newer"
-        remedy = "`kvstitch serve` brings it up to date" if word == "older" else "update kvstitch"
-        yield (warn if word == "older" else fail)("index", f"{file} is of a {word} release", remedy)
+    if revision_there != SCHEMA.head:
+        yield warn("index", f"{file} is of another release", "`kvstitch serve` brings an older one "
+                   "up to date; for a newer one, update kvstitch")  # fmt: skip
         return
     if others := [s for s in spaces if (s[0], s[1]) != (name, revision)]:
         made = ", ".join(f"{n} documents by {other}@{r[:12]}" for other, r, _, n in others)
@@ -175,7 +174,7 @@ def check_index(settings: Settings) -> Iterator[Finding]:
 
 
 def _embedder(settings: Settings) -> tuple[str, str]:
-    """The embedder's name and revision.
+    """Return the embedder's name and revision.
 
     Raises:
         EmbedderUnsupported: Its folder is missing or cannot be used.
@@ -191,14 +190,17 @@ def _embedder(settings: Settings) -> tuple[str, str]:
     return folder.name, folder.revision()
 
 
-def _catalog(file: Path) -> tuple[int, list[Any], int]:
+def _catalog(file: Path) -> tuple[str, list[Any], int]:
     connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True)
     try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != SCHEMA_VERSION:
-            return int(version), [], 0
+        named = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
+        if connection.execute(named).fetchone() is None:
+            return "", [], 0
+        (found,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        if found != SCHEMA.head:
+            return str(found), [], 0
         (generation,) = connection.execute("SELECT generation FROM state").fetchone()
-        return int(version), connection.execute(_SPACES).fetchall(), int(generation)
+        return str(found), connection.execute(_SPACES).fetchall(), int(generation)
     finally:
         connection.close()
 

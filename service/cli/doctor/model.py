@@ -99,7 +99,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def _unprepared(model: str, finder: ModelFinder) -> Finding:
-    """What is known of a model that is no folder yet.
+    """Return what is known of a model that is no folder yet.
 
     Raises:
         ModelRefused: It is a .gguf file that cannot be served.

@@ -99,7 +99,7 @@ def _bound(facts: dict[str, Any], ttl_s: int) -> Finding:
 
 
 def _shown(url: str) -> str:
-    """The URL without its password."""
+    """Return the URL without its password."""
     if not url:
         return "none"
     parts = urlsplit(url)

@@ -64,7 +64,7 @@ class Account:
         self._failed.append(document)
 
     def result(self, *, waited: bool) -> dict[str, Any]:
-        """The whole account, as --json prints it.
+        """Return the whole account, as --json prints it.
 
         Args:
             waited: All jobs have ended; else what they hold was only sent.
@@ -119,7 +119,7 @@ class Account:
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """The account in a line, and a line for the reasons of each kind."""
+    """Return the account in a line, and a line for the reasons of each kind."""
     names = ["ingested", "unchanged", "skipped", "failed"]
     names += [name for name in ("cancelled", "sent") if result[name]]
     lines = [f"{result['found']} found = " + " + ".join(f"{result[n]} {n}" for n in names)]
@@ -131,6 +131,6 @@ def sentence(result: Mapping[str, Any]) -> str:
 
 
 def _reason(message: str) -> str:
-    """The beginning of the service's message, which names no document."""
+    """Return the beginning of the service's message, which names no document."""
     found = _FIRST_WORDS.match(message)
     return (found[0] if found else message).strip() or message

@@ -113,7 +113,7 @@ class Fetcher:
             raise NotFetched("its host is not allowed", f"{host}; see --allow-host")
 
     def _once(self, url: str, until: float) -> Fetched | str:
-        """The page, or where it redirects to."""
+        """Return the page, or where it redirects to."""
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
         with self._pool.stream(
             "GET", url, headers=_HEADERS, extensions={"timeout": timeouts}
@@ -174,7 +174,7 @@ class _CheckedBackend(httpcore.SyncBackend):
 
 
 def not_public(addresses: Collection[str]) -> str | None:
-    """One of the addresses that is not on the public internet, None if all are."""
+    """Return one of the addresses that is not on the public internet, None if all are."""
     for text in addresses:
         address = ipaddress.ip_address(text.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address):

@@ -46,7 +46,7 @@ Read = DocumentToSend | UnsendableDocument | SkippedFile
 
 
 def count(sources: Sequence[SourceFile]) -> int:
-    """How many documents the files hold; lines are counted, not parsed."""
+    """Return how many documents the files hold; lines are counted, not parsed."""
     total = 0
     for source in sources:
         if not source.lines:

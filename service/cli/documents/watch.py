@@ -93,7 +93,7 @@ class Watch:
             self._first = False
 
     def _is_due(self, path: Path, signature: Signature) -> bool:
-        """Whether a file is new or changed, and is not being written any more.
+        """Return whether a file is new or changed, and is not being written any more.
 
         At the first round nothing is known of the time before: files are taken as they are, and
         again if they change.

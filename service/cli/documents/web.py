@@ -47,7 +47,7 @@ def _urls(args: argparse.Namespace, fetcher: Fetcher) -> Iterator[str]:
 
 
 def _hosts(args: argparse.Namespace) -> frozenset[str]:
-    """The hosts that are named, and the sitemap's own.
+    """Return the hosts that are named, and the sitemap's own.
 
     Raises:
         WrongArgument: There are none.
@@ -87,7 +87,7 @@ def _document(url: str, fetcher: Fetcher) -> Read:
 
 
 def _in_utf8(page: Fetched) -> bytes:
-    """The content; of text in another charset that the server names, converted.
+    """Return the content; of text in another charset that the server names, converted.
 
     Raises:
         NotFetched: It is not in that charset.
@@ -106,7 +106,7 @@ _LOC = "{*}*/{*}loc"  # in any namespace
 
 
 def of_file(name: str) -> list[str]:
-    """One URL per line; blank lines and those that begin with # say nothing.
+    """Return one URL per line; blank lines and those that begin with # say nothing.
 
     Raises:
         WrongArgument: It cannot be read.

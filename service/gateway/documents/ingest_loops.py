@@ -37,7 +37,7 @@ from service.gateway.worker_client.protocol import Worker
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_INDEXED = 256  # documents to choose companions among, while more are being indexed
+ENOUGH_INDEXED = 256  # documents among whose chunks it is chosen what others stand behind
 POLL_S = 5.0  # for purges of tiers that could not be reached
 
 
@@ -181,7 +181,7 @@ class IngestLoops:
         await self._retriever.change(self._behind.set_exact, chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
-        """Store documents behind their companions, those that have any, and behind S alone.
+        """Store the chunks of documents behind S alone, and behind the others chosen for them.
 
         Of very many chunks only the first documents' are stored.
         """

@@ -51,7 +51,7 @@ INDEXED_BYTES = 250_000
 # Files that are parsed at a time, each by a process of its own, whose start takes longer than most
 # files. They have low priority, and each may take its share of memory.
 PARSERS = min(4, os.cpu_count() or 1)
-# Many documents, so that of those behind the same companions enough are computed together.
+# Many documents, so that enough chunks behind the same others are computed together.
 STORED_DOCUMENTS = 256
 MAX_CRASHES = 3  # a document during which the worker died this often fails
 

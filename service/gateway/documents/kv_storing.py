@@ -36,7 +36,7 @@ Numbered = tuple[int, ChunkKV]
 
 CALLS_UNDER_WAY = 2
 BATCH_CHUNKS = 1024  # of which the batch's last document has the last; bounds memory
-# Documents of which companions are chosen at a time, because deletions wait for that.
+# Documents for which it is chosen at a time what they stand behind: deletions wait for that.
 CHOOSING_DOCUMENTS = 32
 
 
@@ -250,7 +250,7 @@ def slices(batch: Sequence[IngestDocument]) -> Iterator[tuple[Scope, list[Ingest
 def calls(items: Sequence[T], chunk_of: Callable[[T], ChunkKV]) -> Iterator[tuple[str, list[T]]]:
     """Yield the worker's calls for these chunks, each with its tenant.
 
-    Chunks behind the same companions come one after the other, because they are computed together.
+    Chunks behind the same others come one after the other, because they are computed together.
     """
 
     def order(item: T) -> tuple[str, list[list[int]]]:

@@ -222,7 +222,7 @@ class CatalogLock:
         try:
             await asyncio.shield(entering)
         except asyncio.CancelledError:
-            # The thread goes on waiting: whoever it gets the lock for is gone.
+            # The thread goes on waiting for the lock, and gives it back at once.
             entering.add_done_callback(lambda done: self._give_back(done, lock))
             raise
         except BaseException:

@@ -1,4 +1,6 @@
-"""How long a shared worker may keep what it holds, without hearing from those who may delete it.
+"""What a worker that several gateways share notes beside the SSD tier: leases and its number.
+
+A lease is how long it may keep what it holds without hearing from those who may delete it.
 
     Hello, Ping ──> lease of the gateway's domain ──over──> everything that only this worker holds
                           │                                 is dropped
@@ -12,6 +14,7 @@ worker knows when it will have dropped everything.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -24,15 +27,17 @@ log = logging.getLogger("kvstitch.worker")
 NOTE = ".lease"  # the SSD tier leaves hidden files alone
 NOTES_PER_LEASE = 20
 UNREADABLE = "unreadable"
+NUMBERS = ".seats"  # a hidden folder with a file for each number
+MAX_WORKERS = 64
 
 
 def uptime() -> float:
-    """Seconds since this machine started, also those for which it was suspended."""
+    """Return the seconds since this machine started, also those for which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Leases:
-    """For one thread. Reads the note of an earlier process at once.
+    """The leases of one worker, for one thread. Reads the note of an earlier process at once.
 
     Workers that share a folder share its note; the same gateways must use them.
 
@@ -58,17 +63,17 @@ class Leases:
             self._until[domain] = self._noted[domain] = clock() + until - wall()
 
     def begin(self, domain: str, lease_s: float) -> None:
-        """A gateway of a domain says Hello. That renews no lease, but begins one."""
+        """Begin the lease of a domain, one of whose gateways says Hello; that renews none."""
         now = self._clock()
         if self._until.get(domain, 0.0) <= now:
             self._extend(domain, now + lease_s, lease_s)
 
     def renew(self, domain: str, lease_s: float, clock: float) -> None:
-        """A gateway of a domain is there, and has seen what this worker sent at `clock`."""
+        """Renew the lease of a domain, one of whose gateways has seen what was sent at `clock`."""
         self._extend(domain, min(clock, self._clock()) + lease_s, lease_s)
 
     def over(self) -> bool:
-        """Whether a lease has ended since the last call: then everything must be dropped."""
+        """Return whether a lease has ended since the last call: then everything must be dropped."""
         now = self._clock()
         for domain in [domain for domain, until in self._until.items() if until <= now]:
             log.warning("nothing was heard for a lease of gateways that may delete documents")
@@ -78,11 +83,11 @@ class Leases:
         return over
 
     def note(self) -> None:
-        """Write the note if it is due; after what had to be dropped is gone."""
+        """Write the note if leases have moved; call it when what had to be dropped is gone."""
         self._write(self._clock())
 
     def again(self) -> None:
-        """Not everything could be dropped: `over` says so once more."""
+        """Make `over` say so once more, because not everything could be dropped."""
         self._over = True
 
     def _extend(self, domain: str, until: float, lease_s: float) -> None:
@@ -93,7 +98,7 @@ class Leases:
         self._note_every_s = lease_s / NOTES_PER_LEASE
 
     def _write(self, now: float) -> None:
-        """Note the ends of leases, if one has moved far enough since, or is over and dropped."""
+        """Write the ends of leases, if one has moved far enough since, or is over and dropped."""
         moved = self._until.keys() != self._noted.keys() or any(
             until - self._noted[domain] > self._note_every_s
             for domain, until in self._until.items()
@@ -114,8 +119,11 @@ class Leases:
             log.warning("%s cannot be written: %s", self._note, error)
 
     def _read(self) -> dict[str, float]:
-        """Ends of leases by the wall clock; none where one gateway had the folder for itself, which
-        has deleted there what had to be."""
+        """Return the ends of leases by the wall clock.
+
+        There are none where one gateway had the folder for itself, which has deleted there what had
+        to be.
+        """
         try:
             text = "{}" if self._note is None else self._note.read_text(encoding="utf-8")
             return {str(domain): float(until) for domain, until in json.loads(text).items()}
@@ -124,3 +132,23 @@ class Leases:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             log.warning("%s cannot be read: %s", self._note, error)
             return {UNREADABLE: 0.0}  # over
+
+
+def take_number(kv_dir: Path) -> int:
+    """Take the lowest free number among the workers that share an SSD tier's folder.
+
+    It is this process's until it ends, however it does.
+
+    Raises:
+        OSError: the folder cannot be used, or has no free number.
+    """
+    folder = kv_dir / NUMBERS
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number in range(MAX_WORKERS):
+        descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return number  # the descriptor stays open
+        except BlockingIOError:
+            os.close(descriptor)
+    raise OSError(f"{MAX_WORKERS} workers use {kv_dir} already: give this one another folder")

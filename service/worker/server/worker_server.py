@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict
 
 from kvstore import TieredStore
 from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
@@ -20,12 +19,9 @@ from service.messages import wire
 from service.messages.replies import (
     Failed,
     GateStates,
-    Holdings,
     Precomputed,
     Purged,
     Ready,
-    Stats,
-    WorkerLoad,
 )
 from service.messages.requests import (
     Abort,
@@ -47,22 +43,14 @@ from service.worker.engine.engine import Engine
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import reads_whole_chunks
 from service.worker.model.addressing import Address
-from service.worker.server.cached_chunks import HeldChunks
-from service.worker.server.counters import (
-    LoadMeter,
-    engine_values,
-    own_values,
-    store_values,
-    tier_values,
-)
-from service.worker.server.leases import Leases, uptime
+from service.worker.server.cached_chunks import CachedChunks
+from service.worker.server.leases import Leases
 from service.worker.server.link import Inbox, Link, Outlet
 from service.worker.server.reply_sender import ReplySender
+from service.worker.server.reporter import Reporter
 
 log = logging.getLogger("kvstitch.worker")
 
-STATS_INTERVAL_S = 1.0
-HOLDINGS_INTERVAL_S = 0.1
 IDLE_WAIT_S = 0.5  # how long an idle engine waits for a message before it looks again
 FLUSH_TIMEOUT_S = 10.0
 DRAIN_S = 1.0  # in which requests that gateways had sent before they knew arrive, and go back
@@ -82,7 +70,7 @@ class WorkerServer:
         store: TieredStore,
         loader: Loader,
         *,
-        held: HeldChunks,
+        cached: CachedChunks,
         ready: Ready,
         link: Link,
         inbox: Inbox,
@@ -98,57 +86,53 @@ class WorkerServer:
         self._engine = engine
         self._store = store
         self._loader = loader
-        self._held = held
+        self._cached = cached
         self._ready = ready
         self._link = link
         self._inbox = inbox
         self._sender = ReplySender(tracing)
+        self._reporter = Reporter(engine, store, cached, ready, link)
         self._leases = leases
-        self._gateways: set[bytes] = set()
         self._pinged: dict[bytes, float] = {}  # when gateways were heard that ping
-        self._looked_at_leases = float("-inf")
+        self._leases_checked_at = float("-inf")
         self._draining = threading.Event()
         self._gave_back_at: float | None = None  # when what waited went back
-        self._meter = LoadMeter(engine)
-        self._load = self._meter.measure()
-        self._measured_at = time.monotonic()
-        self._received: dict[bytes, int] = {}  # requests, by gateway that asked for holdings
-        self._counted = dict(self._received)  # those that are in `_load`, or answered
-        self._holdings_sent = 0
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Makes `run` finish what is running and return. For any thread and signal handler."""
+        """Make `run` finish what is running and return. For any thread and signal handler."""
         self._stopping.set()
         self._inbox.wake()
 
     def drain(self) -> None:
-        """Makes `run` take nothing new, give back what has not begun, finish what runs and return.
-        For any thread and signal handler."""
+        """Make `run` take nothing new, give back what has not begun, finish what runs and return.
+
+        For any thread and signal handler.
+        """
+        self._reporter.draining = True
         self._draining.set()
         self._inbox.wake()
 
     def run(self) -> None:
-        """Serves on the calling thread. Returns after `stop` or `drain`, when nothing is left."""
+        """Serve on the calling thread. Returns after `stop` or `drain`, when nothing is left."""
         outlet = self._link.outlet()
-        reporter = threading.Thread(target=self._report, name="reporter", daemon=True)
-        reporter.start()
+        self._reporter.start()
         try:
-            self._look_at_leases(outlet)  # those of an earlier process may be over
+            self._check_leases(outlet)  # those of an earlier process may be over
             while not self._ended:
                 for gateway, message, arrived in self._inbox.messages(self._wait_s):
                     self._handle(outlet, gateway, message, arrived)
                 if self._draining.is_set() and self._gave_back_at is None:
                     self._give_back(outlet)
-                self._look_at_leases(outlet)
+                self._check_leases(outlet)
                 self._sender.send(outlet, self._engine.step())
-                self._measure()
+                self._reporter.measure()
         finally:
             self._stopping.set()
-            reporter.join(timeout=STATS_INTERVAL_S * 5)
+            self._reporter.stop()
             self._store.flush(FLUSH_TIMEOUT_S)
             if self._draining.is_set():
-                self._send_counters(outlet, gone=not self._store.keeps_on_disk)
+                self._reporter.send_counters(outlet, gone=not self._store.keeps_on_disk)
             outlet.close()
 
     @property
@@ -167,20 +151,20 @@ class WorkerServer:
         return IDLE_WAIT_S if self._gave_back_at is None else DRAIN_S / 10
 
     def _give_back(self, outlet: Outlet) -> None:
-        """Tells gateways that this worker takes nothing new, and what has not begun."""
+        """Tell gateways that this worker takes nothing new, and what has not begun."""
         self._gave_back_at = time.monotonic()
-        self._send_counters(outlet)  # before what goes back, so that gateways know why
+        self._reporter.send_counters(outlet)  # before what goes back, so that gateways know why
         calls = self._sender.open_calls
         self._engine.precompute_queue.cancel(calls)
         self._sender.send(outlet, [Failed.of(id, DRAINING) for id in calls])
         self._engine.give_back_waiting(DRAINING)
 
-    def _look_at_leases(self, outlet: Outlet) -> None:
-        """Drops what may have been deleted, and what gateways that are gone had asked for."""
+    def _check_leases(self, outlet: Outlet) -> None:
+        """Drop what may have been deleted, and what gateways asked for that are gone."""
         now = time.monotonic()
-        if self._leases is None or now - self._looked_at_leases < LEASES_EVERY_S:
+        if self._leases is None or now - self._leases_checked_at < LEASES_EVERY_S:
             return
-        self._looked_at_leases = now
+        self._leases_checked_at = now
         for gateway in [g for g, heard in self._pinged.items() if now - heard > SILENT_S]:
             log.warning("a gateway has been silent for %.0f s: what it wanted is dropped", SILENT_S)
             asked = self._sender.open_requests(gateway)
@@ -190,9 +174,7 @@ class WorkerServer:
             # It may be there after all, and only have been slow: then it is told.
             self._sender.send(outlet, [Failed.of(id, UNHEARD) for id in asked])
             del self._pinged[gateway]
-            self._gateways.discard(gateway)
-            self._received.pop(gateway, None)
-            self._counted = dict(self._received)
+            self._reporter.remove(gateway)
         if self._leases.over():
             self._engine.forget_all()
             if not self._store.delete_own():
@@ -200,18 +182,10 @@ class WorkerServer:
                 log.error("what only this worker holds could not be deleted; it is tried again")
         self._leases.note()
 
-    def _measure(self) -> None:
-        """Measures the load now and then, and before the engine goes to sleep."""
-        now = time.monotonic()
-        interval_s = HOLDINGS_INTERVAL_S / 2 if self._held.asked else STATS_INTERVAL_S
-        if now - self._measured_at >= interval_s or self._engine.idle:
-            self._load, self._counted = self._meter.measure(), dict(self._received)
-            self._measured_at = now
-
     def _handle(self, outlet: Outlet, gateway: bytes, message: ToWorker, arrived: float) -> None:
         match message:
             case Hello():
-                self._gateways.add(gateway)
+                self._reporter.add(gateway)
                 if self._leases is not None and message.lease_s:
                     self._leases.begin(message.domain, message.lease_s)
                     self._pinged[gateway] = time.monotonic()
@@ -219,7 +193,7 @@ class WorkerServer:
             case Ping(domain, lease_s, clock):
                 if self._leases is not None:
                     self._leases.renew(domain, lease_s, clock)
-                    self._gateways.add(gateway)
+                    self._reporter.add(gateway)
                     self._pinged[gateway] = time.monotonic()
             case Generate() | Precompute() if self._gave_back_at is not None:
                 failed = Failed(message.id, DRAINING.code, DRAINING.message)
@@ -227,8 +201,7 @@ class WorkerServer:
             case Generate():
                 self._sender.expect_answer(message.id, gateway, message.traceparent)
                 self._submit(outlet, message, arrived)
-                if gateway in self._received:
-                    self._received[gateway] += 1
+                self._reporter.received(gateway)
             case Explain(request):
                 self._sender.expect_explanation(request.id, gateway)
                 self._submit(outlet, request, arrived, explain=True)
@@ -247,9 +220,7 @@ class WorkerServer:
             case AskGate():
                 outlet.send(gateway, wire.encode(self._gate_states(message)))
             case AskHoldings():
-                self._received.setdefault(gateway, 0)
-                self._counted = dict(self._received)
-                self._held.ask()
+                self._reporter.report_cached(gateway)
             case Shutdown():
                 if self._leases is None:  # else others use this worker, too
                     self.stop()
@@ -307,10 +278,10 @@ class WorkerServer:
         return GateStates(message.id, True, gate.states())
 
     def _name(self, message: Generate | Prefetch | Precompute) -> None:
-        """Tells the chunks of a message to `HeldChunks`, where somebody wants to know."""
-        if self._held.asked:
+        """Tell the names of a message's chunks to `CachedChunks`, if gateways ask for them."""
+        if self._cached.reported:
             names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
-            self._held.name(
+            self._cached.name(
                 (address.key, names.of(chunk))
                 for chunk, address in zip(
                     message.documents, self._addresses(message)[1:], strict=True
@@ -322,55 +293,3 @@ class WorkerServer:
         return self._engine.admission.addresses(
             message.system, message.documents, message.prefix_mode, message.tenant, message.lora
         )
-
-    def _report(self) -> None:
-        """The reporter's thread: sends counters to every gateway that has said hello.
-
-        Gateways that asked for it are told of changes in the memory tier meanwhile.
-        """
-        outlet = self._link.outlet()
-        due = time.monotonic() + STATS_INTERVAL_S
-        last: WorkerLoad | None = None
-        while not self._stopping.wait(
-            HOLDINGS_INTERVAL_S if self._held.asked else STATS_INTERVAL_S
-        ):
-            if self._held.asked:
-                last = self._send_holdings(outlet, last)
-            if time.monotonic() >= due - HOLDINGS_INTERVAL_S / 2 or not self._held.asked:
-                self._send_counters(outlet)
-                due = time.monotonic() + STATS_INTERVAL_S
-        outlet.close()
-
-    def _send_holdings(self, outlet: Outlet, last: WorkerLoad | None) -> WorkerLoad:
-        counted, load = self._counted, self._load
-        changes = self._held.changes()
-        if changes or load != last:
-            self._holdings_sent += 1
-            number, fields = self._holdings_sent, asdict(changes)
-            for gateway, count in counted.items():
-                message = Holdings(number=number, **fields, received=count, load=load)
-                outlet.send(gateway, wire.encode(message))
-        return load
-
-    def _send_counters(self, outlet: Outlet, *, gone: bool = False) -> None:
-        # Read before the counters: a gateway that has heard them has heard of this moment.
-        clock = uptime()
-        started = time.monotonic()
-        scheduler = self._engine.scheduler
-        values = store_values(self._store.stats()) + engine_values(self._engine)
-        if self._engine.prompts_on_disk is not None:
-            values += tier_values(self._engine.prompts_on_disk.stats())
-        values += own_values(self._ready, self._load.backlog_s)
-        stats = Stats(
-            values=values,
-            running=len(scheduler.running) + len(scheduler.prefilling),
-            waiting=len(scheduler.waiting),
-            pool_free=self._engine.pool_free_share,
-            draining=self._draining.is_set(),
-            gone=gone,
-            clock=clock,
-        )
-        for gateway in list(self._gateways):
-            outlet.send(gateway, wire.encode(stats))
-        if (took := time.monotonic() - started) > STATS_INTERVAL_S:
-            log.warning("collecting counters took %.1f s: a tier answers slowly", took)

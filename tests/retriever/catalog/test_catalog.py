@@ -9,11 +9,11 @@ import pytest
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import UpsertResult
-from retriever.catalog.database import Database
 from retriever.chunking import ChunkSpan, split
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders import space_of
 from retriever.filters import parse_filter
+from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
 EMBEDDER = HashingEmbedder(8)

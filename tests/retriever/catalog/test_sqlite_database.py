@@ -48,13 +48,54 @@ def test_use_before_start_and_after_close(catalog: Catalog, tmp_path: Path) -> N
         put(catalog, Document("a", "one"))
 
 
-def test_other_schema_version_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_later_release_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+    catalog.close()
+    with sqlite3.connect(tmp_path / "catalog.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'catalog_99'")
+    connection.close()
+    with pytest.raises(CatalogUnsupported, match="catalog_99"):
+        catalog.start()
+
+
+def test_tables_of_no_release_are_refused_and_left_as_they_are(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    catalog.close()
+    with sqlite3.connect(tmp_path / "catalog.db") as connection:
+        connection.execute("DROP TABLE alembic_version")
+        connection.execute("ALTER TABLE marks DROP COLUMN kind")
+        before = list(connection.iterdump())
+    with pytest.raises(CatalogUnsupported, match="start with a new data folder"):
+        catalog.start()
+    assert list(connection.iterdump()) == before
+    connection.close()
+
+
+def test_tables_from_before_there_were_revisions_are_taken_over(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    put(catalog, Document("a", "one"))
+    catalog.close()
+    with sqlite3.connect(tmp_path / "catalog.db") as connection:
+        connection.execute("DROP TABLE alembic_version")
+    connection.close()
+    catalog.start()
+    assert catalog.get("a") is not None
+    catalog.close()
+    catalog.start()
+
+
+def test_new_tables_hold_together(catalog: Catalog, tmp_path: Path) -> None:
+    put(catalog, Document("fox", "the red fox hunts"))
+    put(catalog, Document("owl", "an owl"))
+    catalog.delete(["fox"])
     catalog.close()
     connection = sqlite3.connect(tmp_path / "catalog.db")
-    connection.execute("PRAGMA user_version = 99")
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    [(text,)] = connection.execute("SELECT text FROM chunks JOIN vectors USING (chunk_id)")
+    assert text == "an owl"
     connection.close()
-    with pytest.raises(CatalogUnsupported, match="99"):
-        catalog.start()
 
 
 def test_file_that_is_no_database_is_a_typed_error(tmp_path: Path) -> None:

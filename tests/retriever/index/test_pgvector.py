@@ -10,12 +10,11 @@ import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, Retriever, Scope, parse_filter
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
+from retriever.catalog.tables import catalog_database
 from retriever.chunking import ChunkSpan
 from retriever.embedders.base import Vectors, space_of
 from retriever.index.pgvector_index import PgvectorIndex
 from retriever.index.vector_index import VectorIndex
-from retriever.sql.postgresql import Postgresql
 from tests import postgresql_server
 from tests.fakes.models import HashingEmbedder, WordCounter
 
@@ -58,18 +57,18 @@ def both(
     url: str, embedder: ByNumber, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Retriever, Retriever]]:
     """Two retrievers over one catalog: with FAISS, and with pgvector."""
-    pool = Postgresql(url, SCHEMA, connections=4)
+    shared = catalog_database(url, connections=4)
     chunking = ChunkSettings(WordCounter(), 32)
     made = [
         Retriever.in_folder(
             tmp_path_factory.mktemp("r"), embedder, chunking,
-            database=PostgresqlDatabase(pool), index=index,
+            database=shared, index=index,
         )
-        for index in (VectorIndex(), PgvectorIndex(pool))
+        for index in (VectorIndex(), PgvectorIndex(shared))
     ]  # fmt: skip
     for retriever in made:
         retriever.start()
-    catalog = Catalog(PostgresqlDatabase(pool))
+    catalog = Catalog(shared)
     for number in range(CHUNKS // 50):
         document = Document(
             f"d{number}", "x" * 50, metadata={"tenth": number % 10, "rare": number % 28 == 0}
@@ -81,7 +80,7 @@ def both(
     yield made[0], made[1]
     for retriever in made:
         retriever.close()
-    pool.close()
+    shared.close()
 
 
 @pytest.mark.parametrize("where", [{}, {"tenth": 5}, {"rare": True}, {"tenth": {"gte": 2}}])
@@ -112,14 +111,14 @@ def test_deleted_chunks_are_never_found_and_a_missing_row_comes_back(
     [before] = pgvector.search("7", 1, DocFilter(doc_ids=("last",)))
     faiss.delete(["last"])
     assert before.chunk.chunk_id not in {hit.chunk.chunk_id for hit in pgvector.search("7", 9)}
-    pool = Postgresql(url, SCHEMA)
-    pool.start()
+    shared = catalog_database(url)
+    shared.start()
     pgvector.save()
     again = Retriever.in_folder(
         tmp_path, embedder, ChunkSettings(WordCounter(), 32),
-        database=PostgresqlDatabase(pool), index=PgvectorIndex(pool),
+        database=shared, index=PgvectorIndex(shared),
     )  # fmt: skip
     report = again.start()
     assert report.rebuilt is None and report.vectors == CHUNKS
     again.close()
-    pool.close()
+    shared.close()

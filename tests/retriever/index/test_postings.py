@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, Retriever, parse_filter
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
-from retriever.sql.postgresql import Postgresql
+from retriever.catalog.tables import catalog_database
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.conftest import Question
 
@@ -31,13 +30,13 @@ QUERIES = (
 def both(
     postgresql_server: object, tmp_path_factory: pytest.TempPathFactory, questions: list[Question]
 ) -> Iterator[tuple[Retriever, Retriever]]:
-    pool = Postgresql(postgresql_server.database(), SCHEMA)  # type: ignore[attr-defined]
+    shared = catalog_database(postgresql_server.database())  # type: ignore[attr-defined]
     made = [
         Retriever.in_folder(
             Path(tmp_path_factory.mktemp("words")), HashingEmbedder(),
             ChunkSettings(WordCounter(), 64), database=database,
         )
-        for database in (None, PostgresqlDatabase(pool))
+        for database in (None, shared)
     ]  # fmt: skip
     passages = [*TEXTS, *(text for q in questions[:8] for text in q.passages)]
     for retriever in made:
@@ -51,7 +50,7 @@ def both(
     yield made[0], made[1]
     for retriever in made:
         retriever.close()
-    pool.close()
+    shared.close()
 
 
 def test_hits_and_scores_are_the_same(

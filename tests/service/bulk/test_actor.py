@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.fleet.hashing_endpoint import hashing_endpoint
 from retriever import ChunkSettings, EndpointEmbedder, Retriever, Scope
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
-from retriever.sql.postgresql import Postgresql
+from retriever.catalog.tables import catalog_database
 from service.bulk.actor import RangeActor
 from service.bulk.range_table import RangeTable
 from service.bulk.ranges import cut
@@ -81,19 +80,19 @@ def test_documents_are_in_the_catalog_and_each_text_is_stored_once(
     assert (standing.done, standing.failed, standing.chunks) == (5, 1, 5)
     assert (standing.stored, standing.present) == (4, 1)
     assert "line 3" in table.errors("run")[0]["message"]
-    pool = Postgresql(postgresql_url, SCHEMA)
+    shared = catalog_database(postgresql_url)
     with_index = Retriever.in_folder(
         tmp_path / "gateway",
         EndpointEmbedder(endpoint, "hashing", revision="1"),
         ChunkSettings(WordCounter(), 64),
-        database=PostgresqlDatabase(pool),
+        database=shared,
     )
     with_index.start()
     (found,) = with_index.search("Newer.", 1, scope=Scope("", "default"))
     assert found.chunk.doc_id == "d0"
     assert with_index.catalog.counts().documents == 4
     with_index.close()
-    pool.close()
+    shared.close()
 
 
 def test_again_nothing_is_stored(ingest: Ingest) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from kvstitch.client import server_sent_events
 from service.gateway.composition import Gateway
 from service.gateway.server import DrainingServer, make_server
 from service.gateway.workers import ProcessOptions
@@ -117,12 +117,7 @@ class Rig:
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
-    event = ""
-    for line in response.iter_lines():
-        if line.startswith("event: "):
-            event = line[7:]
-        elif line.startswith("data: "):
-            yield event, json.loads(line[6:])
+    return server_sent_events(response.iter_lines())
 
 
 def until(condition: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:

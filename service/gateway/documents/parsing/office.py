@@ -4,12 +4,33 @@ file's name says. Bombs are refused before anything is unpacked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime, time
 from importlib import import_module
 from io import BytesIO
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder, one_line
+from service.gateway.documents.parsing.tables import add_rows
+
+DEFAULT_TITLE = "PowerPoint Presentation"  # what PowerPoint writes where nobody wrote one
+MAX_ROWS = 1_048_576  # Excel's own limit; a file may name rows far beyond it
+ZIP_START = b"PK\x03\x04"
+OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+MAX_ENTRIES = 20_000
+MAX_UNPACKED_BYTES = 512 << 20  # of all entries: zipfile reads no more than an entry declares
+MAX_XML_BYTES = 128 << 20  # of one entry that is XML: as a tree it takes several times as much
+_ENCRYPTED_OFFICE = "EncryptedPackage".encode("utf-16-le")
+_DECLARATION_BYTES = 4096
+# A file that only such a format has.
+_KINDS = {
+    "word/document.xml": "docx",
+    "ppt/presentation.xml": "pptx",
+    "xl/workbook.xml": "xlsx",
+    "META-INF/container.xml": "epub",
+}
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
@@ -25,25 +46,13 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
             raise InvalidRequest("it is an archive, but no .docx, .pptx, .xlsx or .epub: unpack it")
         if kind != "epub":
             check_no_entities(archive)
+    if kind == "pptx":
+        return _parse_pptx(content, bounds)
+    if kind == "xlsx":
+        return _parse_xlsx(content, bounds)
     module = import_module(f"service.gateway.documents.parsing.{kind}")
     parsed: ParsedFile = module.parse(content, bounds)
     return parsed
-
-
-ZIP_START = b"PK\x03\x04"
-OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-MAX_ENTRIES = 20_000
-MAX_UNPACKED_BYTES = 512 << 20  # of all entries: zipfile reads no more than an entry declares
-MAX_XML_BYTES = 128 << 20  # of one entry that is XML: as a tree it takes several times as much
-_ENCRYPTED_OFFICE = "EncryptedPackage".encode("utf-16-le")
-_DECLARATION_BYTES = 4096
-# A file that only such a format has.
-_KINDS = {
-    "word/document.xml": "docx",
-    "ppt/presentation.xml": "pptx",
-    "xl/workbook.xml": "xlsx",
-    "META-INF/container.xml": "epub",
-}
 
 
 def open_zip(content: bytes) -> ZipFile:
@@ -91,3 +100,109 @@ def kind_of(archive: ZipFile) -> str | None:
     """Return the format by what is in the archive, not by its name; None if it is unknown."""
     names = set(archive.namelist())
     return next((kind for name, kind in _KINDS.items() if name in names), None)
+
+
+def _parse_pptx(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a PPTX: text, tables and speaker's notes of every slide.
+
+    Not kept: hidden slides, charts, diagrams, pictures, comments, masters and layouts.
+
+    Raises:
+        InvalidRequest: It exceeds a limit.
+        Exception: Whatever python-pptx raises for a broken file.
+    """
+    from pptx import Presentation  # each of these libraries takes a part of a second to load
+
+    presentation = Presentation(BytesIO(content))
+    bounds.check_pages(len(presentation.slides), "slides")
+    out = TextBuilder(bounds)
+    first = ""
+    for number, slide in enumerate(presentation.slides, 1):
+        if slide._element.get("show") == "0":
+            continue
+        out.gap()
+        out.mark("slide", str(number))
+        title = slide.shapes.title
+        if title is not None and title.has_text_frame:
+            first = first or one_line(title.text_frame.text)
+            out.heading(2, title.text_frame.text)
+        for shape in _flat(slide.shapes):
+            if title is None or shape.shape_id != title.shape_id:
+                _add_shape(out, shape)
+        if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame) is not None:
+            out.block(f"Notes: {notes.text}" if notes.text.strip() else "")
+    written = one_line(presentation.core_properties.title or "")
+    return out.finish(first if written in ("", DEFAULT_TITLE) else written)
+
+
+def _add_shape(out: TextBuilder, shape: Any) -> None:
+    if getattr(shape, "has_table", False):
+        out.gap()
+        add_rows(out, ([cell.text for cell in row.cells] for row in shape.table.rows))
+    elif shape.has_text_frame:
+        # A vertical tab is a line break within a paragraph.
+        out.block(shape.text_frame.text.replace("\v", "\n"))
+
+
+def _flat(shapes: Iterable[Any]) -> Iterator[Any]:
+    """Yield all shapes; those of a group stand where it does."""
+    from pptx.shapes.group import GroupShape
+
+    stack = [iter(shapes)]
+    while stack:
+        shape = next(stack[-1], None)
+        if shape is None:
+            stack.pop()
+        elif isinstance(shape, GroupShape):
+            stack.append(iter(shape.shapes))
+        else:
+            yield shape
+
+
+def _parse_xlsx(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse an XLSX: every visible sheet as a table whose rows name their columns.
+
+    Kept: the values that were saved, also those of formulas. Not kept: hidden sheets, charts,
+    comments, formats of numbers.
+
+    Raises:
+        InvalidRequest: It exceeds a limit.
+        Exception: Whatever openpyxl raises for a broken file.
+    """
+    from openpyxl import load_workbook
+    from openpyxl.worksheet._read_only import ReadOnlyWorksheet
+
+    book = load_workbook(BytesIO(content), read_only=True, data_only=True, keep_links=False)
+    bounds.check_pages(len(book.sheetnames), "sheets")
+    out = TextBuilder(bounds)
+    for sheet in book.worksheets:
+        if sheet.sheet_state == "visible" and isinstance(sheet, ReadOnlyWorksheet):
+            out.gap()
+            out.mark("sheet", sheet.title)
+            out.block(f"## {sheet.title}")
+            if not add_rows(out, _rows(sheet)):
+                out.block("(no rows)")
+    return out.finish(book.properties.title or "")
+
+
+def _rows(sheet: Any) -> Iterator[list[str]]:
+    sheet.reset_dimensions()  # what the file says may be wrong, or billions of empty cells
+    for row in sheet.iter_rows(max_row=MAX_ROWS, values_only=True):
+        yield [_cell(value) for value in row]
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "TRUE" if value else "FALSE"
+        case float():
+            return f"{value:.15g}"
+        case datetime() if value.time() == time():
+            return value.date().isoformat()
+        case datetime():
+            return value.isoformat(" ", "seconds")
+        case date() | time():
+            return value.isoformat()
+    return str(value)

@@ -24,7 +24,7 @@ PRIORITY = 10  # answers come first
 # Module and function that read a kind. Office's formats and EPUB are told apart by what is in them.
 PARSERS = {
     "csv": ("tables", "parse"),
-    "eml": ("mail", "parse"),
+    "eml": ("html", "parse_mail"),
     "html": ("html", "parse"),
     "md": ("markup", "parse_markdown"),
     "office": ("office", "parse"),

@@ -1,7 +1,7 @@
 // Shows the prompt: a row per segment, with every token marked by what happened to it.
 
 import { el, fill } from "../lib/dom.js";
-import { SOURCES, countsOf, inWords, tokensOf } from "./fates.js";
+import { SOURCES, countsOf, inWords, tokensOf } from "./token_trace.js";
 import { count, percent, plural } from "../lib/format.js";
 
 /** `passages` is called before the first token, `show` at the end of the answer. */

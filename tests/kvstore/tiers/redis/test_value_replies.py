@@ -50,10 +50,9 @@ def values(replies, targets, progress=None):
     """Fill each place with a value. The number and length of the first that is not as expected."""
     done = 0
     for number, target in enumerate(targets):
-        nbytes = replies.length()
+        nbytes = replies.fill(target)
         if nbytes != len(target):
             return number, nbytes
-        replies.fill(target)
         done += nbytes
         if progress is not None:
             progress(done)

@@ -206,7 +206,7 @@ def test_a_document_deleted_while_its_kv_is_computed_leaves_none(rig: Rig) -> No
 
 def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None:
     rig.ingest()
-    embedder = rig.gateway.retriever._embedder
+    embedder = rig.gateway.embeddings._embedder
     embed, reached, go_on = embedder.embed, threading.Event(), threading.Event()
 
     def slow(texts: Sequence[str]) -> Vectors:

@@ -24,6 +24,7 @@ from service.worker.loading import chunk_stream as streaming
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.model.addressing import Address
 from service.worker.model.rope import Rotation
+from tests.kvstore.chunks import encoded
 from tests.service.worker.engines import A3, PIE, disk, rig
 from tests.service.worker.loading.test_streaming import names
 from tests.service.worker.tiny import Tiny
@@ -85,7 +86,7 @@ def test_the_next_layer_is_copied_ahead() -> None:
     transfers = transfers_of(chunks, side)
     for layer in range(LAYERS):
         for chunk, parts in zip(chunks, parts_of(transfers.layer(layer)), strict=True):
-            assert_same(parts, chunk.encoded_layer(layer))
+            assert_same(parts, encoded(chunk, layer))
         transfers.begin(layer + 1)
     transfers.finish()
     assert side.events == [*["copy", "wait"] * 3, "finish"]
@@ -95,7 +96,7 @@ def test_a_layer_that_was_not_copied_ahead_is_copied_when_it_is_needed() -> None
     side = RecordingSide()
     transfers = transfers_of([chunk_of("raw")], side)
     transfers.begin(0)
-    assert_same(parts_of(transfers.layer(2))[0], chunk_of("raw").encoded_layer(2))
+    assert_same(parts_of(transfers.layer(2))[0], encoded(chunk_of("raw"), 2))
     assert side.events == ["copy", "copy", "wait"]
 
 
@@ -126,7 +127,7 @@ def test_in_which_form(tmp_path: Path, codec: str, kind: str) -> None:
     for layer in range(LAYERS):
         (parts,) = parts_of(transfers_of([stored]).layer(layer))
         if codec in kv_placement_gpu.CODECS and kind != "in parts, decoded":
-            assert_same(parts, chunk.encoded_layer(layer))
+            assert_same(parts, encoded(chunk, layer))
         else:
             k, v = chunk.layer(layer)
             assert_same(parts, ((k,), (v,)))

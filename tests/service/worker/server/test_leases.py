@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.worker.server import folder_seat
+from service.worker.server import leases
 from service.worker.server.leases import NOTE, Leases
 
 
@@ -130,11 +130,11 @@ def test_two_processes_share_a_note_and_one_that_is_spoiled_is_over(tmp_path: Pa
     assert not Leases(tmp_path, clock, clock).over()
 
 
-def test_a_seat_is_free_again_when_its_process_has_ended(tmp_path: Path) -> None:
-    assert folder_seat.take(tmp_path) == 0
+def test_a_number_is_free_again_when_its_process_has_ended(tmp_path: Path) -> None:
+    assert leases.take_number(tmp_path) == 0
     code = (
-        "import sys; from pathlib import Path; from service.worker.server import folder_seat as s;"
-        "print(s.take(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; from service.worker.server import leases;"
+        "print(leases.take_number(Path(sys.argv[1])))"
     )
     for _ in range(2):
         taken = subprocess.run(
@@ -143,8 +143,8 @@ def test_a_seat_is_free_again_when_its_process_has_ended(tmp_path: Path) -> None
         assert taken.stdout.strip() == "1"
 
 
-def test_a_folder_has_so_many_seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_seat, "SEATS", 2)
-    assert [folder_seat.take(tmp_path), folder_seat.take(tmp_path)] == [0, 1]
+def test_a_folder_has_so_many_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "MAX_WORKERS", 2)
+    assert [leases.take_number(tmp_path), leases.take_number(tmp_path)] == [0, 1]
     with pytest.raises(OSError, match="another folder"):
-        folder_seat.take(tmp_path)
+        leases.take_number(tmp_path)

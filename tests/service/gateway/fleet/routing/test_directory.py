@@ -7,7 +7,7 @@ import random
 from service.gateway.fleet.routing import directory as module
 from service.gateway.fleet.routing.directory import EXPECTED_S, Directory
 from service.messages.replies import Holdings, WorkerLoad
-from service.worker.server.cached_chunks import HeldChunks
+from service.worker.server.cached_chunks import CachedChunks
 
 A, B, C = (bytes([letter]) * 16 for letter in b"abc")
 
@@ -81,10 +81,10 @@ def test_what_is_remembered_is_bounded(monkeypatch) -> None:  # type: ignore[no-
 def test_it_follows_a_worker_that_loses_messages() -> None:
     """Random changes and losses: whenever a message arrives, it is equal or asks for a snapshot."""
     rng = random.Random(11)
-    worker, directory = HeldChunks(), Directory()
+    worker, directory = CachedChunks(), Directory()
     names = {f"key-{n}": bytes([n]) * 16 for n in range(20)}
     held: set[str] = set()
-    worker.ask()
+    worker.report_all()
     equal = 0
     for number in range(1, 600):
         for key in rng.sample(sorted(names), 3):
@@ -102,5 +102,5 @@ def test_it_follows_a_worker_that_loses_messages() -> None:
             equal += 1
             assert {k for k in names if directory.holders(names[k])} == held
         else:
-            worker.ask()
+            worker.report_all()
     assert equal > 300

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.postgresql_database import SCHEMA, PostgresqlDatabase
+from retriever.catalog.tables import catalog_database
 from retriever.chunking import ChunkSpan
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders.base import EmbeddingSpace
 from retriever.errors import InvalidQuery
 from retriever.filters import MAX_DEPTH, MAX_STEPS, MAX_TESTS, MAX_VALUES, parse_filter
-from retriever.sql.postgresql import Postgresql
 from tests.conftest import DATABASES
 
 SPACE = EmbeddingSpace("none", "1", 2)
@@ -118,9 +117,8 @@ def catalog(
     if request.param == "sqlite":
         catalog = Catalog(Path(tmp_path_factory.mktemp("filters")) / "catalog.db")
     else:
-        pool = Postgresql(request.getfixturevalue("postgresql_server").database(), SCHEMA)
-        request.addfinalizer(pool.close)
-        catalog = Catalog(PostgresqlDatabase(pool))
+        url = request.getfixturevalue("postgresql_server").database()
+        catalog = Catalog(catalog_database(url))
     catalog.start()
     yield catalog
     catalog.close()

@@ -1,0 +1,274 @@
+"""One database: an SQLite file, or a schema of PostgreSQL.
+
+SQLite is in WAL mode: readers see a snapshot and never wait for the writer, of which there is one
+at a time. PostgreSQL's driver is imported when a database is opened, so that a service without one
+needs no such package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from retriever.sql.errors import DatabaseError, NotOpen, classified
+from retriever.sql.revisions import Schema, prepare
+
+CONNECT_S = 5  # to connect, or to wait for a connection
+WRITE_WAIT_S = 10.0  # how long a write waits for another process's in an SQLite file
+# Both ends notice within half a minute that the other is cut off. The server then gives up the
+# session, and with it its locks.
+CLIENT_KEEPALIVE: Any = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5,
+                    "keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip
+SERVER_KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5,
+                    "tcp_keepalives_count": 3, "tcp_user_timeout": 25_000}  # fmt: skip
+PREPARING = 0x6B76_0001  # number of the advisory lock
+NO_LOCK = 0
+
+_SQLITE_SETTINGS = (
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA foreign_keys = ON",
+    # What was acknowledged survives a power cut.
+    "PRAGMA synchronous = FULL",
+    # Deleted content is overwritten, and no copy of a page goes to a temporary file.
+    "PRAGMA secure_delete = ON",
+    "PRAGMA temp_store = MEMORY",
+)
+
+
+class Database:
+    """Connections to one database, opened by `start`. Thread-safe; every call blocks.
+
+    Args:
+        where: The path of an SQLite file, or postgresql://user:password@host:port/name with
+            psycopg's options.
+        schemas: The tables that are in it.
+        namespace: The schema of PostgreSQL that holds the tables.
+        connections: The most that are open to PostgreSQL at a time.
+        write_lock: Number of an advisory lock of PostgreSQL that every write holds, so that writes
+            come one at a time, as they do in SQLite; None: they do not.
+        error: Turns a DatabaseError into what is raised in its place.
+
+    Attributes:
+        shared: Whether it is PostgreSQL, which other processes change, too.
+    """
+
+    def __init__(
+        self,
+        where: Path | str,
+        schemas: Sequence[Schema],
+        *,
+        namespace: str = "",
+        connections: int = 16,
+        write_lock: int | None = None,
+        error: Callable[[DatabaseError], Exception] = lambda error: error,
+    ) -> None:
+        self.shared = isinstance(where, str)
+        self._where = where
+        self._schemas = schemas
+        self._namespace = namespace
+        self._connections = connections
+        self._write_lock = write_lock
+        self._error = error
+        self._engine: sa.Engine | None = None
+        self._starting = threading.Lock()
+        self._writing = contextlib.nullcontext() if self.shared else threading.Lock()
+
+    def start(self) -> None:
+        """Open the database and create its tables, or bring them up to date; once is enough.
+
+        Raises:
+            DatabaseError: It cannot be opened, or its tables are not those that this release reads.
+        """
+        with self._starting, self._translated():
+            if self._engine is None:
+                engine = self._open()
+                try:
+                    with self._transaction(engine, self._begin_write, PREPARING) as connection:
+                        if self.shared:
+                            create = f"CREATE SCHEMA IF NOT EXISTS {self._namespace}"
+                            connection.exec_driver_sql(create)
+                        for schema in self._schemas:
+                            prepare(connection, schema, self._namespace or str(self._where))
+                except BaseException:
+                    engine.dispose()
+                    raise
+                self._engine = engine
+
+    def close(self) -> None:
+        """Close all idle connections; what is under way keeps its own until it ends."""
+        with self._starting, self._writing:
+            if self._engine is not None:
+                self._engine.dispose()
+                self._engine = None
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """Yield a connection that sees one snapshot during the whole block.
+
+        Raises:
+            DatabaseError: As its kinds say, made another by `error`.
+        """
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if self.shared else "BEGIN"
+        with self._translated(), self._transaction(self._opened(), begin) as connection:
+            yield connection
+
+    @contextmanager
+    def write(self, lock: int | None = None) -> Iterator[sa.Connection]:
+        """Commit the whole block or nothing. In SQLite one block runs at a time.
+
+        Args:
+            lock: Number of an advisory lock of PostgreSQL that is held until the end, in place of
+                `write_lock`; NO_LOCK: none.
+
+        Raises:
+            DatabaseError: As its kinds say, made another by `error`.
+        """
+        lock = self._write_lock if lock is None else lock
+        with (
+            self._writing,
+            self._translated(),
+            self._transaction(self._opened(), self._begin_write, lock) as connection,
+        ):
+            yield connection
+
+    @contextmanager
+    def locked(self, lock: int) -> Iterator[None]:
+        """Hold an advisory lock of PostgreSQL, which waits for others, on a connection of its own.
+
+        It ends with the session of a process that dies.
+        """
+        with self._translated(), self._opened().connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.execute("SELECT pg_advisory_lock(%s)", (lock,))
+            try:
+                yield
+            finally:
+                try:
+                    driver.execute("SELECT pg_advisory_unlock(%s)", (lock,))
+                except Exception:  # a lost connection has lost the lock, too
+                    connection.invalidate()
+
+    def scrub(self) -> None:
+        """Empty SQLite's write-ahead log, which still holds old versions of overwritten pages.
+
+        In PostgreSQL VACUUM does it, when PostgreSQL decides to.
+
+        Raises:
+            DatabaseError: Reads under way did not end in time.
+        """
+        if self.shared:
+            return
+        with self._writing, self._translated(), self._opened().connect() as connection:
+            checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
+            busy, *_ = connection.exec_driver_sql(checkpoint).one()
+            if busy:
+                raise DatabaseError(
+                    "the log of changes is being read, and was not emptied; try again"
+                )
+
+    @property
+    def _begin_write(self) -> str:
+        return "BEGIN" if self.shared else "BEGIN IMMEDIATE"
+
+    def _opened(self) -> sa.Engine:
+        if self._engine is None:
+            raise NotOpen("the database is not open: call start() first")
+        return self._engine
+
+    def _open(self) -> sa.Engine:
+        # AUTOCOMMIT: transactions are begun and ended here, as each database needs it.
+        common: dict[str, Any] = {
+            "isolation_level": "AUTOCOMMIT",
+            "skip_autocommit_rollback": True,
+            "pool_reset_on_return": None,
+            "pool_use_lifo": True,
+        }
+        if self.shared:
+            self._connect_postgresql().close()  # what is wrong is said at once
+            return sa.create_engine(
+                "postgresql+psycopg://", creator=self._connect_postgresql, pool_pre_ping=True,
+                pool_size=self._connections, max_overflow=0, pool_timeout=CONNECT_S,
+                use_native_hstore=False, **common,
+            )  # fmt: skip
+        Path(self._where).parent.mkdir(parents=True, exist_ok=True)
+        # The pool grows to the number of concurrent reads.
+        return sa.create_engine(
+            "sqlite://", creator=self._connect_sqlite, poolclass=sa.QueuePool, pool_size=0, **common
+        )
+
+    def _connect_postgresql(self) -> Any:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise DatabaseError(
+                "psycopg is not installed: pip install 'kvstitch[postgresql]'"
+            ) from error
+        connection = psycopg.connect(
+            str(self._where), connect_timeout=CONNECT_S, autocommit=True, **CLIENT_KEEPALIVE
+        )
+        # `public` is where extensions are.
+        connection.execute(f"SET search_path TO {self._namespace}, public".encode())
+        for name, value in SERVER_KEEPALIVE.items():
+            connection.execute(f"SET {name} = {value}".encode())
+        return connection
+
+    def _connect_sqlite(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._where, timeout=WRITE_WAIT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            # SQLite's own lower() knows ASCII only.
+            connection.create_function("casefold", 1, str.casefold, deterministic=True)
+            for setting in _SQLITE_SETTINGS:
+                connection.execute(setting)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _transaction(
+        self, engine: sa.Engine, begin: str, lock: int | None = None
+    ) -> Iterator[sa.Connection]:
+        with engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.execute(begin)
+            try:
+                if lock and self.shared:
+                    driver.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
+                yield connection
+                driver.execute("COMMIT")
+            except BaseException:
+                try:
+                    driver.rollback()
+                except Exception:  # the connection may be what failed
+                    connection.invalidate()
+                raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, (DatabaseError, SQLAlchemyError, *_driver_errors())):
+                raise
+            found = classified(error)
+            raised = self._error(found)
+            if raised is error:
+                raise
+            raise raised from (getattr(error, "orig", None) or error)
+
+
+def _driver_errors() -> tuple[type[Exception], ...]:
+    """Return the base errors of the drivers that are loaded."""
+    psycopg = sys.modules.get("psycopg")
+    return (sqlite3.Error,) if psycopg is None else (sqlite3.Error, psycopg.Error)

@@ -1,0 +1,152 @@
+"""Tells gateways how the worker is: counters for all, cached chunks and load for those that asked.
+
+Its own thread sends them, so that they go out while the engine computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from kvstore import TieredStore
+from service.messages import wire
+from service.messages.replies import Holdings, Ready, Stats, WorkerLoad
+from service.worker.engine.engine import Engine
+from service.worker.server.cached_chunks import CachedChunks
+from service.worker.server.counters import (
+    LoadMeter,
+    engine_values,
+    own_values,
+    store_values,
+    tier_values,
+)
+from service.worker.server.leases import uptime
+from service.worker.server.link import Link, Outlet
+
+log = logging.getLogger("kvstitch.worker")
+
+STATS_INTERVAL_S = 1.0
+CACHED_INTERVAL_S = 0.1
+
+
+class Reporter:
+    """Reports to the gateways of one worker.
+
+    Its thread runs `_run`; all else is for the engine's thread.
+
+    Attributes:
+        draining: whether the worker takes nothing new.
+    """
+
+    def __init__(
+        self, engine: Engine, store: TieredStore, cached: CachedChunks, ready: Ready, link: Link
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._cached = cached
+        self._ready = ready
+        self._link = link
+        self._gateways: set[bytes] = set()
+        self._meter = LoadMeter(engine)
+        self._load = self._meter.measure()
+        self._measured_at = time.monotonic()
+        self._received: dict[bytes, int] = {}  # requests, by gateway that asked for cached chunks
+        self._counted = dict(self._received)  # those that are in `_load`, or answered
+        self._sent = 0  # messages about cached chunks
+        self.draining = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._thread.join(timeout=STATS_INTERVAL_S * 5)
+
+    def add(self, gateway: bytes) -> None:
+        """Report to a gateway from now on."""
+        self._gateways.add(gateway)
+
+    def remove(self, gateway: bytes) -> None:
+        """Report to a gateway no longer."""
+        self._gateways.discard(gateway)
+        self._received.pop(gateway, None)
+        self._counted = dict(self._received)
+
+    def report_cached(self, gateway: bytes) -> None:
+        """Tell a gateway of cached chunks from now on, of all of them first."""
+        self._received.setdefault(gateway, 0)
+        self._counted = dict(self._received)
+        self._cached.report_all()
+
+    def received(self, gateway: bytes) -> None:
+        """Count a request of a gateway, which compares the number with those it has sent."""
+        if gateway in self._received:
+            self._received[gateway] += 1
+
+    def measure(self) -> None:
+        """Measure the load now and then, and before the engine goes to sleep."""
+        now = time.monotonic()
+        interval_s = CACHED_INTERVAL_S / 2 if self._cached.reported else STATS_INTERVAL_S
+        if now - self._measured_at >= interval_s or self._engine.idle:
+            self._load, self._counted = self._meter.measure(), dict(self._received)
+            self._measured_at = now
+
+    def _run(self) -> None:
+        outlet = self._link.outlet()
+        due = time.monotonic() + STATS_INTERVAL_S
+        last: WorkerLoad | None = None
+        while not self._stopping.wait(
+            CACHED_INTERVAL_S if self._cached.reported else STATS_INTERVAL_S
+        ):
+            if self._cached.reported:
+                last = self._send_cached(outlet, last)
+            if time.monotonic() >= due - CACHED_INTERVAL_S / 2 or not self._cached.reported:
+                self.send_counters(outlet)
+                due = time.monotonic() + STATS_INTERVAL_S
+        outlet.close()
+
+    def _send_cached(self, outlet: Outlet, last: WorkerLoad | None) -> WorkerLoad:
+        """Send what changed in the memory tier, or in the load since `last`; return the load."""
+        counted, load = self._counted, self._load
+        changes = self._cached.changes()
+        if changes or load != last:
+            self._sent += 1
+            for gateway, count in counted.items():
+                message = Holdings(
+                    self._sent, changes.added, changes.removed, changes.snapshot, count, load
+                )
+                outlet.send(gateway, wire.encode(message))
+        return load
+
+    def send_counters(self, outlet: Outlet, *, gone: bool = False) -> None:
+        """Send counters to every gateway.
+
+        Args:
+            gone: whether the worker ends, and what only it held is no more.
+        """
+        # Read before the counters: a gateway that has heard them has heard of this moment.
+        clock = uptime()
+        started = time.monotonic()
+        engine, scheduler = self._engine, self._engine.scheduler
+        values = store_values(self._store.stats()) + engine_values(engine)
+        if engine.prompts_on_disk is not None:
+            values += tier_values(engine.prompts_on_disk.stats())
+        values += own_values(self._ready, self._load.backlog_s)
+        stats = Stats(
+            values=values,
+            running=len(scheduler.running) + len(scheduler.prefilling),
+            waiting=len(scheduler.waiting),
+            pool_free=engine.pool_free_share,
+            draining=self.draining,
+            gone=gone,
+            clock=clock,
+        )
+        for gateway in list(self._gateways):
+            outlet.send(gateway, wire.encode(stats))
+        if (took := time.monotonic() - started) > STATS_INTERVAL_S:
+            log.warning("collecting counters took %.1f s: a tier answers slowly", took)
