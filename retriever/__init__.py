@@ -5,7 +5,7 @@ Importing this package imports neither torch nor faiss.
 
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
-from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, TokenizerCounter, split
+from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
 from retriever.companions import Accompanied, Companions, Kind
 from retriever.documents import (
     Chunk,
@@ -58,7 +58,6 @@ __all__ = [
     "StartReport",
     "StoredDocument",
     "TokenCounter",
-    "TokenizerCounter",
     "VectorIndex",
     "parse_filter",
     "rerank",

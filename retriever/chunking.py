@@ -16,8 +16,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from retriever.errors import InvalidDocument
 from retriever.text_boundaries import TextBoundaries
@@ -178,10 +177,6 @@ def _counter(tokenizer: TokenCounter, render: Render, title: str) -> Callable[[s
     return count
 
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-
 class TokenCounter(Protocol):
     """Splits text into tokens the way the serving model does."""
 
@@ -193,38 +188,3 @@ class TokenCounter(Protocol):
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
         """Character range (start, end) of each token of `text`, without special tokens."""
         ...
-
-
-class TokenizerCounter:
-    """Counts tokens with a copy of a `tokenizers.Tokenizer`.
-
-    The copy has truncation and padding off, because many tokenizer.json files set a truncation that
-    would hide all but the first tokens. It treats the name of a special token in a document as
-    plain text. It is a copy so that the caller's tokenizer keeps its settings.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True
-        self._revision = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> TokenizerCounter:
-        """Load a tokenizer.json file."""
-        from tokenizers import Tokenizer
-
-        return cls(Tokenizer.from_file(str(path)))
-
-    @property
-    def revision(self) -> str:
-        return self._revision
-
-    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
-        offsets: list[tuple[int, int]] = self._tokenizer.encode(
-            text, add_special_tokens=False
-        ).offsets
-        return offsets

@@ -1,94 +1,88 @@
 """Every error that the retriever raises.
 
 RetrieverError
-├── InvalidDocument          the document cannot be ingested as given
-├── InvalidQuery             the query, filter or page cannot be searched as given
-├── InvalidVectors           the vectors do not fit the chunks or the index (also a ValueError)
-├── EmbedderError            embedding failed
-│   ├── EmbedderNotStarted   used before start() or after close()
-│   └── EmbedderUnsupported  the model folder is missing, or needs steps that are not supported
-├── RerankerError            the reranker failed; callers keep the order of the search
-│   └── RerankerUnsupported  an unknown style of endpoint (also a ValueError)
-├── IndexFileError           a saved index cannot be used; it can be rebuilt from the catalog
-│   ├── IndexMissing         nothing is saved there
-│   └── IndexCorrupt         the manifest cannot be read, or a checksum is wrong
-├── EmbedderMismatch         saved vectors were made by another embedder than the given one
-└── CatalogError             the database failed: disk full, locked, not a database
-    ├── CatalogNotStarted    used before start() or after close()
-    ├── CatalogUnreachable   PostgreSQL does not answer; it may later
-    └── CatalogUnsupported   the schema is of another version than this code reads
+├── InvalidDocument
+├── InvalidQuery
+├── InvalidVectors
+├── EmbedderError
+│   ├── EmbedderNotStarted
+│   └── EmbedderUnsupported
+├── RerankerError
+│   └── RerankerUnsupported
+├── IndexFileError
+│   ├── IndexMissing
+│   └── IndexCorrupt
+├── EmbedderMismatch
+└── CatalogError
+    ├── CatalogNotStarted
+    ├── CatalogUnreachable
+    └── CatalogUnsupported
 """
 
 
 class RetrieverError(Exception):
-    """Base of every error of this package.
-
-    Attributes:
-        code: a stable word for clients and metrics.
-    """
-
-    code = "retriever_error"
+    """Base of every error of this package."""
 
 
 class InvalidDocument(RetrieverError):
-    code = "invalid_document"
+    """The document cannot be ingested as given."""
 
 
 class InvalidQuery(RetrieverError):
-    code = "invalid_query"
+    """The query, filter or page cannot be searched as given."""
 
 
 class InvalidVectors(RetrieverError, ValueError):
-    code = "invalid_vectors"
+    """The vectors do not fit the chunks or the index (also a ValueError)."""
 
 
 class EmbedderError(RetrieverError):
-    code = "embedder_error"
+    """Embedding failed."""
 
 
 class EmbedderNotStarted(EmbedderError):
-    code = "embedder_not_started"
+    """Used before start() or after close()."""
 
 
 class EmbedderUnsupported(EmbedderError):
-    code = "embedder_unsupported"
+    """The model folder is missing, or needs steps that are not supported."""
 
 
 class RerankerError(RetrieverError):
-    code = "reranker_error"
+    """The reranker failed; callers keep the order of the search."""
 
 
 class RerankerUnsupported(RerankerError, ValueError):
-    code = "reranker_unsupported"
+    """An unknown style of endpoint (also a ValueError)."""
 
 
 class IndexFileError(RetrieverError):
-    code = "index_file_error"
+    """A saved index cannot be used; it can be rebuilt from the catalog."""
 
 
 class IndexMissing(IndexFileError):
-    code = "index_missing"
+    """Nothing is saved there."""
 
 
 class IndexCorrupt(IndexFileError):
-    code = "index_corrupt"
+    """The manifest cannot be read, or a checksum is wrong."""
 
 
 class EmbedderMismatch(RetrieverError):
-    code = "embedder_mismatch"
+    """Saved vectors were made by another embedder than the given one."""
 
 
 class CatalogError(RetrieverError):
-    code = "catalog_error"
+    """The database failed: disk full, locked, not a database."""
 
 
 class CatalogNotStarted(CatalogError):
-    code = "catalog_not_started"
+    """Used before start() or after close()."""
 
 
 class CatalogUnreachable(CatalogError):
-    code = "catalog_unreachable"
+    """PostgreSQL does not answer; it may later."""
 
 
 class CatalogUnsupported(CatalogError):
-    code = "catalog_unsupported"
+    """The schema is of another version than this code reads."""

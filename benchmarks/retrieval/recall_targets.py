@@ -18,7 +18,7 @@ from benchmarks.common.shapes import sizes
 from benchmarks.retrieval.musique import ANSWER_S, ingest
 from demo.process import free_port, service
 from retriever import ChunkSettings, Document, LocalEmbedder, Retriever, SearchMode
-from retriever.chunking import TokenizerCounter
+from tests.fakes.models import TokenizerCounter
 
 CHUNK_TOKENS = 256
 CONTEXT = 32_768

@@ -29,8 +29,7 @@ from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.prompts.precomputed_behind import KINDS, PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.models import make_embedder
+from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.settings import Settings

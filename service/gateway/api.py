@@ -23,8 +23,7 @@ from service.gateway.prompts.format import (
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.models import make_embedder
+from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
 from service.gateway.search.passage_search import PassageSearch, SearchQuery
 
 __all__ = [

@@ -30,9 +30,8 @@ from service.gateway.fleet.worker_state import WorkerState, count_by_state
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
 from service.gateway.search.embedding_service import EmbeddingService
-from service.gateway.search.models import make_embedder, make_reranker
 from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
 from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers

@@ -49,15 +49,15 @@ class Ranks(Protocol):
     size: int
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, bit by bit the same on each; x may be overwritten."""
+        """Return the sum over all ranks, bit by bit the same on each; x may be overwritten."""
         ...
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest of every element over all ranks; x may be overwritten."""
+        """Return the largest of every element over all ranks; x may be overwritten."""
         ...
 
     def all_heads(self, x: Tensor) -> Tensor:
-        """The tensors of all ranks, equally large, one after the other along dimension 0."""
+        """Return the tensors of all ranks, equally large, one after the other along dimension 0."""
         ...
 
     def to_first(self, x: Tensor, dim: int, sizes: Sequence[int] | None = None) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from retriever.embedders.base import CountedVectors, Vectors
 
@@ -65,3 +68,34 @@ class WordCounter:
 
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
         return [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
+
+
+class TokenizerCounter:
+    """Counts tokens with a copy of a `tokenizers.Tokenizer`.
+
+    The copy has truncation and padding off, because many tokenizer.json files set a truncation that
+    would hide all but the first tokens. It treats the name of a special token in a document as
+    plain text. It is a copy so that the caller's tokenizer keeps its settings.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self._revision = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TokenizerCounter:
+        """Load a tokenizer.json file."""
+        return cls(Tokenizer.from_file(str(path)))
+
+    @property
+    def revision(self) -> str:
+        return self._revision
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        offsets: list[tuple[int, int]] = self._tokenizer.encode(
+            text, add_special_tokens=False
+        ).offsets
+        return offsets

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
 from retriever.catalog.tables import catalog_database
-from retriever.chunking import TokenCounter, TokenizerCounter
+from retriever.chunking import TokenCounter
 from retriever.sql.database import Database
-from tests.fakes.models import HashingEmbedder, WordCounter
+from tests.fakes.models import HashingEmbedder, TokenizerCounter, WordCounter
 
 DATA = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
 

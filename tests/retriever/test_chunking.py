@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
-from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, TokenizerCounter, split
+from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
 from retriever.errors import InvalidDocument
 from retriever.text_boundaries import is_inside_character
-from tests.fakes.models import WordCounter
+from tests.fakes.models import TokenizerCounter, WordCounter
 
 COUNTERS = ("bytes", "word_pieces", "words")
 PIECES = [

@@ -239,7 +239,7 @@ def _start_up(settings: Settings) -> Finding:
 
 def _embedding(settings: Settings) -> Finding:
     from retriever.errors import RetrieverError
-    from service.gateway.search.models import make_embedder
+    from service.gateway.search.async_retriever import make_embedder
 
     model = make_embedder(settings)
     try:

@@ -13,9 +13,9 @@ from service.errors import InternalError, KvstitchError, from_code
 from service.gateway.admission import CallContext, RequestSlot
 from service.gateway.answers import response
 from service.gateway.answers.answer_logprobs import AnswerLogprobs
-from service.gateway.answers.answer_metrics import observe_answer
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.attribution.attributor import add_attribution
+from service.gateway.answers.response import observe_answer
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.tokenizer import ServingTokenizer

@@ -15,13 +15,19 @@ model was trained on.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
 from service.errors import InvalidRequest, ModelRefused
-from service.gateway.prompts.chat_template import ChatTemplate
+from service.gateway.prompts.chat_template import (
+    ChatTemplate,
+    one_call_each,
+    takes_tools,
+    tools_text,
+)
 from service.gateway.prompts.conversation import (
     ConversationFormat,
     normalize_turns,
@@ -29,8 +35,6 @@ from service.gateway.prompts.conversation import (
 )
 from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_format
 from service.gateway.prompts.model_folder import ModelFolder
-from service.gateway.prompts.protected_text import ProtectedText
-from service.gateway.prompts.template_tools import one_call_each, takes_tools, tools_text
 from service.gateway.tool_calls.tools import (
     FORMS,
     HERMES,
@@ -43,6 +47,7 @@ from service.gateway.tool_calls.tools import (
 from service.prompt import Turn
 
 CACHED_TOOLS = 64
+_NAMES = r"\{(?:[tx]\d+|tools)\}"
 
 
 @dataclass(frozen=True)
@@ -242,3 +247,40 @@ def _not_written() -> InvalidRequest:
         "message alone",
         field="messages",
     )
+
+
+class ProtectedText:
+    """Keeps clients' texts apart from the template that they are written into.
+
+    Definitions of tools and arguments of calls are rendered by the model's chat template, which
+    writes them as it likes. A special token spelled in them would become one. So it is replaced by
+    a {name} before the template is rendered, and is filled in as user text.
+
+    Attributes:
+        texts: Name to text, for `ServingTokenizer.encode_template`.
+    """
+
+    def __init__(self, added_texts: Collection[str]) -> None:
+        """Nothing is replaced yet.
+
+        Args:
+            added_texts: Texts that would become single tokens.
+        """
+        longest_first = sorted((text for text in added_texts if text.strip()), key=len)[::-1]
+        self._pattern = re.compile("|".join([*map(re.escape, longest_first), _NAMES]))
+        self.texts: dict[str, str] = {}
+
+    def protect(self, value: Any) -> Any:
+        """The value with all its strings, and keys, safe."""
+        if isinstance(value, str):
+            return self._pattern.sub(self._name, value)
+        if isinstance(value, dict):
+            return {self.protect(key): self.protect(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.protect(item) for item in value]
+        return value
+
+    def _name(self, found: re.Match[str]) -> str:
+        name = f"x{len(self.texts)}"
+        self.texts[name] = found[0]
+        return f"{{{name}}}"

@@ -17,12 +17,23 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from retriever import Document, EmbeddedDocument, IngestResult, Reranker, Retriever
+from retriever import (
+    Document,
+    EmbeddedDocument,
+    Embedder,
+    EndpointEmbedder,
+    EndpointReranker,
+    IngestResult,
+    LocalEmbedder,
+    Reranker,
+    Retriever,
+)
 from retriever.errors import RetrieverError
 from retriever.scope import DEFAULT_SCOPE, Scope
 from service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from service.gateway.data_folder import DiskGuard
 from service.gateway.search.document_scope import service_error
+from service.settings import Settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -186,3 +197,27 @@ class _IndexKeeper:
         except (RetrieverError, OSError, MemoryError) as error:
             # The old index is searched further. The next change of documents tries again.
             logger.warning("the vector index was not rebuilt: %s", error)
+
+
+def make_embedder(settings: Settings) -> Embedder:
+    """An embedder behind HTTP if an address is set, else a model in this process; not started."""
+    if settings.embedder_url:
+        return EndpointEmbedder(
+            settings.embedder_url,
+            settings.embedder or "default",
+            revision=settings.embedder_revision,
+            api_key=settings.embedder_key or None,
+        )
+    return LocalEmbedder(settings.embedder or None, dtype=settings.embedder_dtype)
+
+
+def make_reranker(settings: Settings) -> Reranker | None:
+    """A reranker behind HTTP if an address is set, else None; not started."""
+    if not settings.reranker_url:
+        return None
+    return EndpointReranker(
+        settings.reranker_url,
+        style=settings.reranker_style,
+        model=settings.reranker_model or None,
+        api_key=settings.reranker_key or None,
+    )

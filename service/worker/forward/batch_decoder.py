@@ -109,7 +109,7 @@ class BatchDecoder:
         return compute(self._decoder, self._pool, batch.to(self._decoder.device))
 
     def _record_step(self, batch: Batch, rows: int, record: Record) -> _Recording:
-        """Records the step of a batch; raises RuntimeError if the recording gives other logits.
+        """Record the step of a batch; raises RuntimeError if the recording gives other logits.
 
         Compared are the first `rows`: the KV heads of a padding row all write the pool's
         spare row, so its logits depend on which of them is last.
@@ -170,7 +170,7 @@ class CudaGraphs:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest power of two that is not below `number`."""
+    """Return the smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
 
 

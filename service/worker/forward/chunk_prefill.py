@@ -107,14 +107,14 @@ class ChunkPrefill:
         self._parts: OrderedDict[str, tuple[tuple[int, ...], EncodedChunk]] = OrderedDict()
 
     def compute(self, address: Address, *, sketch: bool = False) -> Steps[ComputedChunk]:
-        """Computes the chunk at `address`, and its sketch if that is wanted."""
+        """Compute the chunk at `address`, and its sketch if that is wanted."""
         [computed] = yield from self.compute_together([address], sketch=sketch)
         return computed
 
     def compute_together(
         self, addresses: Sequence[Address], *, sketch: bool = False
     ) -> Steps[list[ComputedChunk]]:
-        """Computes chunks of one LoRA adapter that stand behind the same parts; pauses after every
+        """Compute chunks of one LoRA adapter that stand behind the same parts; pauses after every
         layer or earlier."""
         decoder = self._decoder.with_lora(addresses[0].lora)
         parts: list[EncodedChunk] = []
@@ -148,16 +148,16 @@ class ChunkPrefill:
         return tile_rows(self._decoder.device)
 
     def forget(self, ids: tuple[int, ...]) -> None:
-        """Drops parts that contain these tokens, because their text was deleted."""
+        """Drop parts that contain these tokens, because their text was deleted."""
         for key in [key for key, (kept, _) in self._parts.items() if _contains(kept, ids)]:
             del self._parts[key]
 
     def forget_all(self) -> None:
-        """Drops all parts."""
+        """Drop all parts."""
         self._parts.clear()
 
     def _part(self, part: Address) -> Steps[tuple[EncodedChunk, float]]:
-        """KV of a part, and the operations that computing it took now."""
+        """Return KV of a part, and the operations that computing it took now."""
         kept = self._parts.get(part.key)
         if kept is not None:
             self._parts.move_to_end(part.key)

@@ -87,7 +87,7 @@ class Batch:
         *,
         windows: Sequence[int | None] = (),
     ) -> Batch:
-        """A batch that feeds every sequence its last token, and a draft of the next ones.
+        """Return a batch that feeds every sequence its last token, and a draft of the next ones.
 
         Each token is a row, and each sequence's KV grows by one entry a row. A row sees the entries
         of those before it.
@@ -158,7 +158,7 @@ def decode_step(
 
 
 def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
-    """Computes the step of a batch on the decoder's device.
+    """Compute the step of a batch on the decoder's device.
 
     Computing it again gives the same result and leaves the same KV.
 
@@ -182,7 +182,8 @@ def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
 
 
 def stays_on_device(decoder: DecoderModel, pool: KVPool) -> bool:
-    """Whether a step runs entirely on a GPU, with operations that do not depend on the numbers."""
+    """Return whether a step runs entirely on a GPU, with operations that do not depend on the
+    numbers."""
     if decoder.device.type != "cuda" or decoder.ranks is not None:
         return False
     if not all(rule.plain_weights for rule in decoder.rules):
@@ -195,14 +196,14 @@ _KERNELS: WeakKeyDictionary[KVPool, Kernel | None] = WeakKeyDictionary()
 
 
 def _kernel(decoder: DecoderModel, pool: KVPool) -> Kernel | None:
-    """The kernel that computes whole steps of this model in this pool, if there is one."""
+    """Return the kernel that computes whole steps of this model in this pool, if there is one."""
     if pool not in _KERNELS:
         _KERNELS[pool] = kernel_for(decoder.weights(), pool.k, pool.v)
     return _KERNELS[pool]
 
 
 def _attend(decoder: DecoderModel, pool: KVPool, layer: int, q: Tensor, batch: Batch) -> Tensor:
-    """Attention of q `[size, heads, head_dim]` to each sequence's KV, in the same shape."""
+    """Return attention of q `[size, heads, head_dim]` to each sequence's KV, in the same shape."""
     k, v, runs = pool.k[layer], pool.v[layer], batch.runs[layer]
     group, rule = decoder.heads // decoder.kv_heads, decoder.rules[layer]
     if rule.plain_weights and ragged_attention_gpu.supports(q, k, group):
@@ -213,7 +214,7 @@ def _attend(decoder: DecoderModel, pool: KVPool, layer: int, q: Tensor, batch: B
 def _attend_one_by_one(
     q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: float, rule: AttentionRule
 ) -> Tensor:
-    """Attention with torch's kernel, sequence by sequence.
+    """Return attention with torch's kernel, sequence by sequence.
 
     The heads of a sequence are computed together where their runs are equally long and equally far
     apart, as they are before eviction.

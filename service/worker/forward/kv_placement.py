@@ -60,13 +60,13 @@ class KVPlacer:
             self._transfers.finish()
 
     def begin(self, layer: int) -> None:
-        """Starts copying a layer to the GPU, so that it arrives while other layers are computed."""
+        """Start copying a layer to the GPU, so that it arrives while other layers are computed."""
         k_all, _ = self._kv.prompt_layer(layer, self._layout.tokens)
         if self._segments and kv_placement_gpu.supports(k_all):
             self._transfers_to(k_all).begin(layer)
 
     def place(self, layer: int) -> None:
-        """Decodes a layer, rotates its keys, and writes both keys and values to the cache."""
+        """Decode a layer, rotate its keys, and write both keys and values to the cache."""
         k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
         rope, positions = self._decoder.ropes[layer], self._positions
         if self._segments and kv_placement_gpu.supports(k_all):
@@ -119,7 +119,7 @@ class KVPlacer:
 def write_rows(
     rope: RotaryTable, k_all: Tensor, v_all: Tensor, k: Tensor, v: Tensor, rows: Tensor
 ) -> None:
-    """Overwrites some rows of a layer's cache, with keys rotated to their row's position.
+    """Overwrite some rows of a layer's cache, with keys rotated to their row's position.
 
     Args:
         k_all: the layer's keys after RoPE `[kv_heads, n, head_dim]`.
@@ -153,7 +153,7 @@ def write_tokens(
     positions: Tensor,
     into: Tensor,
 ) -> None:
-    """Writes one token of each of several sequences to the pool, keys rotated to its position.
+    """Write one token of each of several sequences to the pool, keys rotated to its position.
 
     Args:
         k: keys before RoPE `[sequences, kv_heads, head_dim]`.

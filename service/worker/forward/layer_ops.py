@@ -52,14 +52,14 @@ def tile_rows(device: torch.device) -> int:
 
 
 def tiles(rows: int, size: int) -> list[slice]:
-    """Cuts so many rows into neighbouring slices of at most `size`."""
+    """Cut so many rows into neighbouring slices of at most `size`."""
     return [slice(a, min(a + size, rows)) for a in range(0, rows, size)]
 
 
 def project(
     decoder: DecoderModel, layer: int, x: Tensor, rows: Tensor, kv: tuple[Tensor, Tensor]
 ) -> Steps[ProjectedRows]:
-    """Computes queries, keys and values of `rows`, and writes the latter two to the cache.
+    """Compute queries, keys and values of `rows`, and write the latter two to the cache.
 
     Args:
         x: hidden states of the rows `[m, hidden]`.
@@ -95,7 +95,7 @@ def attend_and_finish(
     *,
     sparse: SparseRows | None = None,
 ) -> Steps[Tensor]:
-    """Computes the rest of a layer after its projections.
+    """Compute the rest of a layer after its projections.
 
     Args:
         x: hidden states of the rows before the layer `[m, hidden]`.
@@ -120,7 +120,7 @@ def attend_and_finish(
 
 
 def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
-    """Computes the rest of a layer after its attention.
+    """Compute the rest of a layer after its attention.
 
     Args:
         x: hidden states of the rows before the layer `[m, hidden]`.
@@ -142,7 +142,7 @@ def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> St
 def attend(
     decoder: DecoderModel, layer: int, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
 ) -> Steps[Tensor]:
-    """Attention of the rows, `[m, heads * head_dim]`."""
+    """Return attention of the rows, `[m, heads * head_dim]`."""
     rule = decoder.rules[layer]
     pairs = ATTENDED_PAIRS.get(q.device.type, PAIRS_ELSEWHERE)
     cuts = tiles(len(rows), max(1, pairs // k_all.shape[1]))
@@ -190,7 +190,7 @@ class AttentionPass:
     place: Callable[[int], Steps[None]]
 
     def run(self) -> Steps[Tensor]:
-        """Runs the pass.
+        """Run the pass.
 
         Returns:
             Scores `[layers that count, n]` fp32; zero for tokens that are not cached or not scored.

@@ -145,7 +145,7 @@ def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
 
 
 def _probe_ids(config: Any) -> list[int]:
-    """The probe's S, D and Q, of a model with this configuration."""
+    """Return the probe's S, D and Q, of a model with this configuration."""
     s, d, q = PROBE
     window = getattr(config, "sliding_window", None) or 0
     if window <= LARGEST_PROBED_WINDOW:

@@ -16,13 +16,13 @@ class TokenSource(Protocol):
     """KV of some tokens of a document; `kvstore.EncodedBlocks` is one."""
 
     def tokens(self, layer: int) -> Tensor:
-        """Indices of these tokens within the document, ascending."""
+        """Return indices of these tokens within the document, ascending."""
         ...
 
     def layer(
         self, layer: int, *, device: torch.device | str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Keys (before RoPE) and values of these tokens, each `[t, kv_heads, head_dim]`."""
+        """Return keys (before RoPE) and values of these tokens, each `[t, kv_heads, head_dim]`."""
         ...
 
 
@@ -54,7 +54,7 @@ class KeptTokens:
     def rows(
         self, layer: int, tokens: Sequence[int], device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """KV of some tokens at a layer.
+        """Return KV of some tokens at a layer.
 
         Args:
             tokens: indices within the document, ascending; they must have been read.

@@ -27,8 +27,7 @@ from service.worker.forward.sparse_kv import KeptTokens, TokenSource
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
-from service.worker.methods.sparse.plan import SparsePlan, fixed_tokens
-from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.methods.sparse.selection import SketchedDocument, SparsePlan, fixed_tokens
 from service.worker.model.attention import attend_rows
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
@@ -74,7 +73,8 @@ class SparseLayerLoop:
         return self.prompt.documents
 
     def question_pass(self) -> Steps[Tensor]:
-        """Mean query before RoPE of the question's rows, `[layers, heads, head_dim]` fp32."""
+        """Return mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
+        fp32."""
         decoder, layout, flops = self.decoder, self._layout, self._flops
         rows = layout.question_rows
         kept = [*range(layout.segments[0].tokens), *fixed_tokens(self._documents)]
@@ -103,7 +103,7 @@ class SparseLayerLoop:
         return torch.stack(queries)
 
     def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
-        """Reads the blocks that `plan` needs, then computes its rows and the question.
+        """Read the blocks that `plan` needs, then compute its rows and the question.
 
         Raises:
             WorkerFault: the plan cannot be run.
@@ -229,7 +229,8 @@ class SparseLayerLoop:
         kv: tuple[Tensor, Tensor],
         padding: Sequence[int],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What document rows see at this layer: kept rows, and padding rows for this layer only.
+        """Return what document rows see at this layer: kept rows, and padding rows for this layer
+        only.
 
         Args:
             kept: prompt rows that the layer keeps, ascending.
@@ -258,7 +259,7 @@ class SparseLayerLoop:
 
 
 def check_plan(prompt: SketchedPrompt, plan: SparsePlan, layers: int) -> None:
-    """Checks that the loop can run a method's plan.
+    """Check that the loop can run a method's plan.
 
     Raises:
         WorkerFault: layers keep different numbers of tokens, or a layer leaves out part of S or of

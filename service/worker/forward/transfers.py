@@ -37,11 +37,12 @@ class ArrivingSegment(Protocol):
     """Stored KV that may still be being read from the store."""
 
     def arrived(self, layer: int) -> bool:
-        """Whether the layer is in host memory."""
+        """Return whether the layer is in host memory."""
         ...
 
     def stored(self, layer: int) -> Encoded | None:
-        """The encoded KV that contains an arrived layer; None if the layer is already decoded."""
+        """Return the encoded KV that contains an arrived layer; None if the layer is already
+        decoded."""
         ...
 
 
@@ -49,7 +50,7 @@ class Side(Protocol):
     """Runs the copies."""
 
     def copying(self) -> AbstractContextManager[None]:
-        """Copies are started within this context, after what was computed until now."""
+        """Copy are started within this context, after what was computed until now."""
         ...
 
     def needed(self) -> None:
@@ -57,7 +58,7 @@ class Side(Protocol):
         ...
 
     def finish(self) -> None:
-        """Waits until no copy reads host memory any more."""
+        """Wait until no copy reads host memory any more."""
         ...
 
 
@@ -147,14 +148,14 @@ class Transfers:
         self._ahead: tuple[int, StagedLayer] | None = None
 
     def layer(self, layer: int) -> StagedLayer:
-        """A layer on the device, until the next is asked for; it must have arrived."""
+        """Return a layer on the device, until the next is asked for; it must have arrived."""
         ahead, self._ahead = self._ahead, None
         staged = ahead[1] if ahead is not None and ahead[0] == layer else self._copy_layer(layer)
         self._side.needed()
         return staged
 
     def begin(self, layer: int) -> None:
-        """Starts copying the layer that is needed next, if it exists and has arrived.
+        """Start copying the layer that is needed next, if it exists and has arrived.
 
         The layer before it must have been placed.
         """
@@ -162,7 +163,7 @@ class Transfers:
             self._ahead = layer, self._copy_layer(layer)
 
     def finish(self) -> None:
-        """Waits until no copy reads host memory any more."""
+        """Wait until no copy reads host memory any more."""
         self._ahead = None
         self._side.finish()
 
@@ -191,7 +192,7 @@ class Transfers:
         return _Form(2 * half, (0, half))
 
     def _placement(self, forms: Sequence[_Form]) -> Placement:
-        """Puts the segments one after the other, in a buffer that is large enough."""
+        """Put the segments one after the other, in a buffer that is large enough."""
         segments, end = [], 0
         for form, rows in zip(forms, self._rows, strict=True):
             starts = [end + start for start in form.starts]
@@ -205,7 +206,7 @@ class Transfers:
     def _copy(
         self, segment: CachedSegment, source: Encoded | None, layer: int, form: _Form, at: int
     ) -> None:
-        """Copies a segment's layer to byte `at` of the buffer."""
+        """Copy a segment's layer to byte `at` of the buffer."""
         target = self._buffer[at : at + form.nbytes]
         if source is not None and source.spec.codec in kv_placement_gpu.CODECS:
             target.copy_(source.layer_bytes(layer), non_blocking=True)
@@ -224,6 +225,6 @@ def _encoded_source(segment: CachedSegment) -> Encoded | None:
 
 @lru_cache(maxsize=1024)
 def _encoded(spec: ChunkSpec, tokens: int) -> _Form:
-    """The form of a layer as it is stored."""
+    """Return the form of a layer as it is stored."""
     entries = layer_layout(replace(spec, tokens=tokens))
     return _Form(entries[-1].end, tuple(entry.start for entry in entries))

@@ -24,7 +24,7 @@ class ExtentAllocator:
         return max(self._sizes.values(), default=0)
 
     def allocate(self, size: int) -> int | None:
-        """Takes `size` rows from the smallest free extent that has them; its start, or None."""
+        """Take `size` rows from the smallest free extent that has them; its start, or None."""
         holes = [(have, start) for start, have in self._sizes.items() if have >= size]
         if not holes or size <= 0:
             return None
@@ -36,7 +36,7 @@ class ExtentAllocator:
         return start
 
     def free(self, start: int, size: int) -> None:
-        """Gives an extent, or any part of one, back."""
+        """Give an extent, or any part of one, back."""
         if size <= 0:
             return
         self.free_rows += size

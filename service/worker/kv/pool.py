@@ -75,11 +75,12 @@ class KVPool:
         return min(a.free_rows for a in self._allocators) // self.kv_heads
 
     def can_reserve(self, tokens: int) -> bool:
-        """Whether a sequence of `tokens` tokens fits now, in every layer."""
+        """Return whether a sequence of `tokens` tokens fits now, in every layer."""
         return all(a.largest >= tokens * self.kv_heads for a in self._allocators)
 
     def make_room(self, tokens: int) -> bool:
-        """Whether a sequence of `tokens` tokens fits, after lent memory was given back for it."""
+        """Return whether a sequence of `tokens` tokens fits, after lent memory was given back for
+        it."""
         return self.can_reserve(tokens) or (self.on_full is not None and self.on_full(tokens))
 
     def reserve(self, tokens: int) -> SequenceKV | None:
@@ -99,12 +100,12 @@ class KVPool:
         return reserved
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """Writes k and v `[m, head_dim]` to `rows` `[m]` of a layer."""
+        """Write k and v `[m, head_dim]` to `rows` `[m]` of a layer."""
         self.k[layer].index_copy_(0, rows, k)
         self.v[layer].index_copy_(0, rows, v)
 
     def _replace(self, layer: int, start: Tensor, old: Tensor, new: Sequence[int]) -> int:
-        """Frees a layer's extents and takes smaller ones; returns the start of the first."""
+        """Free a layer's extents and take smaller ones; return the start of the first."""
         allocator = self._allocators[layer]
         self._free(layer, start, old)
         first = allocator.allocate(sum(new))
@@ -174,17 +175,17 @@ class SequenceKV:
 
     @repeated
     def set_length(self, tokens: int) -> None:
-        """Records that prefill filled the first `tokens` rows of every extent."""
+        """Record that prefill filled the first `tokens` rows of every extent."""
         self.length.fill_(tokens)
 
     def grow(self) -> None:
-        """Makes every extent one row longer; the caller writes these rows next."""
+        """Make every extent one row longer; the caller writes these rows next."""
         assert bool((self.length < self.capacity).all()), "full"
         self.length += 1
 
     @repeated
     def shrink(self, tokens: int) -> None:
-        """Gives up the last rows of every extent, for the next tokens to overwrite."""
+        """Give up the last rows of every extent, for the next tokens to overwrite."""
         self.length -= tokens
 
     @property
@@ -199,7 +200,7 @@ class SequenceKV:
 
     @repeated
     def copy_to(self, other: SequenceKV, tokens: int) -> None:
-        """Copies the first `tokens` tokens to another sequence; only before eviction of either."""
+        """Copy the first `tokens` tokens to another sequence; only before eviction of either."""
         filled = self.filled_tokens
         for layer in range(len(self.start)):
             for target, source in zip(
@@ -208,7 +209,7 @@ class SequenceKV:
                 target.copy_(source[:, :tokens])
 
     def keep(self, layer: int, kept: Sequence[Tensor], room: int) -> None:
-        """Evicts all but some tokens of a layer; the rows given up are free when this returns.
+        """Evict all but some tokens of a layer; the rows given up are free when this returns.
 
         Args:
             layer: which layer.
@@ -239,7 +240,7 @@ class SequenceKV:
         self.length[layer] = torch.tensor(lengths)
 
     def remember(self, layer: int, positions: Sequence[Tensor], tokens: int) -> None:
-        """Says which tokens of the prompt a layer holds, where it does not hold all of them.
+        """Say which tokens of the prompt a layer holds, where it does not hold all of them.
 
         Args:
             positions: for each KV head, of its entries, ascending.
@@ -248,7 +249,7 @@ class SequenceKV:
         self.positions[layer] = [p.cpu() for p in positions], tokens
 
     def runs(self, position: int, windows: Sequence[int | None] = ()) -> tuple[Tensor, Tensor]:
-        """The entries that the last token in place sees, as they lie in the pool.
+        """Return the entries that the last token in place sees, as they lie in the pool.
 
         Entries are in the order of their positions, so those within a window are the last ones.
 
@@ -270,7 +271,7 @@ class SequenceKV:
         return self.start + skipped, self.length - skipped
 
     def _up_to(self, layer: int, position: int) -> Tensor:
-        """Number of each head's entries at positions up to this one `[kv_heads]`."""
+        """Return number of each head's entries at positions up to this one `[kv_heads]`."""
         positions, tokens = self.positions[layer]
         answered = max(0, position + 1 - tokens)
         return torch.tensor([int((p <= position).sum()) + answered for p in positions])

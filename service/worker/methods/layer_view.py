@@ -18,7 +18,7 @@ class CachedSegment(Protocol):
     """The stored KV of one segment."""
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys (before RoPE) and values of a layer, each `[tokens, kv_heads, head_dim]`."""
+        """Return keys (before RoPE) and values of a layer, each `[tokens, kv_heads, head_dim]`."""
         ...
 
 
@@ -83,7 +83,7 @@ class LayerView:
     ranks: Ranks | None = None
 
     def over_all_heads(self, x: Tensor) -> Tensor:
-        """A sum over the heads that are here, summed over those of other processes too."""
+        """Return a sum over the heads that are here, summed over those of other processes too."""
         return x if self.ranks is None else self.ranks.sum(x)
 
 

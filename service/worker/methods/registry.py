@@ -24,7 +24,7 @@ from service.worker.model.model_facts import ModelFacts
 
 
 def add_folder(folder: Path) -> None:
-    """Finds methods in this folder too. Its files run with the worker's rights.
+    """Find methods in this folder too. Its files run with the worker's rights.
 
     If the package has a method of the same name, the package's method is used.
 
@@ -48,7 +48,7 @@ def eviction_methods() -> dict[str, type[EvictionMethod]]:
 
 
 def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
-    """The method with these parameters.
+    """Return the method with these parameters.
 
     Raises:
         UnknownMethod: there is no fusion method of this name.
@@ -59,7 +59,7 @@ def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
 
 
 def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
-    """The method with these parameters.
+    """Return the method with these parameters.
 
     Raises:
         UnknownMethod: there is no eviction method of this name.
@@ -70,7 +70,7 @@ def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
 
 
 def reads_whole_chunks(fusion: str) -> bool:
-    """Whether a fusion method reads whole chunks, so that prefetching them helps it.
+    """Return whether a fusion method reads whole chunks, so that prefetching them helps it.
 
     False for an unknown method.
     """

@@ -22,13 +22,14 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
 
 
 def max_pool(scores: Tensor, kernel: int) -> Tensor:
-    """Largest score within `kernel // 2` tokens on either side, `[rows, n]` → `[rows, n]`."""
+    """Return largest score within `kernel // 2` tokens on either side, `[rows, n]` → `[rows,
+    n]`."""
     reach = min(kernel // 2, scores.shape[1])  # there is nothing more to see beyond all n tokens
     return F.max_pool1d(scores.unsqueeze(0), 2 * reach + 1, stride=1, padding=reach).squeeze(0)
 
 
 def mean_pool(scores: Tensor, kernel: int) -> Tensor:
-    """Sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`.
+    """Return sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`.
 
     Scores beyond the ends count as zero, so results are smaller near the edges, as in the public
     implementations.
@@ -40,12 +41,13 @@ def mean_pool(scores: Tensor, kernel: int) -> Tensor:
 
 
 def exact(number: float) -> Fraction:
-    """The number as it was written in decimal: 0.29 is 29/100, not the nearest binary fraction."""
+    """Return the number as it was written in decimal: 0.29 is 29/100, not the nearest binary
+    fraction."""
     return Fraction(str(number))
 
 
 def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[int]) -> list[int]:
-    """Splits `total` in proportion to `weights`, with a limit for each part.
+    """Split `total` in proportion to `weights`, with a limit for each part.
 
     Uses the largest-remainder method: every share is rounded down, and what is left goes to the
     largest fractions, lower index first. Parts above their limit get the limit, and the others

@@ -51,7 +51,7 @@ class Shift:
 
     @classmethod
     def of(cls, view: LayerView, probes: Tensor, weights: Tensor | float) -> Shift | None:
-        """Plans a shift for this layer and those after it, at which the same rows are computed.
+        """Plan a shift for this layer and those after it, at which the same rows are computed.
 
         Args:
             probes: ascending document rows, all computed `[p]`.
@@ -106,7 +106,7 @@ class Shift:
             view.v[:, self.rows] += by.transpose(0, 1)
 
     def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
-        """What is added to every row `[rows, kv_heads, head_dim]`.
+        """Return what is added to every row `[rows, kv_heads, head_dim]`.
 
         In the model's dtype: its rounding is far below that of the KV it is added to.
         """
@@ -121,7 +121,8 @@ class Shift:
 
 
 def _averages(counts: Sequence[int]) -> Tensor:
-    """A matrix `[len(counts), sum(counts)]` that takes the mean of each group of neighbours."""
+    """Return a matrix `[len(counts), sum(counts)]` that takes the mean of each group of
+    neighbours."""
     out, at = torch.zeros(len(counts), sum(counts)), 0
     for row, count in zip(out, counts, strict=True):
         row[at : at + count] = 1 / count
@@ -130,7 +131,7 @@ def _averages(counts: Sequence[int]) -> Tensor:
 
 
 def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
-    """Squared distance between fresh and stored KV at every token of a layer.
+    """Return squared distance between fresh and stored KV at every token of a layer.
 
     Keys are compared before RoPE: RoPE rotates both by the same angle, so the distance is the same.
 
@@ -161,7 +162,7 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
-    """Squared length of the stored keys, or values, of every token of a layer.
+    """Return squared length of the stored keys, or values, of every token of a layer.
 
     Returns:
         `[n]` fp32, summed over KV heads and channels; zero for a token that has no stored KV.

@@ -83,7 +83,8 @@ class Addressing:
         self._dtype = str(decoder.dtype).removeprefix("torch.")
 
     def with_lora(self, name: str) -> Addressing:
-        """The addresses of chunks that are computed with a LoRA adapter; "": the base model's."""
+        """Return the addresses of chunks that are computed with a LoRA adapter; "": the base
+        model's."""
         return Addressing(
             self._decoder,
             fingerprint=self._base_fingerprint,
@@ -99,7 +100,8 @@ class Addressing:
         return self._decoder.kv_bytes_per_token
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
-        """The system segment S. It starts every prompt, so its KV is exact in all of them."""
+        """Return the system segment S. It starts every prompt, so its KV is exact in all of
+        them."""
         address = self._address(ids, "none", (), tenant)
         return replace(address, part_key=self._prefix(ids, (), tenant)[0].key) if ids else address
 
@@ -111,7 +113,7 @@ class Addressing:
         tenant: str,
         behind: Sequence[Sequence[int]] = (),
     ) -> Address:
-        """A document segment, precomputed behind the prefix that `prefix_mode` names.
+        """Return a document segment, precomputed behind the prefix that `prefix_mode` names.
 
         Args:
             behind: token ids of the documents that stand between S and this one then, in the modes
@@ -128,7 +130,7 @@ class Addressing:
         return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
 
     def prompt(self, ids: Sequence[int], kind: str, tenant: str) -> Address:
-        """A whole prompt, whose KV is kept as it is in place.
+        """Return a whole prompt, whose KV is kept as it is in place.
 
         Args:
             kind: how it was computed; two prompts of the same ids and kind have the same KV.
@@ -162,7 +164,7 @@ class Addressing:
     def _prefix(
         self, ids: Sequence[int], before: tuple[Address, ...], tenant: str
     ) -> tuple[Address, ...]:
-        """The parts `before` and then these tokens, which are kept as they are computed.
+        """Return the parts `before` and then these tokens, which are kept as they are computed.
 
         Another codec would change what is computed behind them.
         """

@@ -144,7 +144,8 @@ def attend_with_scores(
 
 
 def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:
-    """Tiles `(a, b, unmasked, seen)`: of rows a..b, all see keys `[:unmasked]`, none `[seen:]`."""
+    """Return tiles `(a, b, unmasked, seen)`: of rows a..b, all see keys `[:unmasked]`, none
+    `[seen:]`."""
     m = len(rows)
     starts = range(0, m, ROW_TILE)
     ends = [min(a + ROW_TILE, m) for a in starts]
@@ -155,7 +156,8 @@ def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:
 
 
 def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of one tile; `mask` covers only the last keys, those before are seen by all rows.
+    """Return attention of one tile; `mask` covers only the last keys, those before are seen by all
+    rows.
 
     q `[kv_heads, group, rows, d]`, k and v `[kv_heads, group, keys, d]`, mask `[rows, masked]`.
     """
@@ -178,7 +180,7 @@ def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) ->
 
 
 def _differs(rule: AttentionRule, k: Tensor, rows: Tensor, key_rows: Tensor | None) -> bool:
-    """Whether the rule makes this attention another than the plain one."""
+    """Return whether the rule makes this attention another than the plain one."""
     if not rule.plain_weights:
         return True
     span = k.shape[1] if key_rows is None else int(rows[-1]) + 1 - int(key_rows[0])
@@ -263,7 +265,7 @@ def attention_probabilities(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Softmax weights of few rows (a question, a scoring window) over all keys.
+    """Return softmax weights of few rows (a question, a scoring window) over all keys.
 
     Args:
         q: `[m, heads, head_dim]`, after RoPE.

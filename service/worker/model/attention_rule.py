@@ -29,26 +29,27 @@ class AttentionRule:
         return self.soft_cap is None and self.sinks is None
 
     def of_heads(self, heads: slice) -> AttentionRule:
-        """The rule for some query heads."""
+        """Return the rule for some query heads."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
 
     def narrows(self, span: int) -> bool:
-        """Whether a row may not see all earlier keys, where keys lie in `span` positions."""
+        """Return whether a row may not see all earlier keys, where keys lie in `span` positions."""
         return self.window is not None and span > self.window
 
     def capped(self, scores: Tensor) -> Tensor:
-        """The scores after the soft cap."""
+        """Return the scores after the soft cap."""
         if self.soft_cap is None:
             return scores
         return scores.div(self.soft_cap).tanh_().mul_(self.soft_cap)
 
     def hidden(self, keys: Tensor, rows: Tensor) -> Tensor:
-        """Which keys rows do not see: positions `[n]` and `[m]` → `[m, n]` bool."""
+        """Return which keys rows do not see: positions `[n]` and `[m]` → `[m, n]` bool."""
         later = keys > rows[:, None]
         return later if self.window is None else later | (keys <= rows[:, None] - self.window)
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """Weights of masked fp32 scores `[kv_heads, group, m, n]`; 0 for a row that sees no key."""
+        """Return weights of masked fp32 scores `[kv_heads, group, m, n]`; 0 for a row that sees no
+        key."""
         if self.sinks is not None:
             kv_heads, group, m, _ = scores.shape
             sink = self.sinks.view(kv_heads, group, 1, 1).expand(-1, -1, m, 1)

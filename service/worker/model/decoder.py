@@ -100,7 +100,7 @@ class DecoderModel:
         self.windows = windows if any(windows) else ()
 
     def _let_go_of_the_file(self) -> None:
-        """Copies what was not fused, norms and embeddings: they are views of the checkpoint's
+        """Copy what was not fused, norms and embeddings: they are views of the checkpoint's
         mapped file, and a single one keeps the whole file in the process's memory."""
         linear = (m for m in self.model.modules() if isinstance(m, nn.Linear))
         fused = {id(parameter) for module in linear for parameter in module.parameters()}
@@ -114,7 +114,7 @@ class DecoderModel:
     """Whether layers compute what Llama's or Qwen3's do, so that a kernel may decode by itself."""
 
     def layer_projections(self, block: Any) -> LayerProjections:
-        """The projections of a layer."""
+        """Return the projections of a layer."""
         attention = block.self_attn
         gate_up, down = self.mlp_projections(block.mlp) or (None, None)
         return LayerProjections(
@@ -122,15 +122,15 @@ class DecoderModel:
         )
 
     def qkv_projection(self, attention: Any) -> Projection:
-        """The projection to queries, keys and values."""
+        """Return the projection to queries, keys and values."""
         return fuse(attention.q_proj, attention.k_proj, attention.v_proj)
 
     def mlp_projections(self, mlp: Any) -> tuple[Projection, Projection] | None:
-        """The projections of an MLP to gate and up, and down; None if it is no gated MLP."""
+        """Return the projections of an MLP to gate and up, and down; None if it is no gated MLP."""
         return fuse(mlp.gate_proj, mlp.up_proj), fuse(mlp.down_proj)
 
     def rotary_tables(self) -> list[RotaryTable]:
-        """The rotation of every layer."""
+        """Return the rotation of every layer."""
         rotary = self.model.model.rotary_emb
         table = RotaryTable.of(
             self.config, rotary, self.max_context, self.device, head_dim=self.head_dim
@@ -173,7 +173,7 @@ class DecoderModel:
         return [slides if kind == "sliding_attention" else PLAIN for kind in kinds]
 
     def attention_input(self, block: Any, x: Tensor) -> Tensor:
-        """What queries, keys and values are projected from."""
+        """Return what queries, keys and values are projected from."""
         return norm(block.input_layernorm, x)
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,18 +181,18 @@ class DecoderModel:
         return q, k
 
     def attention_residual(self, block: Any, attended: Tensor) -> Tensor:
-        """What is added to the hidden state after attention."""
+        """Return what is added to the hidden state after attention."""
         return attended
 
     def mlp_input(self, block: Any, x: Tensor) -> Tensor:
         return norm(block.post_attention_layernorm, x)
 
     def mlp_residual(self, block: Any, out: Tensor) -> Tensor:
-        """What is added to the hidden state after the MLP."""
+        """Return what is added to the hidden state after the MLP."""
         return out
 
     def mlp(self, layer: int, x: Tensor, batch: bool) -> Steps[Tensor]:
-        """The MLP of a layer, for rows `[m, hidden]` after its norm."""
+        """Return the MLP of a layer, for rows `[m, hidden]` after its norm."""
         projections, activation = self.projections[layer], activation_of(self.blocks[layer].mlp)
         gate_up, down = projections.gate_up, projections.down
         assert gate_up is not None and down is not None
@@ -329,7 +329,7 @@ class DecoderModel:
 
 
 def _without_bias(gate_up: Projection, down: Projection) -> tuple[Tensor, Tensor] | None:
-    """The weights of a gated MLP that a kernel may compute as a whole."""
+    """Return the weights of a gated MLP that a kernel may compute as a whole."""
     if not (isinstance(gate_up, DenseProjection) and isinstance(down, DenseProjection)):
         return None
     if gate_up.bias is not None or down.bias is not None:
@@ -338,7 +338,7 @@ def _without_bias(gate_up: Projection, down: Projection) -> tuple[Tensor, Tensor
 
 
 def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
-    """The activation function of a gated MLP, which families name differently."""
+    """Return the activation function of a gated MLP, which families name differently."""
     function: Callable[[Tensor], Tensor] = getattr(mlp, "act_fn", None) or mlp.activation_fn
     return function
 

@@ -49,12 +49,12 @@ class FlopCount:
         return self._counted
 
     def project(self, rows: int) -> None:
-        """Adds the projections to queries, keys and values for so many rows."""
+        """Add the projections to queries, keys and values for so many rows."""
         s = self.shape
         self._counted += 2.0 * rows * s.hidden * s.head_dim * (s.heads + 2 * s.kv_heads)
 
     def attend(self, pairs: float) -> None:
-        """Adds attention scores and the weighted sum of values, over all heads.
+        """Add attention scores and the weighted sum of values, over all heads.
 
         Args:
             pairs: (query row, key) pairs that the causal mask lets through.
@@ -62,7 +62,7 @@ class FlopCount:
         self._counted += 4.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def score(self, pairs: float) -> None:
-        """Adds attention scores without values, which is what ranking by attention costs."""
+        """Add attention scores without values, which is what ranking by attention costs."""
         self._counted += 2.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def attend_causally(self, rows: Tensor) -> None:
@@ -84,18 +84,18 @@ class FlopCount:
             self._later.append((factor, rows.sum() + len(rows)))
 
     def finish(self, rows: int) -> None:
-        """Adds the output projection and the gated MLP for so many rows."""
+        """Add the output projection and the gated MLP for so many rows."""
         s = self.shape
         per_row = s.heads * s.head_dim * s.hidden + 3 * s.hidden * s.intermediate
         self._counted += 2.0 * rows * per_row
 
     def unembed(self, rows: int) -> None:
-        """Adds the projection to vocabulary logits for so many rows."""
+        """Add the projection to vocabulary logits for so many rows."""
         self._counted += 2.0 * rows * self.shape.hidden * self.shape.vocabulary
 
 
 def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
-    """Operations of a full prefill of so many tokens.
+    """Return operations of a full prefill of so many tokens.
 
     The last layer finishes only the last row, as our layer loop does: nothing reads the others.
 
@@ -114,7 +114,7 @@ def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
 
 
 def chunk_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
-    """Operations of computing a chunk by itself.
+    """Return operations of computing a chunk by itself.
 
     It ends with the keys and values of the last layer.
 

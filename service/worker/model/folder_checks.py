@@ -38,7 +38,7 @@ class FolderFault:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of config.json.
+    """Return the content of config.json.
 
     Raises:
         OSError: it cannot be read.
@@ -48,7 +48,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
-    """Whether the model's family is not served, and if its kind is the reason, why."""
+    """Return whether the model's family is not served, and if its kind is the reason, why."""
     family = str(config.get("model_type"))
     why = why_not_served(config)
     if family in FAMILIES and why is None:
@@ -61,7 +61,7 @@ def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
 
 
 def rope_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
-    """Whether the model rotates queries and keys in a way that is not served."""
+    """Return whether the model rotates queries and keys in a way that is not served."""
     known = (*STATIC_ROPE_TYPES, *ROPE_TYPES_UP_TO_A_LENGTH)
     for parameters in _rope_parameters(config):
         kind = _rope_type(parameters)
@@ -94,7 +94,7 @@ def served_context(config: dict[str, Any]) -> int | None:
 
 
 def facts(config: dict[str, Any]) -> list[str]:
-    """What `config.json` says that decides how the model is served, in words."""
+    """Return what `config.json` says that decides how the model is served, in words."""
     layers, window = config.get("num_hidden_layers"), _window(config)
     quantisation = config.get("quantization_config") or {}
     ropes = sorted({_rope_type(parameters) for parameters in _rope_parameters(config)})
@@ -115,7 +115,7 @@ def facts(config: dict[str, Any]) -> list[str]:
 
 
 def _window(config: dict[str, Any]) -> str | None:
-    """The sliding windows of the layers, where there are any."""
+    """Return the sliding windows of the layers, where there are any."""
     window, family = config.get("sliding_window"), config.get("model_type")
     kinds = config.get("layer_types")
     if not window or not config.get("use_sliding_window", True):
@@ -135,13 +135,13 @@ def _rope_type(parameters: dict[str, Any]) -> str:
 
 
 def _rope_parameters(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The model's RoPE, or one per kind of layer; reads both spellings."""
+    """Return the model's RoPE, or one per kind of layer; reads both spellings."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
 
 
 def weights_fault(folder: Path) -> FolderFault | None:
-    """Whether a file of the weights is missing, cut off or damaged in its header."""
+    """Return whether a file of the weights is missing, cut off or damaged in its header."""
     files = sorted(folder.glob("*.safetensors"))
     try:
         index = folder / "model.safetensors.index.json"

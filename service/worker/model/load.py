@@ -40,7 +40,7 @@ def load(
     quantize: str = "off",
     adapt: Adapt | None = None,
 ) -> DecoderModel:
-    """Loads the model in `folder` for inference.
+    """Load the model in `folder` for inference.
 
     Args:
         folder: a Hugging Face model folder.
@@ -123,7 +123,7 @@ def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:
 
 @torch.inference_mode()
 def _try(model: Any, folder: str) -> None:
-    """Computes one token by a library's quantised modules, which may not run on every device.
+    """Compute one token by a library's quantised modules, which may not run on every device.
 
     Raises:
         ModelRefused: they do not run here.
@@ -148,7 +148,7 @@ def _dequantised(config: Any) -> dict[str, Any]:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether loading may succeed later: there was not enough memory."""
+    """Return whether loading may succeed later: there was not enough memory."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)
 
 
@@ -181,7 +181,7 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 1) -> int:
-    """KV pool size in tokens when none is set.
+    """Return KV pool size in tokens when none is set.
 
     A quarter of the free memory (half of a GPU's), divided by the workers of the service, and at
     most what `max_running` sequences of full length can use.

@@ -67,7 +67,7 @@ class LoraUpdate:
         return cls(a, b)
 
     def add(self, out: Tensor, x: Tensor, rows: Tensor | None, *, batch: bool) -> None:
-        """Adds to a projection's output.
+        """Add to a projection's output.
 
         Args:
             out: `[m, sum of out]`, of all rows.
@@ -132,7 +132,8 @@ class LoraProjection:
 def with_updates(
     projections: Sequence[LayerProjections], loras: Sequence[tuple[Tensor | None, Lora]]
 ) -> list[LayerProjections]:
-    """A decoder's projections with what adapters add, each for some rows `[k]` or, if None, all."""
+    """Return a decoder's projections with what adapters add, each for some rows `[k]` or, if None,
+    all."""
     out: list[LayerProjections] = []
     for number, layer in enumerate(projections):
         changed: dict[str, Projection] = {}
@@ -147,7 +148,8 @@ def with_updates(
 
 
 def rows_by_name(names: Sequence[str], device: torch.device) -> Mapping[str, Tensor]:
-    """The rows of every adapter `[k]`, from the adapter's name for every row; "" is the base."""
+    """Return the rows of every adapter `[k]`, from the adapter's name for every row; "" is the
+    base."""
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         if name:

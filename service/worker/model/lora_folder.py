@@ -79,7 +79,7 @@ class LoraConfig:
         return int(_matching(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """What B·A is multiplied by."""
+        """Return what B·A is multiplied by."""
         alpha, rank = float(_matching(self.alphas, module, self.alpha)), self.rank_of(module)
         return alpha / (sqrt(rank) if self.rank_stabilised else rank)
 
@@ -100,7 +100,7 @@ class LoraTensor:
 
 
 def read_config(folder: Path) -> LoraConfig:
-    """Reads adapter_config.json.
+    """Read adapter_config.json.
 
     Raises:
         LoraRefused: it is missing or damaged, or asks for what is not served.
@@ -129,7 +129,7 @@ def read_config(folder: Path) -> LoraConfig:
 
 
 def tensor_names(folder: Path) -> dict[str, LoraTensor]:
-    """The tensors of the weights by their names in the file.
+    """Return the tensors of the weights by their names in the file.
 
     Raises:
         LoraRefused: the file is missing or damaged, or changes modules that are not served.
@@ -183,7 +183,8 @@ def _tensor(file: Path, name: str) -> LoraTensor:
 
 
 def _matching(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The value of the first pattern that matches the end of a module's name, as PEFT does it."""
+    """Return the value of the first pattern that matches the end of a module's name, as PEFT does
+    it."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -102,7 +102,7 @@ def lora_matrices(model: Any, name: str, folder: Path) -> dict[str, LoraMatrices
 
 
 def read_matrices(folder: Path, config: LoraConfig) -> dict[str, LoraMatrices]:
-    """The adapter's weights by the module's full name, in the file's dtype.
+    """Return the adapter's weights by the module's full name, in the file's dtype.
 
     Raises:
         LoraRefused: the file is missing or damaged, or does not fit the config.
@@ -159,7 +159,7 @@ def _layers(decoder: DecoderModel, matrices: Mapping[str, LoraMatrices]) -> list
 
 
 def _places(block: Any) -> dict[str, _Place]:
-    """The places of a layer's modules by the module's name in the layer."""
+    """Return the places of a layer's modules by the module's name in the layer."""
     found: dict[str, _Place] = {}
     for projection, lines in _PROJECTIONS.items():
         for line in lines:
@@ -173,7 +173,8 @@ def _places(block: Any) -> dict[str, _Place]:
 
 
 def _module(block: Any, name: str) -> Any:
-    """A linear module of a layer by its name in the layer; None if it has none of that name."""
+    """Return a linear module of a layer by its name in the layer; None if it has none of that
+    name."""
     group, _, own = name.partition(".")
     return getattr(getattr(block, group), own, None)
 

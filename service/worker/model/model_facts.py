@@ -48,7 +48,7 @@ class ModelFacts:
     ranks: int = 1
 
     def require_all_heads(self, where: str, name: str) -> None:
-        """Checks that one process has all heads of a layer; for methods that compare them.
+        """Check that one process has all heads of a layer; for methods that compare them.
 
         Args:
             where: fusion or eviction.
@@ -74,7 +74,7 @@ def read_calibration(
     first: Path | None = None,
     ranks: int = 1,
 ) -> ModelFacts:
-    """The facts of the model in `folder`; without a calibration file, its sizes alone.
+    """Return the facts of the model in `folder`; without a calibration file, its sizes alone.
 
     Args:
         folder: the model's.

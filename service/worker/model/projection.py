@@ -120,7 +120,7 @@ def fuse(*modules: Any) -> Projection:
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether it multiplies by a weight and adds a bias, and nothing else."""
+    """Return whether it multiplies by a weight and adds a bias, and nothing else."""
     weight = getattr(module, "weight", None)
     return (
         type(module) is nn.Linear
@@ -179,7 +179,8 @@ class QuantisedLinear(nn.Module):
 
 
 def quantised_weight(module: Any) -> Weight | None:
-    """The quantised weight of a linear module; None if it is stored as kernels do not read it.
+    """Return the quantised weight of a linear module; None if it is stored as kernels do not read
+    it.
 
     They read torchao's int8 with a scale for each row, too, where activations are not rounded.
     """
@@ -199,7 +200,7 @@ def quantised_weight(module: Any) -> Weight | None:
 
 
 def quantise(model: Any, method: str) -> None:
-    """Replaces the linear modules of the layers and the head. Embeddings and norms stay.
+    """Replace the linear modules of the layers and the head. Embeddings and norms stay.
 
     The head is never below 8 bits: it decides between tokens by itself, after all layers.
 

@@ -50,7 +50,7 @@ DEQUANTISED = "mxfp4"
 def quantisation_fault(
     folder: Path, config: dict[str, Any], *, device: str, quantize: str = "off"
 ) -> FolderFault | None:
-    """What keeps a model's quantised weights from being served; None if nothing does.
+    """Return what keeps a model's quantised weights from being served; None if nothing does.
 
     Args:
         folder: of the model.
@@ -126,7 +126,7 @@ def _of_bitsandbytes(given: dict[str, Any]) -> bool:
 
 
 def _torchao_type(given: dict[str, Any]) -> str:
-    """The name of a torchao configuration, e.g. Int8WeightOnlyConfig; empty for others."""
+    """Return the name of a torchao configuration, e.g. Int8WeightOnlyConfig; empty for others."""
     kind = given.get("quant_type")
     while isinstance(kind, dict) and "_type" not in kind:
         kind = next(iter(kind.values()), None)
@@ -139,7 +139,7 @@ def _has_experts(config: dict[str, Any]) -> bool:
 
 
 def _is_cpu(device: str) -> bool:
-    """Whether that is a CPU; "auto" is one where no GPU's driver is loaded."""
+    """Return whether that is a CPU; "auto" is one where no GPU's driver is loaded."""
     if device == "auto":
         return not any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/dxg"))
     return device == "cpu"

@@ -48,7 +48,7 @@ class RotaryTable:
         head_dim: int,
         layer_type: str | None = None,
     ) -> RotaryTable:
-        """The table of a transformers rotary module.
+        """Return the table of a transformers rotary module.
 
         Args:
             positions: at most `static_positions`.
@@ -76,12 +76,12 @@ class RotaryTable:
         return self.at(positions)(x, out)
 
     def at(self, positions: Tensor) -> Rotation:
-        """The rotation to `positions` `[rows]`, to be applied to more than one tensor."""
+        """Return the rotation to `positions` `[rows]`, to be applied to more than one tensor."""
         return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
 
     @classmethod
     def none(cls, like: RotaryTable) -> RotaryTable:
-        """The table of layers without RoPE: nothing is rotated."""
+        """Return the table of layers without RoPE: nothing is rotated."""
         table = cls.__new__(cls)
         table.rotated = like.rotated
         table.cos, table.sin = torch.ones_like(like.cos), torch.zeros_like(like.sin)
@@ -89,7 +89,7 @@ class RotaryTable:
 
 
 def static_positions(config: Any) -> int:
-    """Positions for which the frequencies do not depend on the prompt's length.
+    """Return positions for which the frequencies do not depend on the prompt's length.
 
     Raises:
         ModelRefused: the type of RoPE is not known.
@@ -114,7 +114,7 @@ def _static_positions(config: Any, parameters: dict[str, Any]) -> int:
 
 
 def halves_order(head_dim: int, *, rotated: int, interleaved: bool = False) -> Tensor | None:
-    """The order of a head's dimensions in which i and i + head_dim / 2 turn together.
+    """Return the order of a head's dimensions in which i and i + head_dim / 2 turn together.
 
     A score does not depend on the order, if queries and keys have the same. So heads that are
     rotated in another way are held in this order, and rotated like all others.

@@ -169,7 +169,7 @@ class OtherRank:
         return self._decoder
 
     def _placed(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments, with a layout on this rank's device."""
+        """Return the arguments, with a layout on this rank's device."""
         if "layout" in arguments:
             arguments["layout"] = arguments["layout"].to(self._model.device)
         return arguments

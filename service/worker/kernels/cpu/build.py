@@ -29,13 +29,13 @@ def compiler() -> str | None:
 
 
 def is_current() -> bool:
-    """Whether the module is there and no source has changed since."""
+    """Return whether the module is there and no source has changed since."""
     newest = max(path.stat().st_mtime for path in SOURCES + HEADERS)
     return MODULE.exists() and MODULE.stat().st_mtime >= newest
 
 
 def build() -> Path:
-    """Compiles the module, and puts it into its place when it is whole.
+    """Compile the module, and put it into its place when it is whole.
 
     Returns:
         Its path.

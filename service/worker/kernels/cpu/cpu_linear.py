@@ -38,7 +38,7 @@ def _has_slow_bf16_products() -> bool:
 
 
 def has_slow_16_bit_products(x: Tensor) -> bool:
-    """Whether x has a 16-bit dtype that this CPU multiplies slower than fp32."""
+    """Return whether x has a 16-bit dtype that this CPU multiplies slower than fp32."""
     if x.device.type != "cpu":
         return False
     if x.dtype == torch.float16:  # fast only on CPUs with tile units
@@ -47,7 +47,7 @@ def has_slow_16_bit_products(x: Tensor) -> bool:
 
 
 def is_faster_in_fp32(x: Tensor) -> bool:
-    """Whether products with the rows x `[m, in]` are faster in fp32."""
+    """Return whether products with the rows x `[m, in]` are faster in fp32."""
     return len(x) >= MIN_ROWS and has_slow_16_bit_products(x)
 
 
@@ -93,7 +93,7 @@ def supports_gated_mlp(
     *,
     batch: bool = False,
 ) -> bool:
-    """Whether `gated_mlp` is the fastest way for these rows; arguments as there."""
+    """Return whether `gated_mlp` is the fastest way for these rows; arguments as there."""
     if linear_few_rows.supports(x, gate, batch=batch):
         return False
     if linear_many_rows_bf16.supports_gated_mlp(x, gate, up, down, activation) or is_faster_in_fp32(
@@ -195,5 +195,5 @@ def _scratch(tile: Tensor) -> Tensor:
 
 
 def _to_fp32(tile: Tensor, scratch: Tensor) -> Tensor:
-    """The tile in fp32, in the scratch buffer: valid until the next call."""
+    """Return the tile in fp32, in the scratch buffer: valid until the next call."""
     return scratch[: tile.numel()].view(tile.shape).copy_(tile)

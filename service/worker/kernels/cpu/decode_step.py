@@ -57,7 +57,7 @@ class LayerWeights:
         return [self.qkv, self.o, self.gate_up, self.down]
 
     def addresses(self) -> list[int]:
-        """The C `struct layer` without its pool."""
+        """Return the C `struct layer` without its pool."""
         weights = [number for weight in self.weights for number in weight.addresses()]
         return [*map(_address, self.norms), *weights]
 
@@ -144,7 +144,7 @@ class Kernel:
         self._large = sum(math.prod(x.shape) for x in weights.weights) >= MIN_PARALLEL
 
     def step(self, x: Tensor, positions: Tensor, runs: Tensor) -> Tensor:
-        """Computes the next token's logits, and writes the new keys and values to the pool.
+        """Compute the next token's logits, and write the new keys and values to the pool.
 
         Args:
             x: embeddings of the sequences' last tokens `[sequences, hidden]`; they are overwritten.
@@ -178,7 +178,7 @@ def _address(tensor: Tensor | None) -> int:
 def kernel_for(
     weights: DecoderWeights | None, k: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Kernel | None:
-    """The kernel, if it is compiled and takes this model and pool."""
+    """Return the kernel, if it is compiled and takes this model and pool."""
     module = native.module()
     if module is None or weights is None or not supports(weights, k, v):
         return None
@@ -186,7 +186,7 @@ def kernel_for(
 
 
 def supports(weights: DecoderWeights, k: Sequence[Tensor], v: Sequence[Tensor]) -> bool:
-    """Whether the kernel can take this model and pool."""
+    """Return whether the kernel can take this model and pool."""
     tensors = [*weights.norms, *k, *v]
     d, group = weights.head_dim, weights.heads // weights.kv_heads
     sizes = (weights.head.shape[1], weights.heads * d, weights.intermediate, d)

@@ -71,7 +71,7 @@ class Kernel:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is compiled and this CPU can run it."""
+    """Return the kernel, if it is compiled and this CPU can run it."""
     found = native.module()
     return Kernel(found, bf16_dot=native.has_bf16_dot()) if found is not None else None
 
@@ -88,7 +88,7 @@ def supports_product(x: Tensor, weight: Weight, *, batch: bool = False) -> bool:
 
 
 def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
-    """Whether the kernel takes this product.
+    """Return whether the kernel takes this product.
 
     Args:
         x: `[m, in]`.

@@ -47,7 +47,7 @@ class Kernel:
     def product(
         self, pairs: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None
     ) -> None:
-        """Writes the product with a weight into `out`; sums in fp32, rounded once.
+        """Write the product with a weight into `out`; sums in fp32, rounded once.
 
         Args:
             pairs: tiles of x, `[tiles, in / 2, 48, 2]`.
@@ -130,7 +130,7 @@ class Kernel:
 
 
 def _parts(outs: int, each: int) -> list[tuple[slice, int]]:
-    """Slices of a weight's rows that fit between two pauses, and the cost of each.
+    """Return slices of a weight's rows that fit between two pauses, and the cost of each.
 
     Costs are in multiplications; one row costs `each`.
     """
@@ -141,7 +141,7 @@ def _parts(outs: int, each: int) -> list[tuple[slice, int]]:
 
 
 def _paused(since: int, coming: int) -> Generator[None, None, int]:
-    """Pauses if the coming work would exceed the limit; returns the work since the last pause."""
+    """Pause if the coming work would exceed the limit; returns the work since the last pause."""
     if since and since + coming > PAUSE:
         since = 0
         yield None
@@ -150,19 +150,20 @@ def _paused(since: int, coming: int) -> Generator[None, None, int]:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is compiled and this CPU has fast bfloat16 dot products."""
+    """Return the kernel, if it is compiled and this CPU has fast bfloat16 dot products."""
     return Kernel(native.module()) if native.has_bf16_dot() else None
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Whether the kernel takes products of x, or of results of such products, with the weights."""
+    """Return whether the kernel takes products of x, or of results of such products, with the
+    weights."""
     return len(x) > 0 and linear_many_rows_fp32.supports(x, *weights) and kernel() is not None
 
 
 def supports_gated_mlp(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> bool:
-    """Whether the kernel takes this MLP. It has one activation, silu."""
+    """Return whether the kernel takes this MLP. It has one activation, silu."""
     same = activation is F.silu and gate.stride(0) == up.stride(0)
     return same and supports(x, gate, up, down)
 

@@ -47,7 +47,7 @@ class Kernel:
     def product(
         self, tiles: Tensor, m: int, weight: Tensor, *, add_to: Tensor | None = None
     ) -> Tensor:
-        """The product with a weight.
+        """Return the product with a weight.
 
         Args:
             tiles: of x, `[tiles, in, 48]`.
@@ -74,7 +74,7 @@ class Kernel:
         return out
 
     def unpack(self, tiles: Tensor, m: int, bias: Tensor | None = None) -> Tensor:
-        """Tiles `[tiles, out, 48]` plus bias `[out]` → `[m, out]` bfloat16, rounded once."""
+        """Return tiles `[tiles, out, 48]` plus bias `[out]` → `[m, out]` bfloat16, rounded once."""
         out = torch.empty(m, tiles.shape[1], dtype=torch.bfloat16)
         self._unpack(
             tiles.data_ptr(),
@@ -122,13 +122,14 @@ class Kernel:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is compiled and this CPU can run it."""
+    """Return the kernel, if it is compiled and this CPU can run it."""
     found = native.module()
     return Kernel(found) if found is not None else None
 
 
 def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Whether the kernel takes products of x, or of results of such products, with the weights."""
+    """Return whether the kernel takes products of x, or of results of such products, with the
+    weights."""
     return (
         x.dtype == torch.bfloat16
         and x.device.type == "cpu"

@@ -19,13 +19,13 @@ INTERFACE = 4
 
 @cache
 def module() -> Any | None:
-    """The module, if it is compiled from these sources and this CPU can run it."""
+    """Return the module, if it is compiled from these sources and this CPU can run it."""
     return None if why_missing() else import_module("service.worker.kernels.cpu._native")
 
 
 @cache
 def why_missing() -> str | None:
-    """Why torch's operations are used instead; None where the kernels are there."""
+    """Return why torch's operations are used instead; None where the kernels are there."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return f"there are kernels for x86-64 alone, and this is {platform.machine()}"
     try:
@@ -41,7 +41,7 @@ def why_missing() -> str | None:
 
 @cache
 def has_bf16_dot() -> bool:
-    """Whether kernels use the CPU's bfloat16 dot products (AVX512-BF16).
+    """Return whether kernels use the CPU's bfloat16 dot products (AVX512-BF16).
 
     AMD's CPUs do twice as many of them as fp32 products, Intel's no more than those.
     """

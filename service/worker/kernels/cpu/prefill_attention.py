@@ -31,7 +31,7 @@ class Kernel:
         self._attend = module.prefill_attention
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-        """Softmax attention; softmax and sums in fp32.
+        """Return softmax attention; softmax and sums in fp32.
 
         Args:
             q: `[m, heads, head_dim]`.
@@ -124,13 +124,13 @@ class Kernel:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is compiled and this CPU can run it."""
+    """Return the kernel, if it is compiled and this CPU can run it."""
     found = native.module()
     return Kernel(found, bf16_dot=native.has_bf16_dot()) if found is not None else None
 
 
 def kernel_for(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:
-    """The kernel, if it takes these tensors."""
+    """Return the kernel, if it takes these tensors."""
     d = q.shape[2]
     fits = q.dtype == k.dtype == v.dtype == torch.bfloat16 and q.device.type == "cpu"
     in_rows = all(x.stride()[1:] == (d, 1) for x in (q, k, v))

@@ -73,7 +73,7 @@ class Kernel:
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        """Copies stored segments into a layer's cache: keys rotated, values as they are.
+        """Copy stored segments into a layer's cache: keys rotated, values as they are.
 
         Args:
             segments: what to copy, and where to.
@@ -107,7 +107,7 @@ class Kernel:
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        """Overwrites rows of a layer's cache; a key's position is the number of its row.
+        """Overwrite rows of a layer's cache; a key's position is the number of its row.
 
         Args:
             k: `[m, kv_heads, head_dim]`, before RoPE.
@@ -132,12 +132,12 @@ class Kernel:
 
 
 def _segment_struct(start: int, k: Tensor, v: Tensor) -> tuple[int, ...]:
-    """The fields of the C `struct segment`."""
+    """Return the fields of the C `struct segment`."""
     return (k.data_ptr(), v.data_ptr(), start, len(k), *k.stride()[:2], *v.stride()[:2])
 
 
 def _layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
-    """The fields of the C `struct layer`."""
+    """Return the fields of the C `struct layer`."""
     heads, _, d = k_cache.shape
     sizes = (heads, d // 2, k_cache.stride(0), v_cache.stride(0))
     return array("q", (k_cache.data_ptr(), v_cache.data_ptr(), *sizes))
@@ -145,20 +145,20 @@ def _layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, if it is compiled and this CPU can run it."""
+    """Return the kernel, if it is compiled and this CPU can run it."""
     found = native.module()
     return Kernel(found) if found is not None else None
 
 
 def kernel_for(x: Tensor, positions: Tensor, out: Tensor) -> Kernel | None:
-    """The kernel, if it can `rotate` these tensors."""
+    """Return the kernel, if it can `rotate` these tensors."""
     return kernel() if _are_positions(positions) and _can_rotate(x, out) else None
 
 
 def placement_kernel_for(
     segments: Sequence[StoredSegment], k_cache: Tensor, v_cache: Tensor, positions: Tensor
 ) -> Kernel | None:
-    """The kernel, if it can `place` these segments into this cache."""
+    """Return the kernel, if it can `place` these segments into this cache."""
     n = k_cache.shape[1]
     if (
         not _is_writable_cache(k_cache, v_cache)
@@ -177,7 +177,7 @@ def placement_kernel_for(
 def row_write_kernel_for(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Tensor
 ) -> Kernel | None:
-    """The kernel, if it can `write` these rows, in ascending order, to this cache."""
+    """Return the kernel, if it can `write` these rows, in ascending order, to this cache."""
     m, n = len(rows), k_cache.shape[1]
     if not m or not _is_writable_cache(k_cache, v_cache) or not _are_positions(rows):
         return None
@@ -187,7 +187,7 @@ def row_write_kernel_for(
 
 
 def _is_writable_cache(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Whether the kernel can write to this layer's cache."""
+    """Return whether the kernel can write to this layer's cache."""
     d = k_cache.shape[2]
     ours = all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in (k_cache, v_cache))
     in_rows = d % (2 * HALF_LANES) == 0 and all(
@@ -197,7 +197,7 @@ def _is_writable_cache(k_cache: Tensor, v_cache: Tensor) -> bool:
 
 
 def _is_readable(x: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether the kernel can read these rows."""
+    """Return whether the kernel can read these rows."""
     ours = x.dtype == torch.bfloat16 and x.device.type == "cpu"
     return ours and x.shape == shape and x.stride(2) == 1
 

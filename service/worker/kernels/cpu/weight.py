@@ -62,7 +62,7 @@ class Weight:
         )
 
     def addresses(self) -> tuple[int, int, int, int]:
-        """The C `struct weight`."""
+        """Return the C `struct weight`."""
         values, bias, scales = (
             0 if x is None else x.data_ptr() for x in (self.values, self.bias, self.scales)
         )
@@ -81,7 +81,7 @@ class Weight:
         return Weight(self.values[part], scales, bias)
 
     def tiles(self) -> Iterator[tuple[slice, Weight]]:
-        """Parts of about TILE values, and which rows each is."""
+        """Return parts of about TILE values, and which rows each is."""
         outs, columns = self.shape
         step = max(TILE // columns // GROUP, 1) * GROUP
         for a in range(0, outs, step):
@@ -107,7 +107,7 @@ class Weight:
 
 
 def quantised(weight: Tensor, bits: int) -> Weight:
-    """Rounds a weight `[out, in]` to 8 or 4 bits; for 4, `in` is a multiple of GROUP.
+    """Round a weight `[out, in]` to 8 or 4 bits; for 4, `in` is a multiple of GROUP.
 
     Values are rounded to the nearest level. For 8 bits the largest of a row is 127. For 4 bits,
     of some scales for each group, the one with the least squared error is taken.

@@ -24,7 +24,7 @@ TOLERANCE = 2**-6
 
 
 def supports(q: Tensor, head_dim: int) -> bool:
-    """Whether the kernel takes queries like these."""
+    """Return whether the kernel takes queries like these."""
     on_gpu = _kernel is not None and q.device.type == "cuda"
     fits = q.dtype in triton_support.HALF_PRECISION and head_dim in (32, 64, 128, 256)
     return on_gpu and fits and is_verified(q.device, head_dim)
@@ -32,7 +32,8 @@ def supports(q: Tensor, head_dim: int) -> bool:
 
 @cache
 def is_verified(device: torch.device, d: int) -> bool:
-    """Whether the kernel compiles on this device for head size `d` and gives what torch gives."""
+    """Return whether the kernel compiles on this device for head size `d` and gives what torch
+    gives."""
     name = f"attention of scattered rows, heads of {d}"
     return triton_support.matches_torch(name, lambda: _compared(device, d), TOLERANCE)
 
@@ -53,7 +54,7 @@ def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tensor:
-    """Softmax attention in which each row sees the keys up to its own position.
+    """Return softmax attention in which each row sees the keys up to its own position.
 
     Args:
         q: `[m, heads, head_dim]`.

@@ -72,7 +72,7 @@ class Placement:
 
 
 def _programs(segments: Sequence[StagedSegment], itemsize: int, scaled: bool) -> Tensor:
-    """A line for every `ROWS` rows: keys, values and their scales, each in elements from the
+    """Return a line for every `ROWS` rows: keys, values and their scales, each in elements from the
     buffer's start; first row in the segment; first row in the prompt; number of rows."""
     size = 1 if scaled else itemsize
     lines = [
@@ -88,7 +88,7 @@ def _programs(segments: Sequence[StagedSegment], itemsize: int, scaled: bool) ->
 
 
 def supports(kv: Tensor) -> bool:
-    """Whether the kernel can write to a cache `[kv_heads, tokens, head_dim]` like this."""
+    """Return whether the kernel can write to a cache `[kv_heads, tokens, head_dim]` like this."""
     on_gpu = _kernel is not None and kv.device.type == "cuda"
     fits = (
         kv.dtype in triton_support.HALF_PRECISION
@@ -100,7 +100,7 @@ def supports(kv: Tensor) -> bool:
 
 @cache
 def is_verified(device: torch.device) -> bool:
-    """Whether the kernel compiles on this device and gives what torch gives, bit by bit."""
+    """Return whether the kernel compiles on this device and gives what torch gives, bit by bit."""
     return triton_support.matches_torch("placing stored rows", lambda: _compared(device), 0.0)
 
 
@@ -150,7 +150,7 @@ def place(
     k_out: Tensor,
     v_out: Tensor,
 ) -> None:
-    """Decodes, rotates and copies one layer of all staged segments.
+    """Decode, rotate and copy one layer of all staged segments.
 
     Args:
         staged: the layer's stored bytes, uint8.

@@ -37,7 +37,8 @@ TOLERANCE = 2**-6
 
 
 def supports(q: Tensor, k: Tensor, group: int) -> bool:
-    """Whether the kernel takes queries `[sequences, heads, head_dim]`, `group` per KV head."""
+    """Return whether the kernel takes queries `[sequences, heads, head_dim]`, `group` per KV
+    head."""
     on_gpu = _attend is not None and q.device.type == "cuda"
     fits = (
         q.dtype == k.dtype
@@ -50,7 +51,8 @@ def supports(q: Tensor, k: Tensor, group: int) -> bool:
 
 @cache
 def is_verified(device: torch.device, group: int, d: int) -> bool:
-    """Whether the kernel compiles on this device for such heads and gives what torch gives."""
+    """Return whether the kernel compiles on this device for such heads and gives what torch
+    gives."""
     name = f"attention of one token, {group} heads of {d}"
     return triton_support.matches_torch(name, lambda: _compared(device, group, d), TOLERANCE)
 
@@ -69,7 +71,7 @@ def _compared(device: torch.device, group: int, d: int) -> tuple[Tensor, Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, runs: Tensor, longest: int, scale: float) -> Tensor:
-    """Softmax attention.
+    """Return softmax attention.
 
     Softmax and sums are in fp32; the softmax weights are rounded to the dtype of the values they
     multiply. Nothing waits for the device, so a CUDA graph can capture the call and replay it with

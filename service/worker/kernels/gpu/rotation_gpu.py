@@ -22,7 +22,7 @@ MAX_HEAD_DIM = 256
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernels take x `[rows, heads, head_dim]`."""
+    """Return whether the kernels take x `[rows, heads, head_dim]`."""
     on_gpu = _rotate is not None and x.device.type == "cuda"
     fits = (
         x.dtype in triton_support.HALF_PRECISION
@@ -34,7 +34,7 @@ def supports(x: Tensor) -> bool:
 
 @cache
 def is_verified(device: torch.device) -> bool:
-    """Whether the kernels compile on this device and give what torch gives, bit by bit."""
+    """Return whether the kernels compile on this device and give what torch gives, bit by bit."""
     return triton_support.matches_torch("rotating rows", lambda: _compared(device), 0.0)
 
 
@@ -92,7 +92,7 @@ def write(
     sin: Tensor,
     into: Tensor | None = None,
 ) -> None:
-    """Writes keys, rotated, and values to a cache.
+    """Write keys, rotated, and values to a cache.
 
     Args:
         k: keys before RoPE `[rows, kv_heads, head_dim]`.

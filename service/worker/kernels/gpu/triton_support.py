@@ -27,7 +27,8 @@ HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def jit(function: Callable[..., None], *unspecialised: str) -> Any:
-    """The compiled kernel, launched as `kernel[grid](...)`; None where Triton is not installed.
+    """Return the compiled kernel, launched as `kernel[grid](...)`; None where Triton is not
+    installed.
 
     Args:
         function: the kernel's source.
@@ -40,7 +41,7 @@ def jit(function: Callable[..., None], *unspecialised: str) -> Any:
 def matches_torch(
     name: str, compare: Callable[[], tuple[Tensor, Tensor]], tolerance: float
 ) -> bool:
-    """Whether a kernel runs here and gives what torch gives; logs a warning if not.
+    """Return whether a kernel runs here and gives what torch gives; logs a warning if not.
 
     Args:
         name: of the kernel, for the log.

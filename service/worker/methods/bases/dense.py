@@ -73,7 +73,7 @@ class LayerLoop(Protocol):
         weights: Callable[[int], RowWeights],
         sight: Sight = EVERYTHING_CACHED,
     ) -> Steps[Tensor]:
-        """Runs some rows over the stitched cache and measures which tokens they attend to.
+        """Run some rows over the stitched cache and measure which tokens they attend to.
 
         Args:
             rows: ascending prompt rows.
@@ -89,7 +89,7 @@ class LayerLoop(Protocol):
     def layers(
         self, method: DenseMethod, rows: Tensor, scores: Tensor | None = None
     ) -> Steps[PrefillResult]:
-        """Computes `rows`, and those that every method computes, through all layers.
+        """Compute `rows`, and those that every method computes, through all layers.
 
         Args:
             method: its `select` is called at every layer.
@@ -117,7 +117,7 @@ class DenseMethod(FusionMethod):
         return 0
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
-        """Rows to compute, starting from their embeddings."""
+        """Return rows to compute, starting from their embeddings."""
         return layout.question_rows
 
     def key_positions(self, layout: PromptLayout) -> Tensor:
@@ -125,16 +125,17 @@ class DenseMethod(FusionMethod):
         return layout.all_rows
 
     def select(self, view: LayerView) -> Tensor | None:
-        """Rows that continue from this layer's attention on; None for all."""
+        """Return rows that continue from this layer's attention on; None for all."""
         return None
 
     def adjust(self, view: LayerView) -> None:
-        """Changes the stored KV of rows that are not computed at this layer, in `view.k` and
+        """Change the stored KV of rows that are not computed at this layer, in `view.k` and
         `view.v`, before anything attends to it. Called before `select`."""
 
     def document_keys(self, view: LayerView) -> Tensor | None:
-        """The only keys that computed rows before the question may attend to, as ascending prompt
-        rows `[k]` that include these rows; None for all. The question's rows always see every key.
+        """Return the only keys that computed rows before the question may attend to, as ascending
+        prompt rows `[k]` that include these rows; None for all. The question's rows always see
+        every key.
         """
         return None
 
@@ -168,12 +169,12 @@ class DenseMethod(FusionMethod):
         )
 
     def _rows(self, shape: PromptShape) -> int:
-        """Rows computed at the layers after the full ones."""
+        """Return rows computed at the layers after the full ones."""
         return shape.question + shape.uncached + self.recomputed_tokens(shape)
 
 
 def _example(shape: PromptShape) -> PromptLayout:
-    """A made-up prompt of this shape, to see which rows a method would pick."""
+    """Return a made-up prompt of this shape, to see which rows a method would pick."""
     system = shape.tokens - shape.question - shape.uncached - sum(shape.documents)
     lengths = [*shape.documents, shape.uncached]
     documents = [[0] * length for length in lengths]

@@ -53,7 +53,8 @@ class PromptAttention:
     ranks: Ranks | None = None
 
     def query_attention(self) -> Tensor:
-        """Attention weights of the observed queries, mean over the query heads of each KV head.
+        """Return attention weights of the observed queries, mean over the query heads of each KV
+        head.
 
         The observed queries must be `[w, heads, head_dim]`, those of the prompt's last w rows.
 
@@ -87,14 +88,14 @@ class EvictionMethod:
         return 32
 
     def check(self, model: ModelFacts) -> None:
-        """Checks that this model has what the method needs.
+        """Check that this model has what the method needs.
 
         Raises:
             InvalidRequest: it has not, or the parameters do not fit it.
         """
 
     def observe(self, view: LayerView) -> Tensor:
-        """Saves what scoring will need from a layer's queries, which only prefill has.
+        """Save what scoring will need from a layer's queries, which only prefill has.
 
         Returns:
             Any tensor; by default the window's queries `[w, heads, head_dim]`.
@@ -102,7 +103,7 @@ class EvictionMethod:
         return view.q[-self.observed_rows(view.layout) :].clone()
 
     def restart(self, view: LayerView) -> Tensor | None:
-        """Decides whether prefill stops here and starts over with fewer tokens.
+        """Decide whether prefill stops here and starts over with fewer tokens.
 
         Returns:
             Ascending prompt rows that form the new, shorter prompt; None to continue.
@@ -137,7 +138,7 @@ class EvictionMethod:
     # -- implemented by the base ------------------------------------------------------------------
 
     def observed_rows(self, layout: PromptLayout) -> int:
-        """Number w of rows in the window.
+        """Return number w of rows in the window.
 
         At most the question, because only its rows are computed by every fusion method. Without
         `protect` also less than the budget, so that at least one entry is left to choose.
@@ -147,11 +148,13 @@ class EvictionMethod:
         return w if self.protect else max(1, min(w, self.budget - 1))
 
     def applies(self, layout: PromptLayout) -> bool:
-        """Whether the prompt is longer than the budget, so that something must be evicted."""
+        """Return whether the prompt is longer than the budget, so that something must be
+        evicted."""
         return layout.tokens > self.budget
 
     def regions(self, layout: PromptLayout) -> tuple[Tensor, Tensor]:
-        """Ascending rows that are always kept, and rows that compete for the rest of the budget."""
+        """Return ascending rows that are always kept, and rows that compete for the rest of the
+        budget."""
         rows = layout.all_rows
         if not self.protect:
             border = layout.tokens - self.observed_rows(layout)
@@ -160,7 +163,7 @@ class EvictionMethod:
         return torch.cat([rows[:first], rows[last:]]), rows[first:last]
 
     def keep(self, prompt: PromptAttention) -> list[Tensor]:
-        """Indices of the tokens that each KV head keeps, ascending."""
+        """Return indices of the tokens that each KV head keeps, ascending."""
         fixed, open_rows = self.regions(prompt.layout)
         room = max(0, self.budget - len(fixed))
         room = self.layer_room(prompt, room, len(open_rows))
@@ -180,7 +183,8 @@ class EvictionMethod:
         return rooms[first : first + len(scores)]
 
     def warning(self, layout: PromptLayout) -> str | None:
-        """A warning for the user if the budget is too small for this prompt; None otherwise."""
+        """Return a warning for the user if the budget is too small for this prompt; None
+        otherwise."""
         if not self.applies(layout):
             return None
         fixed = len(self.regions(layout)[0])

@@ -73,7 +73,7 @@ class Phase:
     exact: bool = False
 
     def add_layer(self, count: FlopCount) -> None:
-        """Adds the operations of one of the layers to `count`."""
+        """Add the operations of one of the layers to `count`."""
         question = min(self.question, self.attending)
         count.project(self.computed)
         count.attend(question * self.keys + (self.attending - question) * self.keys / 2)
@@ -81,7 +81,7 @@ class Phase:
 
 
 def total_flops(phases: Sequence[Phase], count: FlopCount) -> float:
-    """Operations of all phases and of the first token's logits, counted with `count`."""
+    """Return operations of all phases and of the first token's logits, counted with `count`."""
     for phase in phases:
         for _ in phase.layers:
             phase.add_layer(count)
@@ -96,7 +96,7 @@ def dense_phases(
     full_layers: int = 0,
     cache_from: int = 0,
 ) -> Iterator[Phase]:
-    """The phases of the layer loop over a prompt of which every token is held.
+    """Return the phases of the layer loop over a prompt of which every token is held.
 
     Args:
         rows: rows computed at the layers after the full ones, question included.
@@ -139,7 +139,7 @@ class FusionMethod(ABC):
 
     @abstractmethod
     def run(self, loop: Any) -> Steps[PrefillResult]:
-        """Prefills a prompt with the passes that `loop` offers.
+        """Prefill a prompt with the passes that `loop` offers.
 
         Args:
             loop: a `LayerLoop` for dense and two-pass methods, a `SparseLoop` for sparse ones.
@@ -147,14 +147,15 @@ class FusionMethod(ABC):
 
     @abstractmethod
     def phases(self, shape: PromptShape) -> list[Phase]:
-        """How much `run` will compute for such a prompt; the planner compares it with loading."""
+        """Return how much `run` will compute for such a prompt; the planner compares it with
+        loading."""
 
     @abstractmethod
     def recomputed_tokens(self, shape: PromptShape) -> int:
         """Tokens of cached documents that are computed anew."""
 
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
-        """The largest number of document tokens that a layer holds.
+        """Return the largest number of document tokens that a layer holds.
 
         Args:
             documents: length of each document in tokens.
@@ -162,7 +163,7 @@ class FusionMethod(ABC):
         return sum(documents)
 
     def ranking(self, view: LayerView) -> Tensor | None:
-        """The scores by which this layer ranks document tokens; for token traces only.
+        """Return the scores by which this layer ranks document tokens; for token traces only.
 
         Called before rows are selected.
 
@@ -172,14 +173,14 @@ class FusionMethod(ABC):
         return None
 
     def check(self, model: ModelFacts) -> None:  # noqa: B027
-        """Checks the parameters against the model.
+        """Check the parameters against the model.
 
         Raises:
             InvalidRequest: they do not fit it.
         """
 
     def check_layer_exists(self, name: str, layer: int, model: ModelFacts) -> None:
-        """Checks that the model has a layer of this number; a helper for `check`.
+        """Check that the model has a layer of this number; a helper for `check`.
 
         Args:
             name: the parameter that names the layer.
@@ -220,7 +221,7 @@ class FusionMethod(ABC):
         return next((float(le) for le in bounds if le is not None), 1.0)
 
     def with_repair_ratio(self, ratio: float) -> Self:
-        """The same method with another value of its repair parameter.
+        """Return the same method with another value of its repair parameter.
 
         Raises:
             InvalidRequest: the other parameters do not allow this value.

@@ -30,8 +30,7 @@ from service.worker.methods.bases.fusion import (
 )
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.methods.sparse.blocks import BlockGrid
-from service.worker.methods.sparse.plan import SparsePlan
-from service.worker.methods.sparse.selection import SketchedDocument
+from service.worker.methods.sparse.selection import SketchedDocument, SparsePlan
 from service.worker.model.model_facts import ModelFacts
 from service.worker.steps import Steps
 
@@ -58,11 +57,12 @@ class SparseLoop(Protocol):
     def prompt(self) -> SketchedPrompt: ...
 
     def question_pass(self) -> Steps[Tensor]:
-        """Mean query before RoPE of the question's rows, `[layers, heads, head_dim]` fp32."""
+        """Return mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
+        fp32."""
         ...
 
     def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
-        """Reads the blocks that `plan` needs, then computes its rows and the question."""
+        """Read the blocks that `plan` needs, then compute its rows and the question."""
         ...
 
 
@@ -74,7 +74,7 @@ class SparseMethod(FusionMethod):
 
     @abstractmethod
     def plan(self, prompt: SketchedPrompt, queries: Tensor) -> SparsePlan:
-        """Says which tokens every layer holds and computes.
+        """Say which tokens every layer holds and computes.
 
         Args:
             queries: the question's mean queries `[layers, heads, head_dim]` fp32.
@@ -87,14 +87,14 @@ class SparseMethod(FusionMethod):
 
     @abstractmethod
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
-        """The largest number of document tokens that a layer holds.
+        """Return the largest number of document tokens that a layer holds.
 
         Args:
             documents: length of each document in tokens.
         """
 
     def merge(self, computed: Tensor, stored: Tensor) -> Tensor:
-        """The keys or values to use for tokens that were computed anew.
+        """Return the keys or values to use for tokens that were computed anew.
 
         Args:
             computed: new keys (before RoPE) or values `[m, kv_heads, head_dim]`.

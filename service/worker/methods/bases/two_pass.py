@@ -33,7 +33,7 @@ class TwoPassMethod(DenseMethod):
     """Base: picks rows by what the question attends to in a pass over the stitched cache."""
 
     def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
-        """Rows to compute, starting from their embeddings.
+        """Return rows to compute, starting from their embeddings.
 
         Args:
             scores: attention that every token received from the question `[n]` fp32, summed over
@@ -50,7 +50,7 @@ class TwoPassMethod(DenseMethod):
         return range(layers)
 
     def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
-        """How the question rows' attention at a layer becomes scores.
+        """Return how the question rows' attention at a layer becomes scores.
 
         Returns:
             One weight per row `[m]` fp32, which is much faster than a function.
@@ -58,7 +58,7 @@ class TwoPassMethod(DenseMethod):
         return torch.ones(len(layout.question_rows), device=layout.ids.device)
 
     def sight(self, layout: PromptLayout) -> Sight:
-        """Which keys the question sees in its pass, and which share its attention."""
+        """Return which keys the question sees in its pass, and which share its attention."""
         return EVERYTHING_CACHED
 
     # -- implemented by the base ------------------------------------------------------------------
@@ -71,7 +71,7 @@ class TwoPassMethod(DenseMethod):
         return (yield from loop.layers(self, rows, scores))
 
     def attention_scores(self, loop: LayerLoop) -> Steps[Tensor]:
-        """Runs the question pass.
+        """Run the question pass.
 
         Returns:
             Attention that every token received, by layer that counts, `[layers, n]` fp32.
@@ -87,7 +87,7 @@ class TwoPassMethod(DenseMethod):
         )
 
     def phases(self, shape: PromptShape) -> list[Phase]:
-        """The question pass, then the layers."""
+        """Return the question pass, then the layers."""
         rows, question = self._rows(shape), shape.question
         passes = []
         if rows < shape.tokens:
@@ -128,6 +128,6 @@ class QuestionRankedMethod(TwoPassMethod):
 
 
 def last_layers(layers: int, first: int, count: int) -> range:
-    """The `count` layers from `first` on; of a model with fewer layers, its last ones."""
+    """Return the `count` layers from `first` on; of a model with fewer layers, its last ones."""
     stop = min(first + count, layers)
     return range(max(0, stop - count), stop)

@@ -82,12 +82,14 @@ class Method(EvictionMethod):
         return kept if len(kept) < view.layout.tokens else None
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        """The same scores for every head. In a prefill `restart` has already chosen the tokens."""
+        """Return the same scores for every head. In a prefill `restart` has already chosen the
+        tokens."""
         kv_heads, n, _ = prompt.k.shape
         return self._scores(prompt.observed[-1], prompt.k).expand(kv_heads, n)
 
     def chooses_at(self, layers: int) -> int:
-        """Number of the layer r that chooses: `layer`, or its default for a model of this depth."""
+        """Return number of the layer r that chooses: `layer`, or its default for a model of this
+        depth."""
         return self.layer or min(max(1, int(DEFAULT_DEPTH * layers)), layers - 1)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ class Method(EvictionMethod):
         return self.recent
 
     def observe(self, view: LayerView) -> Tensor:
-        """Attention that each key received, summed over the rows of this layer, `[kv_heads, n]`."""
+        """Return attention that each key received, summed over the rows of this layer, `[kv_heads,
+        n]`."""
         if not self.applies(view.layout):
             return view.q[:0]
         heads, (kv_heads, n, _) = view.q.shape[1], view.k.shape

@@ -64,7 +64,7 @@ class Method(EvictionMethod):
         model.require_all_heads("eviction", "kvec")
 
     def observe(self, view: LayerView) -> Tensor:
-        """The queries of the longer window `[O', heads, head_dim]`."""
+        """Return the queries of the longer window `[O', heads, head_dim]`."""
         return view.q[-self._extended_rows(view.layout) :].clone()
 
     def score(self, prompt: PromptAttention) -> Tensor:

@@ -35,7 +35,8 @@ class Method(EvictionMethod):
         return view.q[:0]
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        """The token's index, so that the last tokens win; sinks score higher than all others."""
+        """Return the token's index, so that the last tokens win; sinks score higher than all
+        others."""
         n = prompt.layout.tokens
         index = prompt.layout.all_rows
         score = torch.where(index < min(self.sinks, n), 2 * n - index, index)

@@ -86,7 +86,7 @@ class Method(DenseMethod):
         return _relative(view, keys=True) + _relative(view, keys=False)
 
     def _in_turn(self, candidates: Tensor, deviations: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The probes of keys and those of values, together ⌊ratio · |D|⌋ different rows."""
+        """Return the probes of keys and those of values, together ⌊ratio · |D|⌋ different rows."""
         wanted = floor_share(len(candidates), self.ratio)
         of_keys, of_values = (each[candidates] for each in deviations)
         keys = candidates[stable_topk(of_keys, (wanted + 1) // 2)]

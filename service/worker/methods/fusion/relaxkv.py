@@ -49,11 +49,12 @@ class Method(TwoPassMethod):
     )
 
     def recomputed_tokens(self, shape: PromptShape) -> int:
-        """The last layer's, as a report counts them."""
+        """Return the last layer's, as a report counts them."""
         return floor_share(sum(shape.documents), self.ratio)
 
     def phases(self, shape: PromptShape) -> list[Phase]:
-        """Rows become fewer from layer to layer; how many cannot be known before they are asked."""
+        """Return rows become fewer from layer to layer; how many cannot be known before they are
+        asked."""
         layers, others = shape.layers, shape.question + shape.uncached
         rows = []
         for left in range(layers - 1, -1, -1):
@@ -83,7 +84,7 @@ class Method(TwoPassMethod):
         return view.attention_scores if view.layer == 0 else None
 
     def _last_needed(self, layout: PromptLayout, by_layer: Tensor) -> Tensor:
-        """The last layer of which each token is an anchor, -1 if of none `[n]`."""
+        """Return the last layer of which each token is an anchor, -1 if of none `[n]`."""
         candidates = layout.cached_document_rows
         wanted = floor_share(len(candidates), self.ratio)
         last = torch.full((layout.tokens,), -1, device=candidates.device)

@@ -23,8 +23,14 @@ from service.shared.parameters import parameter
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.methods.bases.sparse import SketchedPrompt, SparseMethod
 from service.worker.methods.sparse.blocks import BLOCK, BlockGrid
-from service.worker.methods.sparse.plan import SparsePlan, make_plan
-from service.worker.methods.sparse.selection import Selection, outliers, personalised, select
+from service.worker.methods.sparse.selection import (
+    Selection,
+    SparsePlan,
+    make_plan,
+    outliers,
+    personalised,
+    select,
+)
 from service.worker.model.model_facts import ModelFacts
 
 
@@ -83,7 +89,7 @@ class Method(SparseMethod):
         )
 
     def selected(self, prompt: SketchedPrompt, queries: Tensor) -> Selection:
-        """Selects the middle blocks that the question needs."""
+        """Select the middle blocks that the question needs."""
         documents = prompt.documents
         local = [d.sketch.local_query for d in documents]
         return select(
@@ -112,7 +118,8 @@ class Method(SparseMethod):
         )
 
     def block_limit(self, grids: Sequence[BlockGrid]) -> int:
-        """The largest number of middle blocks that a layer may hold, of all documents together.
+        """Return the largest number of middle blocks that a layer may hold, of all documents
+        together.
 
         At least one, unless the method selects no middle blocks or no document has one.
         """

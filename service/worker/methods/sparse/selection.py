@@ -1,7 +1,8 @@
-"""Selects the middle blocks that a question needs, by the documents' sketches.
+"""Selects the middle blocks that a question needs, by the sketches of the documents, and plans
+which tokens each layer holds and which it computes anew.
 
 Source:
-    docs/specification.md §1.7, steps Q2 to Q5.
+    docs/specification.md §1.7, steps Q2 to Q6.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,7 +51,7 @@ class Selection:
 
 
 def personalised(question: Tensor, locals_: Sequence[Tensor], *, bias: bool) -> list[Tensor]:
-    """The query with which each document's blocks are scored (Q2).
+    """Return the query with which each document's blocks are scored (Q2).
 
     It is the question's query plus the mean of the other documents' local queries, each weighted by
     how similar it is to the question's.
@@ -74,7 +76,8 @@ def personalised(question: Tensor, locals_: Sequence[Tensor], *, bias: bool) -> 
 
 
 def scores(query: Tensor, keys: Tensor) -> Tensor:
-    """Scores s(x) = Σ_h ⟨q[h], x[g(h)]⟩ of block keys, where g(h) is the KV head of query head h.
+    """Return scores s(x) = Σ_h ⟨q[h], x[g(h)]⟩ of block keys, where g(h) is the KV head of query
+    head h.
 
     Args:
         query: `[layers, heads, head_dim]`.
@@ -112,7 +115,7 @@ def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]
 
 
 def normalised(s: Tensor, query: Tensor, how: str) -> Tensor:
-    """Scores of one document `[layers, m]`, made comparable between documents.
+    """Return scores of one document `[layers, m]`, made comparable between documents.
 
     For "softmax" its logarithm is returned: the order is the same, and small values do not all
     underflow to zero and tie.
@@ -136,7 +139,7 @@ def select(
     normalise: str = "norm",
     limit: int | None = None,
 ) -> Selection:
-    """Selects middle blocks per layer (Q3, Q4).
+    """Select middle blocks per layer (Q3, Q4).
 
     Each document proposes its best ⌈P·|middle|⌉ blocks. Of all proposals, the best ⌈total /
     documents⌉ are kept, at most `limit`. Ties go to the lower document, then to the lower block.
@@ -194,3 +197,100 @@ def outliers(documents: Sequence[SketchedDocument], *, pooled: bool) -> list[Ten
         bound = mean - OUTLIER_SIGMAS * (gap.square().sum(1, keepdim=True) / count).sqrt()
         out.append(alpha.isfinite() & (alpha < bound))
     return out
+
+
+@dataclass(frozen=True)
+class SparsePlan:
+    """Per layer, prompt rows of S and the documents, ascending.
+
+    The question is not part of the plan: it is always held and computed. Every layer keeps equally
+    many rows.
+
+    Attributes:
+        kept: per layer, rows whose KV the layer holds.
+        fresh: per layer, those of the kept rows whose KV is computed anew.
+    """
+
+    kept: list[list[int]]
+    fresh: list[list[int]]
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """Per layer, rows whose hidden state is needed: those that it or a later layer computes."""
+        rows: list[list[int]] = []
+        later: set[int] = set()
+        for computed in reversed(self.fresh):
+            later |= set(computed)
+            rows.append(sorted(later))
+        return rows[::-1]
+
+    @cached_property
+    def padding(self) -> list[list[int]]:
+        """Per layer, rows that run through it although it does not hold them.
+
+        Their stored KV is read for this layer and dropped after it.
+        """
+        return [
+            sorted(set(rows) - set(kept)) for rows, kept in zip(self.rows, self.kept, strict=True)
+        ]
+
+    @property
+    def recomputed(self) -> set[int]:
+        """Rows that at least one layer computes anew."""
+        return {t for layer in self.fresh for t in layer}
+
+
+def fixed_tokens(documents: Sequence[SketchedDocument]) -> list[int]:
+    """Return prompt rows of all documents' first and last blocks, ascending."""
+    return [d.start + t for d in documents for t in d.grid.indices(d.grid.fixed)]
+
+
+def recomputed_ends(grid: BlockGrid, share: float) -> list[int]:
+    """Tokens of a document's first and last blocks to compute anew, ascending.
+
+    They are taken from the first block, then from the document's end backwards, until they are
+    `share` of the document. A document without middle blocks is kept and computed as a whole, which
+    makes it exact.
+    """
+    ends = grid.indices(grid.fixed)
+    if not grid.middle:
+        return ends
+    most = math.floor(share * grid.tokens + 1e-9)
+    first = ends[: min(grid.block, most)]
+    rest = ends[grid.block :]
+    return first + rest[max(0, len(rest) - (most - len(first))) :]
+
+
+def make_plan(
+    system: int,
+    documents: Sequence[SketchedDocument],
+    selection: Selection,
+    outlier: Sequence[Tensor],
+    *,
+    recompute: bool,
+    max_recomputed: float = 1.0,
+) -> SparsePlan:
+    """SamKV's plan.
+
+    S is kept and never computed: it is exact. Computed anew are tokens of the documents' first and
+    last blocks, as many as `max_recomputed` allows, and the representatives of outlier blocks where
+    these are kept.
+
+    Args:
+        system: tokens of S.
+        selection: the middle blocks that each layer keeps.
+        outlier: per document, which blocks stand out in a layer `[layers, blocks]` bool.
+    """
+    edge = fixed_tokens(documents)
+    anew = [d.start + t for d in documents for t in recomputed_ends(d.grid, max_recomputed)]
+    kept, fresh = [], []
+    for layer, blocks in enumerate(selection.blocks):
+        middle, marked = [], []
+        for number, block in blocks:
+            document = documents[number]
+            middle += [document.start + t for t in document.grid.span(block)]
+            if bool(outlier[number][layer, block]):
+                marked.append(document.start + int(document.sketch.representative[layer, block]))
+        kept.append(sorted([*range(system), *edge, *middle]))
+        fresh.append(sorted([*anew, *marked]) if recompute else [])
+    return SparsePlan(kept, fresh)

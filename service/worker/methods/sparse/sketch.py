@@ -59,7 +59,7 @@ class Sketch:
     alpha: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """The sketch as it is stored, on the host.
+        """Return the sketch as it is stored, on the host.
 
         Vectors are stored in int8 with one scale each, because they are only ranked and compared.
         Of the block means only those of the middle blocks are stored.
@@ -81,7 +81,7 @@ class Sketch:
 
     @classmethod
     def of(cls, stored: Mapping[str, Tensor]) -> Sketch:
-        """Builds a sketch from the result of `tensors`; means of init and local blocks are zero."""
+        """Build a sketch from the result of `tensors`; means of init and local blocks are zero."""
         layers, blocks = stored["alpha"].shape
         decoded = {
             name: stored[name].float() * stored[name + ".scale"]
@@ -133,7 +133,7 @@ class SketchBuilder:
         self._alphas: list[Tensor] = []
 
     def add(self, view: LayerView | ChunkLayer) -> None:
-        """Adds the next layer of the chunk's full prefill."""
+        """Add the next layer of the chunk's full prefill."""
         first = self._first
         tokens = len(view.q) - first
         grid = BlockGrid(tokens, self._block)
@@ -158,13 +158,13 @@ class SketchBuilder:
             self._fit()
 
     def _fit(self) -> None:
-        """Fits the decays of the layers that were added since the last fit."""
+        """Fit the decays of the layers that were added since the last fit."""
         chosen = [part["representative"] for part in self._layers[-len(self._columns) :]]
         self._alphas.append(decays(torch.stack(self._columns), torch.stack(chosen)))
         self._columns = []
 
     def sketch(self) -> Sketch:
-        """The sketch, after all layers have been added."""
+        """Return the sketch, after all layers have been added."""
         if self._columns:
             self._fit()
         names = [f.name for f in fields(Sketch) if f.name != "alpha"]
@@ -173,7 +173,7 @@ class SketchBuilder:
 
 
 def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
-    """Mean of each block's keys, `[T, kv_heads, head_dim]` → `[m, kv_heads, head_dim]`."""
+    """Return mean of each block's keys, `[T, kv_heads, head_dim]` → `[m, kv_heads, head_dim]`."""
     missing = grid.blocks * grid.block - grid.tokens
     if not missing:
         return k.view(grid.blocks, grid.block, *k.shape[1:]).mean(1)
@@ -186,7 +186,7 @@ def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
 def attention_mass(
     q: Tensor, k: Tensor, scale: float, rule: AttentionRule = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Mean attention that each token receives from later queries.
+    """Return mean attention that each token receives from later queries.
 
     Args:
         q: queries after RoPE `[T, heads, head_dim]`.
@@ -208,7 +208,7 @@ def attention_mass(
 
 
 def _sums_by_key(q: Tensor, k: Tensor, scale: float, rule: AttentionRule) -> tuple[Tensor, Tensor]:
-    """Attention that all later queries together pay each token, and the normalisers."""
+    """Return attention that all later queries together pay each token, and the normalisers."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     first = n - tokens
@@ -238,7 +238,7 @@ def _sums_by_key(q: Tensor, k: Tensor, scale: float, rule: AttentionRule) -> tup
 
 
 def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
-    """The representative of each block: the scored token that receives most attention.
+    """Return the representative of each block: the scored token that receives most attention.
 
     Args:
         mass: mean attention of each token `[T]`, NaN where it is not scored.
@@ -264,7 +264,8 @@ def later_attention(
     scale: float,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Attention of every query to each block's representative, mean over heads, `[T, m]` fp32."""
+    """Return attention of every query to each block's representative, mean over heads, `[T, m]`
+    fp32."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     at = representative.clamp(min=0) + n - tokens

@@ -38,19 +38,20 @@ class ExpertsModel(DecoderModel):
         return int(self.config.moe_intermediate_size)
 
     def router_weights(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
-        """Weights of the experts `[m, chosen]`, from their probabilities fp32."""
+        """Return weights of the experts `[m, chosen]`, from their probabilities fp32."""
         if self.config.norm_topk_prob:
             chosen = chosen / chosen.sum(-1, keepdim=True)
         return chosen.to(dtype)
 
     def route(self, mlp: Any, x: Tensor, batch: bool) -> tuple[Tensor, Tensor]:
-        """Numbers of the experts of every row, and the weights of their outputs, each `[m, k]`."""
+        """Return numbers of the experts of every row, and the weights of their outputs, each `[m,
+        k]`."""
         router = cpu_linear.linear(x, mlp.gate.weight, batch=batch)
         top = router.softmax(-1, dtype=torch.float32).topk(self.config.num_experts_per_tok, dim=-1)
         return top.indices, self.router_weights(top.values, router.dtype)
 
     def expert(self, experts: Any, number: int, x: Tensor, batch: bool) -> Tensor:
-        """What an expert makes of its rows `[m, hidden]`."""
+        """Return what an expert makes of its rows `[m, hidden]`."""
         both = cpu_linear.linear(x, experts.gate_up_proj[number], batch=batch)
         gate, up = both.chunk(2, dim=-1)
         inner = experts.act_fn(gate).mul_(up)
@@ -71,8 +72,8 @@ class ExpertsModel(DecoderModel):
 def _mixed(
     expert: Callable[[int, Tensor], Tensor], x: Tensor, chosen: Tensor, weights: Tensor
 ) -> Steps[Tensor]:
-    """The weighted sum of the chosen experts' outputs. Rows of one expert are computed together;
-    every row adds its experts in the same order, whatever the other rows are.
+    """Return the weighted sum of the chosen experts' outputs. Rows of one expert are computed
+    together; every row adds its experts in the same order, whatever the other rows are.
 
     Args:
         expert: number and rows of an expert → its outputs.

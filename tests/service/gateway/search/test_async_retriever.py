@@ -22,8 +22,7 @@ from retriever import (
     parse_filter,
 )
 from service.errors import InvalidRequest, PromptTooLong
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.models import make_embedder, make_reranker
+from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
 from service.gateway.search.passage_search import FoundPassages, PassageSearch, SearchQuery
 from service.settings import Settings
 from tests.fakes.models import HashingEmbedder, OverlapReranker, WordCounter

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from service.worker.methods.sparse.blocks import BlockGrid
-from service.worker.methods.sparse.plan import (
+from service.worker.methods.sparse.selection import (
+    Selection,
+    SketchedDocument,
     SparsePlan,
     fixed_tokens,
     make_plan,
     recomputed_ends,
 )
-from service.worker.methods.sparse.selection import Selection, SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
 from tests.references.samkv_pass import figure_5_cases
 
