@@ -1,4 +1,4 @@
-"""The chart of README: time to first token beside vLLM, and how much of full prefill's answer stays.
+"""The chart of README: time to first token beside vLLM, and what stays of full prefill's answers.
 
     python -m benchmarks.peers.chart [--out docs/images/ttft-and-agreement.png]
 
