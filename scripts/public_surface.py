@@ -121,7 +121,7 @@ def without_times(value: Any) -> Any:
 
 def answers(client: Client, http: httpx.Client) -> dict[str, Any]:
     """The demo's twenty questions under every method; some with eviction; some explained."""
-    for done, total in client.progress(client.precompute(read_documents())):
+    for done, total in client.precompute(read_documents()):
         del done, total
     methods = sorted(http.get("/v1/methods").json()["fusion"], key=str)
     names = [m["name"] if isinstance(m, dict) else str(m) for m in methods]
