@@ -38,11 +38,11 @@ def assert_whole(folder: Path) -> str | None:
     """Index and catalog agree, and every document is whole. Returns why the index was rebuilt."""
     retriever = at(folder)
     report = retriever.start()
-    ids = set(retriever._catalog.chunk_ids(DocFilter()))
-    assert set(retriever._index.ids) == ids
+    ids = set(retriever.catalog.chunk_ids(DocFilter()))
+    assert set(retriever.index.ids) == ids
     assert report.vectors == len(ids) == retriever.catalog.counts().chunks
     assert sum(
-        len(i) for _, i, _ in retriever._catalog.vectors(retriever._catalog.spaces()[0])
+        len(i) for _, i, _ in retriever.catalog.vectors(retriever.catalog.spaces()[0])
     ) == len(ids)
     cursor = None
     while True:

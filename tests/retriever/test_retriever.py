@@ -20,11 +20,11 @@ ANIMALS = [
 
 
 def ids_in_index(retriever: Retriever) -> set[int]:
-    return set(retriever._index.ids)
+    return set(retriever.index.ids)
 
 
 def ids_in_catalog(retriever: Retriever) -> set[int]:
-    return set(retriever._catalog.chunk_ids(DocFilter()))
+    return set(retriever.catalog.chunk_ids(DocFilter()))
 
 
 def test_real_questions_find_their_passages(
@@ -56,7 +56,7 @@ def test_real_questions_find_their_passages(
         assert "".join(chunk.text for chunk in chunks) == document.text
         assert all(chunk.tokens <= 256 for chunk in chunks)
     # The embedder is shared with other tests, so only the catalog is closed.
-    retriever._catalog.close()
+    retriever.catalog.close()
 
 
 def test_passages_cite_exact_characters(open_retriever: OpenRetriever) -> None:

@@ -67,14 +67,14 @@ def test_a_collection_in_postgresql_is_read_and_left_as_it_is(
     served.start()
     served.ingest(DOCUMENTS, scope=Scope(collection="cities"))
     served.ingest([Document("other", "Oslo is elsewhere.")], scope=Scope("tenant", "cities"))
-    before = served._catalog.state()
+    before = served.catalog.state()
     with of_collection("cities", prompts, settings, max_context=1024) as corpus:
         assert corpus.documents == 3
         prompt = corpus.prompt("What is the capital of Norway?", task="tune")
     texts = [prompts.tokenizer.decode(ids) for ids in prompt.documents]
     assert len(texts) == 3 and any(text.startswith("Oslo\n") for text in texts)
     assert any(prompt.behind["neighbours"])
-    assert served._catalog.state() == before
+    assert served.catalog.state() == before
     (oslo,) = served.search("capital of Norway", 1, scope=Scope(collection="cities"))
     assert served.companions.accompanied([oslo.chunk.chunk_id]) == []
     with (
