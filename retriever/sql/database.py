@@ -79,6 +79,7 @@ class Database:
         self._write_lock = write_lock
         self._error = error
         self._engine: sa.Engine | None = None
+        self._idle: list[sa.Connection] = []
         self._starting = threading.Lock()
         self._writing = contextlib.nullcontext() if self.shared else threading.Lock()
 
@@ -101,14 +102,17 @@ class Database:
                 except BaseException:
                     engine.dispose()
                     raise
+                self._idle = []
                 self._engine = engine
 
     def close(self) -> None:
         """Close all idle connections; what is under way keeps its own until it ends."""
         with self._starting, self._writing:
-            if self._engine is not None:
-                self._engine.dispose()
-                self._engine = None
+            engine, self._engine = self._engine, None
+            while self._idle:
+                self._idle.pop().close()
+            if engine is not None:
+                engine.dispose()
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -239,7 +243,7 @@ class Database:
     def _transaction(
         self, engine: sa.Engine, begin: str, lock: int | None = None
     ) -> Iterator[sa.Connection]:
-        with engine.connect() as connection:
+        with self._connection(engine) as connection:
             driver: Any = connection.connection.driver_connection
             driver.execute(begin)
             try:
@@ -253,6 +257,26 @@ class Database:
                 except Exception:  # the connection may be what failed
                     connection.invalidate()
                 raise
+
+    @contextmanager
+    def _connection(self, engine: sa.Engine) -> Iterator[sa.Connection]:
+        if self.shared:
+            with engine.connect() as connection:
+                yield connection
+            return
+        # Taking a connection from the engine's pool takes longer than a short read of SQLite.
+        idle = self._idle
+        try:
+            connection = idle.pop()
+        except IndexError:
+            connection = engine.connect()
+        try:
+            yield connection
+        finally:
+            if self._engine is engine and not connection.invalidated:
+                idle.append(connection)
+            else:  # it was closed meanwhile, or is about to be opened
+                connection.close()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

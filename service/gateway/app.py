@@ -24,7 +24,7 @@ READABLE_HEADERS = ("Location", "Retry-After", "Server-Timing", "X-Request-Id", 
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """An application that starts and closes `gateway` with its lifespan."""
+    """Return an application that starts and closes `gateway` with its lifespan."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

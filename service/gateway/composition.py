@@ -83,7 +83,7 @@ class Gateway:
         self._build_services(embedder)
 
     def _build_access(self) -> None:
-        """Keys and quotas: who may use the service, and how much."""
+        """Build keys and quotas: who may use the service, and how much."""
         settings = self.settings
         self._counters = self._rate_counters()
         per_tenant = Limits(
@@ -107,7 +107,7 @@ class Gateway:
     def _build_workers(
         self, model_folder: Path, calibrated: Calibration | None, processes: ProcessOptions
     ) -> None:
-        """The workers: processes of this gateway, or those that run by themselves."""
+        """Build the workers: processes of this gateway, or those that run by themselves."""
         settings = self.settings
         self._workers: Workers | SharedWorkers
         if settings.worker_addresses:
@@ -136,7 +136,7 @@ class Gateway:
         count_by_state(self.metrics, self.worker_states)
 
     def _build_services(self, embedder: Embedder | None) -> None:
-        """What routes ask for: the documents, answers and searches."""
+        """Build what routes ask for: the documents, answers and searches."""
         settings = self.settings
         embedder = embedder or make_embedder(settings)
         retriever = Retriever.in_folder(
@@ -233,7 +233,7 @@ class Gateway:
             self._lock.close()
 
     def not_ready(self) -> str | None:
-        """Why requests are refused now, None if they are served."""
+        """Return why requests are refused now, None if they are served."""
         if self.failure is not None:
             return self.failure
         if self.limiter.draining:

@@ -99,7 +99,7 @@ class DiskGuard:
         self._probed_at = float("-inf")
 
     def recognise(self, error: BaseException) -> DiskFull | None:
-        """The error to raise instead of one that a full disk has caused; None: it has not."""
+        """Return the error to raise instead of one that a full disk caused, None if it did not."""
         if isinstance(error, DiskFull):
             return error
         chain: BaseException | None = error
@@ -112,7 +112,7 @@ class DiskGuard:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Within the block, errors that a full disk causes become DiskFull."""
+        """Turn errors that a full disk causes within the block into DiskFull."""
         try:
             yield
         except Exception as error:
@@ -122,7 +122,10 @@ class DiskGuard:
             raise full from error
 
     def reason(self) -> str | None:
-        """Why nothing can be stored, None if it can. Blocks for a short write if it was full."""
+        """Return why nothing can be stored, None if it can.
+
+        Blocks for a short write if the disk was full.
+        """
         now = time.monotonic()
         if self._reason is not None and now - self._probed_at >= PROBE_PAUSE_S:
             self._probed_at = now

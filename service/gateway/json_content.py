@@ -19,7 +19,7 @@ _COUNTED_BYTES = 65_536  # at a time, so that other threads get their turn
 
 
 def parse_json(body: bytes, max_values: int) -> Any:
-    """The content of a JSON body.
+    """Return the content of a JSON body.
 
     Raises:
         BodyTooLarge: It holds more values than `max_values`.
@@ -43,7 +43,7 @@ def parse_json(body: bytes, max_values: int) -> Any:
 
 
 def has_more_values(body: bytes, limit: int) -> bool:
-    """Whether JSON text holds more than `limit` values, names not counted.
+    """Return whether JSON text holds more than `limit` values, names not counted.
 
     Every value but the first follows a comma or opens a list or an object. Inside of strings these
     characters count for nothing.
@@ -70,7 +70,7 @@ def has_more_values(body: bytes, limit: int) -> bool:
 
 
 def validated(content: Any, model: type[M]) -> M:
-    """`content` as a `model`.
+    """Return `content` as a `model`.
 
     Raises:
         InvalidRequest: It does not fit; the error names the field and the remedy.
@@ -112,7 +112,7 @@ def from_validation(faults: Sequence[Any], body: type[BaseModel]) -> InvalidRequ
 
 
 def not_utf8(error: UnicodeDecodeError) -> MalformedBody:
-    """The error for a body that cannot be decoded.
+    """Return the error for a body that cannot be decoded.
 
     Names the JSON field with the bad byte if the rest of the body can be parsed.
     """
@@ -127,7 +127,7 @@ def not_utf8(error: UnicodeDecodeError) -> MalformedBody:
 
 
 def _undecodable_field(value: Any, path: str = "") -> str | None:
-    """Path of the first string with a byte that could not be decoded."""
+    """Return the path of the first string with a byte that could not be decoded."""
     if isinstance(value, str):
         return path if any("\udc80" <= char <= "\udcff" for char in value) else None
     items: Sequence[tuple[str, Any]] = []
@@ -140,7 +140,7 @@ def _undecodable_field(value: Any, path: str = "") -> str | None:
 
 
 def _field_path(loc: Sequence[int | str]) -> str:
-    """("body", "documents", 0, "text") as "documents[0].text"."""
+    """Return ("body", "documents", 0, "text") as "documents[0].text"."""
     out = ""
     end = len(loc) - (loc[-1:] == ("[key]",))  # a wrong name in an object: the name is enough
     start = int(bool(loc) and loc[0] in ("body", "query", "path", "header"))
@@ -168,7 +168,7 @@ def _remedy(fault: Any, body: type[BaseModel]) -> str:
 
 
 def _model_at(loc: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel]:
-    """The model that holds the last field of `loc`."""
+    """Return the model that holds the last field of `loc`."""
     for part in loc[:-1]:
         if part in body.model_fields:
             body = _model_in(body.model_fields[str(part)].annotation) or body
@@ -176,7 +176,7 @@ def _model_at(loc: Sequence[int | str], body: type[BaseModel]) -> type[BaseModel
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model in `X | None` or `list[X]`."""
+    """Return the model in `X | None` or `list[X]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((m for arg in get_args(annotation) if (m := _model_in(arg))), None)

@@ -51,7 +51,7 @@ class WorkerCollector(Collector):
         self._samples = {name: s for name, s in self._samples.items() if name != worker}
 
     def tiers(self) -> dict[str, dict[str, float]]:
-        """Per tier: used and capacity bytes, entries, evictions and health, as last reported.
+        """Return used and capacity bytes, entries, evictions and health of every tier, as reported.
 
         Every worker has a memory tier of its own; the others they share.
         """
@@ -68,7 +68,7 @@ class WorkerCollector(Collector):
         }
 
     def reported(self, worker: str, name: str) -> dict[tuple[str, ...], float]:
-        """A worker's latest values of a metric, by its labels' values; empty if there are none."""
+        """Return a worker's latest values of a metric by its labels' values; empty without any."""
         return self._samples.get(worker, {}).get(name, {})
 
     def collect(self) -> Iterator[Family]:
@@ -91,7 +91,7 @@ class WorkerCollector(Collector):
 
 
 def _combined(tier: str, name: str, values: Sequence[float]) -> float:
-    """One number of a tier for all workers."""
+    """Return one number of a tier for all workers."""
     if name == "healthy":
         return min(values)
     sums = name in SUMMED or (tier == OWN_TIER and not name.startswith("estimated"))
@@ -99,7 +99,7 @@ def _combined(tier: str, name: str, values: Sequence[float]) -> float:
 
 
 def _labels_on_wire(metric: Declared) -> dict[str, tuple[str, ...]]:
-    """Names and labels with which a worker sends a metric."""
+    """Return names and labels with which a worker sends a metric."""
     labels = tuple(metric.labels)
     if metric.kind != "histogram":
         return {metric.name: labels}
@@ -199,7 +199,7 @@ class GatewayMetrics:
         self.registry.register(DiskCollector(folders or {}))
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
     def _counter(self, metric: Declared) -> Counter:

@@ -36,7 +36,7 @@ class DrainingServer(uvicorn.Server):
         self._task: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain, then stop. Second: stop now."""
+        """Drain at the first signal, then stop; stop now at the second."""
         if self._draining:
             self._stop()
             self.force_exit = True
@@ -50,7 +50,7 @@ class DrainingServer(uvicorn.Server):
         loop.call_soon_threadsafe(self._begin_drain)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second; True ends its main loop."""
+        """Return True to end uvicorn's main loop, which calls this ten times a second."""
         return await super().on_tick(counter) or self._gateway.failure is not None
 
     def _begin_drain(self) -> None:
@@ -65,7 +65,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
-    """A server for `gateway` at its settings' host and port."""
+    """Return a server for `gateway` at its settings' host and port."""
     settings = gateway.settings
     config = uvicorn.Config(
         create_app(gateway),
@@ -122,7 +122,7 @@ def serve(gateway: Gateway, bound: socket.socket) -> str | None:
 
 
 def with_deadlines(*, header_s: float, reading_s: float) -> type[H11Protocol]:
-    """A protocol that ends connections of clients that are too slow.
+    """Return a protocol that ends connections of clients that are too slow.
 
     Args:
         header_s: Seconds until the header of the next request is complete.

@@ -24,10 +24,10 @@ class ProcessOptions:
     """How worker processes are started and watched.
 
     Attributes:
-        command: starts one.
-        address: of a worker that runs already; empty: they are started and supervised.
-        heartbeat_timeout_s: silence after which one counts as gone.
-        restart_backoff_s: first and longest pause before one is started again.
+        command: Starts one.
+        address: Of a worker that runs already; empty: they are started and supervised.
+        heartbeat_timeout_s: Silence after which one counts as gone.
+        restart_backoff_s: First and longest pause before one is started again.
     """
 
     command: Sequence[str] = COMMAND
@@ -43,7 +43,7 @@ class Workers:
     """All workers of one gateway.
 
     Attributes:
-        worker: what the rest of the gateway talks to.
+        worker: What the rest of the gateway talks to.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Workers:
         return self._supervisors[0].pid
 
     def states(self) -> list[WorkerState]:
-        """What is known of every worker."""
+        """Return what is known of every worker."""
         pairs = zip(self._clients, self._supervisors, strict=True)
         return [WorkerState.of(client, pid=supervisor.pid) for client, supervisor in pairs]
 

@@ -43,11 +43,11 @@ class Measured:
     """One configuration on the test part.
 
     Attributes:
-        fusion: method and parameters, as a request names them.
-        prefix_mode: what chunks were precomputed behind.
-        codec: that they were stored with.
-        operations: of the prefill, relative to full prefill.
-        agreement: lower end of the 95 % interval of the share of answer tokens that full prefill
+        fusion: Method and parameters, as a request names them.
+        prefix_mode: What chunks were precomputed behind.
+        codec: That they were stored with.
+        operations: Of the prefill, relative to full prefill.
+        agreement: Lower end of the 95 % interval of the share of answer tokens that full prefill
             would have said too.
     """
 
@@ -63,9 +63,9 @@ class Calibration:
     """The part of a calibration that decides for the service.
 
     Attributes:
-        path: of the file.
-        defaults: see the module's docstring.
-        measured: configurations without eviction, full prefill not among them.
+        path: Of the file.
+        defaults: See the module's docstring.
+        measured: Configurations without eviction, full prefill not among them.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Calibration:
     measured: Sequence[Measured] = ()
 
     def settings(self, given: Settings) -> Settings:
-        """`given` with this calibration's defaults for what is not set explicitly."""
+        """Return `given` with this calibration's defaults for what is not set explicitly."""
         found = {
             name: self.defaults[name]
             for name in SETTINGS
@@ -82,7 +82,7 @@ class Calibration:
         return given.model_copy(update=found)
 
     def cheapest(self, quality: float, *, prefix_mode: str, codec: str) -> dict[str, Any] | None:
-        """The cheapest measured fusion whose agreement is at least `quality`; None: full prefill.
+        """Return the cheapest measured fusion that agrees with `quality`, None for full prefill.
 
         Only what was measured with this prefix mode and codec counts.
         """
@@ -95,10 +95,10 @@ class Calibration:
 
 
 def find(settings: Settings, model_folder: Path) -> Calibration | None:
-    """The calibration that a service with these settings uses; None if there is none.
+    """Return the calibration that a service with these settings uses, None if there is none.
 
     Raises:
-        InvalidSetting: the file that `calibration` names is missing, damaged, or another model's.
+        InvalidSetting: The file that `calibration` names is missing, damaged, or another model's.
     """
     if settings.calibration == OFF:
         return None

@@ -10,29 +10,29 @@ from pydantic import AfterValidator
 
 
 def default_data_dir() -> Path:
-    """`$XDG_DATA_HOME/kvstitch`, by default ~/.local/share/kvstitch."""
+    """Return `$XDG_DATA_HOME/kvstitch`, by default ~/.local/share/kvstitch."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "kvstitch"
 
 
 def default_model_cache() -> Path:
-    """`$XDG_CACHE_HOME/kvstitch/models`, by default ~/.cache/kvstitch/models."""
+    """Return `$XDG_CACHE_HOME/kvstitch/models`, by default ~/.cache/kvstitch/models."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "kvstitch" / "models"
 
 
 def demo_model() -> Path:
-    """The embedded default model: `demo_model` in the installed `service` package."""
+    """Return the embedded default model: `demo_model` in the installed `service` package."""
     return Path(__file__).parents[1] / "demo_model"
 
 
 def parts(value: str) -> list[str]:
-    """What stands between the commas."""
+    """Return what stands between the commas, without blanks."""
     return [part for part in map(str.strip, value.split(",")) if part]
 
 
 def named_folders(value: str) -> dict[str, Path]:
-    """Folders by their names, of NAME=FOLDER."""
+    """Return the folders of NAME=FOLDER, by commas, by their names."""
     pairs = [part.partition("=") for part in parts(value)]
     return {name.strip(): Path(folder.strip()).expanduser() for name, _, folder in pairs}
 

@@ -78,7 +78,7 @@ class Settings(
         calibration: Path | None = None,
         shared: bool = False,
     ) -> WorkerSettings:
-        """The worker's part of the settings.
+        """Return the worker's part of the settings.
 
         Args:
             model_folder: The model that it is to load.
@@ -141,12 +141,12 @@ class Settings(
         )
 
     def device_of(self, number: int) -> str:
-        """The device of a worker; workers take those that are named in turns."""
+        """Return the device of a worker; workers take those that are named in turns."""
         devices = [name.strip() for name in self.device.split(",")]
         return devices[number % len(devices)]
 
     def _share_of_cores(self) -> int:
-        """Threads of each of several workers; 0, torch's choice, for one that is alone."""
+        """Return the threads of each of several workers; 0, torch's choice, for only one."""
         return 0 if self.workers == 1 else max(1, len(os.sched_getaffinity(0)) // self.workers)
 
 

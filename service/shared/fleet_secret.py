@@ -37,10 +37,10 @@ class CurveKeys:
 
 
 def check(secret: str) -> None:
-    """See that a secret can be used.
+    """Check that a secret can be used.
 
     Raises:
-        InvalidSetting: it is too short to be one.
+        InvalidSetting: It is too short to be one.
     """
     if len(secret) < MIN_SECRET_CHARS:
         raise InvalidSetting(
@@ -50,10 +50,10 @@ def check(secret: str) -> None:
 
 
 def curve_keys(secret: str, side: Side) -> CurveKeys:
-    """The key pair of a side.
+    """Return the key pair of a side.
 
     Raises:
-        InvalidSetting: the secret is too short.
+        InvalidSetting: The secret is too short.
     """
     # Here, because settings import this module in processes that have no sockets.
     import zmq
@@ -65,31 +65,31 @@ def curve_keys(secret: str, side: Side) -> CurveKeys:
 
 
 def tenants_secret(secret: str) -> str:
-    """What keys the chunks of named tenants, in hex.
+    """Return what keys the chunks of named tenants, in hex.
 
     Raises:
-        InvalidSetting: the secret is too short.
+        InvalidSetting: The secret is too short.
     """
     check(secret)
     return derive(secret, "tenants").hex()
 
 
 def derive(secret: str, purpose: str) -> bytes:
-    """32 bytes for one purpose, by HKDF-SHA256."""
+    """Return 32 bytes for one purpose, by HKDF-SHA256."""
     extracted = hmac.new(_SALT, secret.encode(), hashlib.sha256).digest()
     return hmac.new(extracted, purpose.encode() + b"\x01", hashlib.sha256).digest()
 
 
 def is_encrypted(address: str, secret: str) -> bool:
-    """Whether a connection uses CURVE: every one over TCP, where there is a secret."""
+    """Return whether a connection uses CURVE: every one over TCP, where there is a secret."""
     return bool(secret) and address.startswith("tcp://")
 
 
 def require_secret(address: str, secret: str) -> None:
-    """See that nobody else can reach an address, or that a secret protects it.
+    """Check that nobody else can reach an address, or that a secret protects it.
 
     Raises:
-        InvalidSetting: the secret is missing, or too short.
+        InvalidSetting: The secret is missing, or too short.
     """
     if secret:
         check(secret)

@@ -30,11 +30,11 @@ QUANTISED = {
 
 
 def fingerprint(folder: str, quantize: str = "off") -> str:
-    """32 hex characters over weights, config, tokenizer and template of a model folder.
+    """Return 32 hex characters over weights, config, tokenizer and template of a model folder.
 
     Args:
-        folder: of the model.
-        quantize: the setting: how its weights are quantised when they are loaded.
+        folder: Of the model.
+        quantize: The setting: how its weights are quantised when they are loaded.
     """
     digest = hashlib.blake2b(digest_size=16)
     path = Path(folder)

@@ -13,6 +13,6 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
 
 
 def prepare() -> None:
-    """For this process, unless the environment says otherwise. Call it before torch is imported."""
+    """Set the environment of this process, where it says nothing else; before torch is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -34,7 +34,7 @@ def parameter(
     layer: bool = False,
     auto: bool = False,
 ) -> Any:
-    """A dataclass field for one parameter.
+    """Return a dataclass field for one parameter.
 
     Args:
         default: Its default; its type is the parameter's type. A tuple takes a list of numbers.
@@ -53,7 +53,7 @@ def parameter(
 
 
 def schema_of(cls: type) -> Schema:
-    """The schema of a method: `{name: {type, default, doc, ge?, le?, choices?, …}}`."""
+    """Return the schema of a method: `{name: {type, default, doc, ge?, le?, choices?, …}}`."""
     out: Schema = {}
     for f in dataclasses.fields(cls):
         if "doc" in f.metadata:
@@ -63,7 +63,7 @@ def schema_of(cls: type) -> Schema:
 
 
 def for_model(schema: Schema, layers: int) -> Schema:
-    """`schema` with the range of layer parameters set for a model with so many layers."""
+    """Return `schema` with layer parameters limited to a model of so many layers."""
     return {
         name: {**facts, "le": layers - 1} if facts.get("layer") else facts
         for name, facts in schema.items()

@@ -101,11 +101,11 @@ class OtlpTracing:
     """Sends spans to a collector, by OTLP over HTTP, in the background."""
 
     def __init__(self, endpoint: str, process: str) -> None:
-        """Not started yet.
+        """Start nothing yet.
 
         Args:
             endpoint: Base URL of the collector, e.g. http://collector:4318.
-            process: gateway or worker.
+            process: "gateway" or "worker".
         """
         self._endpoint = endpoint.rstrip("/")
         self._process = process
@@ -182,5 +182,5 @@ class _OtlpSpan:
 
 
 def tracing(endpoint: str, process: str) -> Tracing:
-    """Tracing for an endpoint, off if it is empty; not started yet."""
+    """Return Tracing for an endpoint, off if it is empty; not started yet."""
     return OtlpTracing(endpoint, process) if endpoint else NoTracing()

@@ -46,7 +46,7 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").split()) <= 600
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").split()) <= 450
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ _KEY_NEEDED: Final = (
 
 
 def _count_nothing(tokens: int) -> None:
-    """For senders without a key."""
+    """Count no tokens, for senders without a key."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Access:
             )
 
     def authenticate(self, headers: Mapping[str, str]) -> Principal:
-        """The sender of a request with these headers.
+        """Return the sender of a request with these headers.
 
         Raises:
             Unauthenticated: A key is needed, or this one is not valid.
@@ -136,7 +136,7 @@ def _key_in(headers: Mapping[str, str]) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

@@ -18,13 +18,13 @@ _KEY = re.compile(r"kvs_([0-9a-f]{16})_([0-9a-f]{64})")
 
 
 def new_key() -> tuple[str, str, bytes]:
-    """(key, its id, SHA-256 of its secret). The key itself is stored nowhere."""
+    """Return a new key, its id, and the SHA-256 of its secret. The key itself is stored nowhere."""
     key_id, secret = secrets.token_hex(8), secrets.token_hex(32)
     return f"{KEY_PREFIX}{key_id}_{secret}", key_id, digest(secret)
 
 
 def parse(key: str) -> tuple[str, str] | None:
-    """(id, secret); None if the text is not a key."""
+    """Return (id, secret), None if the text is not a key."""
     found = _KEY.fullmatch(key)
     return None if found is None else (found[1], found[2])
 

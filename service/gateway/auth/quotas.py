@@ -65,7 +65,7 @@ class Quotas:
             self.counters.spend(rates, tokens)
 
     def limits_stored(self, limits: Limits) -> bool:
-        """Whether what a sender with these limits stores must be counted at all."""
+        """Return whether what a sender with these limits stores must be counted at all."""
         return any(
             limit is not None
             for owner in (limits, self.per_tenant)
@@ -94,7 +94,7 @@ class Quotas:
         key_id: str,
         limits: Limits,
     ) -> list[Rate]:
-        """The key's and the tenant's, those that have a limit."""
+        """Return the rates of key and tenant, those that have a limit."""
         of_key, of_tenant = getattr(limits, name), getattr(self.per_tenant, name)
         rates = []
         if of_key is not None:

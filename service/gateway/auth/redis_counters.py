@@ -197,7 +197,7 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 
 
 def _client(url: str) -> Any:
-    """A client that connects when it is first used.
+    """Return a client that connects when it is first used.
 
     Raises:
         InvalidSetting: The address is malformed.
@@ -222,7 +222,7 @@ def _client(url: str) -> Any:
 
 
 def _cluster_nodes(url: str) -> tuple[list[Any], dict[str, Any]]:
-    """The servers that an address names, and its other settings.
+    """Return the servers that an address names, and its other settings.
 
     Raises:
         ValueError: It is malformed.

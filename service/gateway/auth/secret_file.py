@@ -10,7 +10,7 @@ _BYTES = 32
 
 
 def own_secret(data_dir: Path) -> str:
-    """The content of `tenants.secret` in hex; the file is created if it is not there.
+    """Return the content of `tenants.secret` in hex; the file is created if it is not there.
 
     If it is lost, no stored chunk of a named tenant can be found any more.
     """

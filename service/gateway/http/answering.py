@@ -93,7 +93,7 @@ class AnswerExchange:
 
 
 def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> str:
-    """The Server-Timing header: milliseconds per stage; browsers show them."""
+    """Return the Server-Timing header: milliseconds per stage; browsers show them."""
     times = {**stages, **({} if total_s is None else {"total": total_s})}
     return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in times.items())
 
@@ -101,13 +101,13 @@ def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> 
 async def respond_unless_disconnected(
     work: Coroutine[Any, Any, T], request: Request, respond: Callable[[T], Response]
 ) -> Response:
-    """The response for what `work` gives; a client that disconnects cancels it."""
+    """Return the response for what `work` gives; a client that disconnects cancels it."""
     result = await unless_disconnected(work, request.receive)
     return Response(status_code=CLIENT_DISCONNECTED) if result is None else respond(result)
 
 
 def json_response(result: BaseModel, timing: str) -> Response:
-    """Serialised here, because FastAPI would validate the model once more before it does."""
+    """Serialise a result here: FastAPI would validate the model once more before it does."""
     body = result.model_dump_json(by_alias=True)
     return Response(body, media_type="application/json", headers={"Server-Timing": timing})
 

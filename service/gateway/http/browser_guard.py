@@ -82,7 +82,7 @@ class BrowserGuard:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """(host with port, host alone) of a URL, in lower case; empty if it is none."""
+    """Return (host with port, host alone) of a URL, in lower case; empty if it is none."""
     try:
         parts = urlsplit(url)
         return parts.netloc.lower(), (parts.hostname or "").lower()

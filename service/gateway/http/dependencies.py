@@ -56,7 +56,7 @@ async def _upload(
 
 
 def _require_scope(scope: str) -> Callable[[Request, Gateway], Awaitable[Principal]]:
-    """A dependency that gives the sender, and refuses senders whose API key lacks this scope."""
+    """Make a dependency that gives the sender, and refuses API keys that lack this scope."""
 
     async def admitted(request: Request, gateway: GatewayDep) -> Principal:
         principal: Principal = request.state.principal

@@ -55,7 +55,7 @@ class _JsonRequest(Request):
 async def in_thread_if_long(
     body: bytes | bytearray | SpooledFile, parse: Callable[..., T], *more: Any
 ) -> T:
-    """`parse(body, *more)`, in a thread if the body is so long that the event loop would wait."""
+    """Return `parse(body, *more)`, computed in a thread if the body is so long that others wait."""
     if not isinstance(body, SpooledFile) and len(body) <= INLINE_BYTES:
         return parse(body, *more)
     return await asyncio.to_thread(parse, body, *more)

@@ -103,7 +103,7 @@ class _Part:
             self._content.clear()
 
     async def finish(self) -> bytes | SpooledFile:
-        """All of its content."""
+        """Return all of the part's content."""
         if self._file is None:
             return bytes(self._content)
         await self._file.write(bytes(self._content))
@@ -174,7 +174,7 @@ class _FormFields:
         self._title = ""
 
     def take(self, content: bytes | SpooledFile, part: _Part) -> IngestDocument | None:
-        """The document of a file; None for a field, whose value is kept."""
+        """Return the document of a file; None for a field, whose value is kept."""
         disposition = part.disposition
         name = _decoded(disposition.get(b"name", b""))
         file_name = _decoded(disposition.get(b"filename", b""))

@@ -142,7 +142,7 @@ def _error_response(path: str, status: int) -> dict[str, Any]:
 
 
 def _events(description: str) -> dict[str, Any]:
-    """Schema of one server-sent event; its data is JSON, or [DONE]."""
+    """Return the schema of one server-sent event; its data is JSON, or [DONE]."""
     text = {"type": "string"}
     return {
         "type": "object",
@@ -181,7 +181,7 @@ class Example:
 
 @cache
 def examples() -> dict[tuple[str, str], Example]:
-    """(method in lower case, the route's path) → its example."""
+    """Return the routes' examples by (method in lower case, path)."""
     text = (
         files("service.gateway.http").joinpath("openapi_examples.json").read_text(encoding="utf-8")
     )

@@ -64,7 +64,7 @@ def install(app: FastAPI) -> None:
 
 
 def cut_off() -> WorkerUnavailable:
-    """What a request is told whose answer the ending service does not wait for."""
+    """Return the error for a request whose answer the ending service does not wait for."""
     return WorkerUnavailable(
         "the service is shutting down, and the answer was not finished in time: send the request "
         "again",
@@ -73,7 +73,7 @@ def cut_off() -> WorkerUnavailable:
 
 
 def respond(request: Request, error: KvstitchError) -> JSONResponse:
-    """The response for an error, in the form that the request's path calls for."""
+    """Return the response for an error, in the form that the request's path calls for."""
     headers = {}
     if error.status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="kvstitch"'
@@ -104,7 +104,7 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
 
 
 def error_object(error: KvstitchError) -> dict[str, Any]:
-    """OpenAI's error object, for responses and for streams."""
+    """Return OpenAI's error object, for responses and for streams."""
     fallback = "invalid_request_error" if error.status < 500 else "server_error"
     return {
         "message": sendable(error.message),
@@ -115,13 +115,15 @@ def error_object(error: KvstitchError) -> dict[str, Any]:
 
 
 def sendable(text: str) -> str:
-    """The text with half characters escaped: a message may quote what was sent, and JSON can hold
-    what UTF-8 cannot."""
+    """Return the text with half characters escaped.
+
+    A message may quote what was sent, and JSON can hold what UTF-8 cannot.
+    """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """The methods of all routes with this path; the framework lists only those of the first."""
+    """Return the methods of all routes with this path; the framework lists the first one's."""
     routes, scope = request.app.routes, request.scope
     return [
         method
@@ -131,7 +133,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _body_model(request: Request) -> type[BaseModel]:
-    """The model of the body that the request's route takes."""
+    """Return the model of the body that the request's route takes."""
     fields = request.scope["route"].dependant.body_params
     found = fields[0].field_info.annotation if fields else None
     return found if isinstance(found, type) and issubclass(found, BaseModel) else BaseModel

@@ -44,7 +44,7 @@ class EventFraming(Protocol[E_contra]):
 
 
 def data_line(data: Any) -> str:
-    """A `data:` line with JSON, which never holds a line break.
+    """Return a `data:` line with JSON, which never holds a line break.
 
     Three characters are escaped because some clients split lines at them, although SSE does not.
     """

@@ -91,7 +91,7 @@ def _collection_of(query: Mapping[str, str]) -> str:
 async def _file_body(
     request: Request, media_type: str, collection: str, upload: Upload
 ) -> IngestDocument:
-    """A body that is one file."""
+    """Return a body that is one file."""
     query = request.query_params
     doc_id = query.get("doc_id", "")
     if not doc_id:
@@ -121,7 +121,7 @@ def _file_of_body(
 def _parse_documents(
     body: bytes, collection: str, validator: UploadValidator, limits: UploadLimits
 ) -> list[IngestDocument]:
-    """The documents of a JSON body."""
+    """Return the documents of a JSON body."""
     content = parse_json(body, limits.body_values)
     if isinstance(content, dict) and isinstance(content.get("documents"), list):
         validator.check_number(len(content["documents"]))
@@ -136,7 +136,7 @@ def _parse_documents(
 
 
 async def _lines(request: Request, document_bytes: int) -> AsyncIterator[tuple[int, bytes]]:
-    """(number, line) of every line that is not blank, numbered from 1."""
+    """Yield (number, line) of every line that is not blank, numbered from 1."""
     number = 0
     rest = bytearray()
     async for part in request.stream():

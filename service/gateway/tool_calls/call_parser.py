@@ -103,7 +103,7 @@ class CallParser:
         self.warnings: list[str] = []
 
     def push(self, text: str) -> list[Piece]:
-        """What is known now that `text` has come."""
+        """Return what is known now that `text` has come."""
         out: list[Piece] = []
         self._held += text
         while self._held:
@@ -119,7 +119,7 @@ class CallParser:
         return self._passed(out)
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """What is left of an answer that has ended; `cut`: before its end."""
+        """Return what is left of an answer that has ended; `cut`: before its end."""
         out: list[Piece] = []
         reader = self._reader
         if cut and reader is not None and reader.streamable and self._wanted(reader.name):
@@ -158,7 +158,7 @@ class CallParser:
         self._held = self._held[len(text) :]
 
     def _begin_or_text(self, out: list[Piece]) -> None:
-        """In a form without a mark the whole answer is calls, or none of it."""
+        """Find calls of a form without a mark: the whole answer is calls, or none of it."""
         stripped = self._held.lstrip()
         if not stripped:
             return
@@ -210,11 +210,11 @@ class CallParser:
         self._no_call(out)
 
     def _take(self, length: int) -> None:
-        """So much of what is held belongs to what may be a call."""
+        """Move so much of the held text to what may be a call."""
         self._raw, self._held = self._raw + self._held[:length], self._held[length:]
 
     def _no_call(self, out: list[Piece], why: str = _NO_CALL) -> None:
-        """What stands where a call should is text."""
+        """Pass on as text what stands where a call should."""
         if self._raw.strip(_BETWEEN):
             self.warnings.append(why)
         if self._raw.strip(_BETWEEN) or not self.answer.calls:
@@ -275,7 +275,7 @@ class CallParser:
             self._sent = len(reader.arguments)
 
     def _passed(self, pieces: list[Piece]) -> list[Piece]:
-        """Pieces, with neighbouring texts joined; calls are in `answer` already."""
+        """Return pieces with neighbouring texts joined; calls are in `answer` already."""
         out: list[Piece] = []
         for piece in pieces:
             if not isinstance(piece, Text):
@@ -289,7 +289,7 @@ class CallParser:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that begins `mark`, but is not all of it."""
+    """Return the length of the longest end of `text` that begins `mark`, but is not all of it."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length

@@ -78,7 +78,7 @@ class CallReader:
             self._depth -= 1
 
     def _structure(self, char: str, at: int) -> None:
-        """A character of the object itself, outside of strings and of what it holds."""
+        """Take a character of the object itself, outside of strings and of what it holds."""
         if char == ":" and not self._in_value:
             self._key = self._read(self._text[self._token_start : at])
             self._in_value, self._token_start = True, at + 1
@@ -117,7 +117,7 @@ class CallReader:
 
 
 def is_object(text: str) -> bool:
-    """Whether it is the JSON text of an object."""
+    """Return whether it is the JSON text of an object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

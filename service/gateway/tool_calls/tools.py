@@ -106,17 +106,17 @@ class ToolForm:
     id_length: int = 0
 
     def call_text(self, name: str, arguments: str) -> str:
-        """A call as the model should write it."""
+        """Return a call as the model should write it."""
         call = f'{{"name": {json.dumps(name)}, "{self.arguments}": {arguments}}}'
         inner = f"[{call}]" if self.bare_names else call
         return f"{self.opens}{inner}{self.closes}"
 
     def history_text(self, calls: Sequence[ToolCall]) -> str:
-        """Earlier calls, for models whose chat template knows none."""
+        """Write earlier calls, for models whose chat template knows none."""
         return "\n".join(self.call_text(call.name, call.arguments) for call in calls)
 
     def tools_text(self, tools: Sequence[Tool]) -> str:
-        """What a model whose chat template knows no tools is told of them."""
+        """Describe the tools, for a model whose chat template knows none."""
         listed = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools)
         example = self.call_text("NAME", "{…}").replace('"NAME"', "NAME")
         return (
@@ -127,7 +127,7 @@ class ToolForm:
 
 
 def result_text(text: str) -> str:
-    """What a function gave, for models whose chat template knows no such message."""
+    """Return a function's result as text, for models whose chat template knows no such message."""
     return f"<tool_response>\n{text}\n</tool_response>"
 
 
@@ -138,7 +138,7 @@ FORMS = {form.name: form for form in (HERMES, LLAMA3_JSON, MISTRAL)}
 
 
 def form_of(template: str | None) -> ToolForm:
-    """The form that a chat template teaches; Hermes where it teaches none."""
+    """Return the form that a chat template teaches; Hermes where it teaches none."""
     if template is None or "tools" not in template:
         return HERMES
     if MISTRAL.opens in template:
@@ -151,7 +151,7 @@ def form_of(template: str | None) -> ToolForm:
 
 
 def template_id(id: str, form: ToolForm) -> str:
-    """The id, or, where the form's ids have a length, one of that length made from it."""
+    """Return the id of a call; one of the form's length made from it, where ids have a length."""
     length = form.id_length
     if not length or (len(id) == length and id.isalnum()):
         return id

@@ -52,7 +52,7 @@ from service.gateway.tool_calls.call_parser import (
 def completion(
     envelope: Envelope, responses: Sequence[GenerateResponse]
 ) -> ChatCompletion | Completion:
-    """The response that holds these answers, in the order of their indices."""
+    """Return the response that holds these answers, in the order of their indices."""
     parsers = [_parsed(envelope, response) for response in responses]
     first = responses[0]
     details = envelope.details(first, parsers[0], first.citations if envelope.citations else None)
@@ -147,7 +147,7 @@ class CompletionChunks:
         return out.encode()
 
     def error(self, error: KvstitchError) -> bytes:
-        """The last line of a stream that failed; no [DONE] follows."""
+        """Return the last line of a stream that failed; no [DONE] follows."""
         held = "".join(self._released(choice) for choice in self._choices)
         return (held + data_line({"error": error_object(error)})).encode()
 

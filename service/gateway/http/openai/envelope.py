@@ -46,7 +46,7 @@ class DocumentLinks:
 def url_annotations(
     response: GenerateResponse, links: DocumentLinks, text: str
 ) -> list[Annotation]:
-    """One for every sentence and passage that supports it.
+    """Return an annotation for every sentence and passage that supports it.
 
     Args:
         response: The answer.
@@ -114,7 +114,7 @@ class Envelope:
         return self.id.removeprefix("rag-")
 
     def parser(self, *, early: bool) -> CallParser | None:
-        """Finds an answer's calls; None where there can be none."""
+        """Return what finds an answer's calls, None where there can be none."""
         if self.tools is None:
             return None
         return CallParser(self.tool_form, self.tools, early=early)
@@ -125,7 +125,7 @@ class Envelope:
         parser: CallParser | None,
         citations: list[Citation] | None = None,
     ) -> Details:
-        """The object `kvstitch` of an answer."""
+        """Return the object `kvstitch` of an answer."""
         names = Details.model_fields.keys() - {"citations", "warnings"}
         fields: dict[str, Any] = {name: getattr(response, name) for name in names}
         warnings = [*self.notes, *response.warnings, *([] if parser is None else parser.warnings)]
@@ -133,14 +133,14 @@ class Envelope:
 
 
 def finish_reason(reason: str, parser: CallParser | None = None) -> FinishReason:
-    """OpenAI has no deadline: an answer that one cut short counts as too long."""
+    """Return the reason as OpenAI names it, who has no deadline: cut short counts as too long."""
     if reason != "stop":
         return "length"
     return "tool_calls" if parser is not None and parser.answer.calls else "stop"
 
 
 def total_usage(responses: Sequence[GenerateResponse], prompts: int) -> Usage:
-    """Usage of all answers; a prompt that has several counts once, as OpenAI does."""
+    """Return usage of all answers; a prompt that has several counts once, as OpenAI does."""
     per_prompt = len(responses) // prompts
     asked = [response.usage for response in responses[::per_prompt]]
     prompt_tokens = sum(usage.prompt_tokens for usage in asked)
@@ -170,7 +170,7 @@ def text_logprobs(logprobs: Sequence[TokenLogprob] | None) -> TextLogprobs | Non
 
 
 def _top(token: TokenLogprob) -> dict[str, float]:
-    """By name, likeliest first; of tokens with one name the likeliest."""
+    """Return log-probabilities by name, likeliest first; of tokens with one name the likeliest."""
     found: dict[str, float] = {}
     for one in [*token.top_logprobs, token]:
         found.setdefault(_name(one), one.logprob)
@@ -178,7 +178,7 @@ def _top(token: TokenLogprob) -> dict[str, float]:
 
 
 def _name(token: LikelyToken) -> str:
-    """Its text, or its bytes if these are not a text: so two parts of characters stay two."""
+    """Return a token's text, or its bytes if these are no text: parts of characters stay apart."""
     if token.bytes is None:
         return token.token
     data = bytes(token.bytes)

@@ -82,7 +82,7 @@ def check_fields(extra: Mapping[str, Any] | None, rules: Rules, where: str = "")
 
 
 def _same(value: Any, harmless: Any) -> bool:
-    """Equal, and of one kind: JSON's false is not 0."""
+    """Return whether two values are equal and of one kind: JSON's false is not 0."""
     return isinstance(value, bool) == isinstance(harmless, bool) and bool(value == harmless)
 
 

@@ -17,7 +17,7 @@ from service.shared.parameters import check
 
 
 def list_models(model: str, created: int, ready: Ready, bound: str = "") -> list[ModelOut]:
-    """The served model, one preset per fusion method that can be used with it, the adapters.
+    """Return the served model, one preset per fusion method that can be used with it, the adapters.
 
     Args:
         model: The served model's name.
@@ -47,7 +47,7 @@ def list_models(model: str, created: int, ready: Ready, bound: str = "") -> list
 def named_model(
     name: str | None, model: str, ready: Ready
 ) -> tuple[str | None, MethodChoice | None]:
-    """The adapter and the fusion method that a model name stands for, None where it names none.
+    """Return the adapter and the fusion method that a model name stands for, None for none.
 
     Args:
         name: As the client sent it; None: nothing was sent.

@@ -92,7 +92,7 @@ class TranslatedRequest:
     as_sent: Callable[[str | None], str | None] = lambda name: name
 
     def renamed(self, error: KvstitchError) -> KvstitchError:
-        """The error with the client's name of the field."""
+        """Return the error with the client's name of the field."""
         ours, sent = error.field, self.as_sent(error.field)
         if ours and sent and error.message.startswith(ours):
             error.message = sent + error.message.removeprefix(ours)
@@ -203,7 +203,7 @@ def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
 
 
 def _common_fields(body: CommonRequest, served: Served) -> dict[str, Any]:
-    """The fields of GenerateRequest that follow from the model's name and from `kvstitch`."""
+    """Return the fields of GenerateRequest that the model's name and `kvstitch` stand for."""
     chosen = body.kvstitch or Extension.model_validate({})
     fields: dict[str, Any] = {
         name: getattr(chosen, name)
@@ -223,7 +223,7 @@ def _each_choice(
     seed: int | None,
     rename: Callable[[str | None], str | None],
 ) -> list[GenerateRequest]:
-    """The same request n times, with seeds one after another.
+    """Return the same request n times, with seeds one after another.
 
     Raises:
         InvalidRequest: A field is wrong; it has the client's name.
@@ -240,7 +240,7 @@ def _each_choice(
 
 
 def _renaming(question: str, form: WantedForm | None) -> Callable[[str | None], str | None]:
-    """From a field of GenerateRequest to the name that it has in the client's request.
+    """Make a function from a field of GenerateRequest to its name in the client's request.
 
     Args:
         question: Name of the field that holds the question.

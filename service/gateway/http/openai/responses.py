@@ -73,7 +73,7 @@ class ResponseWriter:
     # -- a whole answer --------------------------------------------------------------------------
 
     def response(self, answer: GenerateResponse) -> ResponseObject:
-        """The object that holds this answer."""
+        """Return the object that holds this answer."""
         self._pieces([Text(answer.text)] if self._parser is None else self._push(answer.text))
         self._finish(answer)
         return self._ended(answer)

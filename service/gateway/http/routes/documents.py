@@ -143,7 +143,7 @@ async def delete_collection(
 
 
 def _conditions(text: str | None) -> dict[str, Any] | None:
-    """The filter of a query string.
+    """Return the filter of a query string.
 
     Raises:
         InvalidRequest: It is no JSON object.

@@ -74,7 +74,7 @@ async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> Job
 
 
 def _job(job: Job, waiting: str | None = None) -> JobOut:
-    """A job for the response; `waiting` says why open jobs do not go on."""
+    """Return a job for the response; `waiting` says why open jobs do not go on."""
     fields = asdict(job)
     del fields["tokens_ahead"]
     if waiting is not None:

@@ -140,7 +140,7 @@ class AnswerMessage(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_no_calls(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """OpenAI leaves the field out where nothing is called, and some clients rely on it."""
+        """Leave the field out where nothing is called: OpenAI does, and some clients rely on it."""
         out: dict[str, Any] = write(self)
         if self.tool_calls is None:
             del out["tool_calls"]
