@@ -136,4 +136,4 @@ class Workers:
 
     def _on_holdings(self, number: int, holdings: Holdings) -> None:
         if self._pool is not None:
-            self._pool.told(number, holdings)
+            self._pool.reported(number, holdings)

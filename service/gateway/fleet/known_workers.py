@@ -36,7 +36,7 @@ class KnownWorkers:
 
     Args:
         folder: the gateway's data folder.
-        lease_s: what workers are told.
+        lease_s: The lease in seconds that workers are granted.
     """
 
     def __init__(self, folder: Path, lease_s: float, clock: Callable[[], float] = uptime) -> None:
@@ -47,7 +47,7 @@ class KnownWorkers:
         self._until = dict.fromkeys(self._read(), clock() + self._wait_s)
 
     def joined(self, addresses: Iterable[str]) -> None:
-        """These are listed from now on, and will be spoken to."""
+        """Note that these addresses are listed, before messages are sent to them."""
         for address in addresses:
             self._listed.add(address)
             self._until.pop(address, None)
@@ -65,7 +65,7 @@ class KnownWorkers:
         self._write()
 
     def absent(self) -> str | None:
-        """Why deletions have to wait for somebody who is not listed; None: they have not."""
+        """Return why deletions must wait for a worker that is not listed; None if they need not."""
         now = self._clock()
         if over := [address for address, until in self._until.items() if until <= now]:
             for address in over:

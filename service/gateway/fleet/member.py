@@ -28,7 +28,7 @@ class Member:
     def __init__(
         self, number: int, client: WorkerClient, supervisor: Supervisor | None = None
     ) -> None:
-        """Without a supervisor it runs by itself: nobody here knows whether its process ended."""
+        """Without a supervisor it runs by itself: whether its process ended cannot be seen."""
         self.number = number
         self.client = client
         self.load = WorkerLoad()
@@ -61,31 +61,31 @@ class Member:
         return sum(len(chunk.ids) for chunk in chunks) * self.load.token_s
 
     def join(self, table: WorkerTable) -> None:
-        """From now on it writes into the table of its pool."""
+        """Have it write into the table of its pool."""
         self._table = table
         table.add(self.number)
 
     def began(self, request_id: str, expected_s: float) -> None:
-        """It is sent a request that is expected to take so long."""
+        """Note a request that is sent to it and is expected to take so long."""
         self.requests.add(request_id)
         self.backlog.sent(expected_s)
         self._table.in_flight[self.number] = len(self.requests)
         self._table.set_backlog(self.number, self.backlog)
 
     def ended(self, request_id: str) -> None:
-        """A request has ended, or has left it."""
+        """Note that a request has ended, or has left it."""
         self.requests.discard(request_id)
         self._table.in_flight[self.number] = len(self.requests)
 
     def became_ready(self) -> None:
-        """It has connected; what was known of its predecessor does not count."""
+        """Note that it has connected; what was known of its predecessor does not count."""
         self._served_by = None if self._supervisor is None else self._supervisor.pid
         self.backlog.reset()
         self._table.set_backlog(self.number, self.backlog)
         self.client.ask_holdings()
 
     def reported(self, holdings: Holdings) -> None:
-        """It says how busy it is."""
+        """Note how busy it says it is."""
         self.load = holdings.load
         self.backlog.reported(holdings.load.backlog_s, holdings.received)
         self._table.set_load(self.number, holdings.load)

@@ -74,7 +74,7 @@ class SharedWorkers:
             metrics,
             slower_tiers=bool(settings.ssd_tier_gib or settings.redis_url or settings.s3_url),
             kept_prompts=settings.prefix_cache,
-            nobody=f"no worker is known at {settings.worker_addresses}",
+            none_known=f"no worker is known at {settings.worker_addresses}",
             absent=lambda: None if self._known is None else self._known.absent(),
         )
         self.worker: Worker = self._pool
@@ -190,7 +190,7 @@ class SharedWorkers:
         self._on_count(ready)
 
     def _on_holdings(self, number: int, holdings: Holdings) -> None:
-        self._pool.told(number, holdings)
+        self._pool.reported(number, holdings)
 
 
 def label(address: str) -> str:

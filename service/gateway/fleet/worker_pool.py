@@ -59,18 +59,18 @@ class WorkerPool:
         *,
         slower_tiers: bool,
         kept_prompts: bool,
-        nobody: str = "no worker is known",
+        none_known: str = "no worker is known",
         absent: Callable[[], str | None] = lambda: None,
     ) -> None:
         """The arguments are those of `Router`, and where is counted what went where.
 
         Args:
-            nobody: why there is no worker, where there is none.
+            none_known: The reason that is given while the pool has no worker.
             absent: Says why a worker that is no member any more may still hold deleted text; None:
                 none does.
         """
         self._by_number = {member.number: member for member in members}
-        self._nobody = nobody
+        self._none_known = none_known
         self._absent = absent
         self._some_ready = asyncio.Event()
         self._table = WorkerTable()
@@ -98,26 +98,26 @@ class WorkerPool:
         return list(self._by_number.values())
 
     def join(self, member: Member) -> None:
-        """A worker belongs to the pool from now on; its number must be new."""
+        """Add a worker; its number must be new."""
         member.join(self._table)
         self._by_number[member.number] = member
 
     def leave(self, number: int) -> None:
-        """A worker does not belong to the pool any more; its connection is closed afterwards."""
+        """Remove a worker; its connection is closed afterwards."""
         self._forget(number)
         self._by_number.pop(number, None)
 
     # -- what the connections report --------------------------------------------------------------
 
     def changed(self, number: int, up: bool) -> None:
-        """A worker has become ready, or is gone."""
+        """Note that a worker has become ready, or is gone."""
         self._forget(number)
         if up and (member := self._by_number.get(number)) is not None:
             member.became_ready()
             self._some_ready.set()
 
-    def told(self, number: int, holdings: Holdings) -> None:
-        """A worker tells what it holds, and how busy it is."""
+    def reported(self, number: int, holdings: Holdings) -> None:
+        """Note what a worker holds, and how busy it is."""
         if (member := self._by_number.get(number)) is None:
             return
         member.reported(holdings)
@@ -138,7 +138,7 @@ class WorkerPool:
 
     @property
     def reason(self) -> str:
-        return self.members[0].client.reason if self._by_number else self._nobody
+        return self.members[0].client.reason if self._by_number else self._none_known
 
     def require(self) -> Ready:
         if (ready := self.ready) is None:

@@ -82,7 +82,7 @@ class ToolConversation(Protocol):
 def tool_conversation(
     plain: ConversationFormat, folder: ModelFolder, added_texts: Collection[str], form: str
 ) -> ToolConversation:
-    """How the model of a folder is told of tools.
+    """Choose how conversations with tools are written for the model of a folder.
 
     Args:
         plain: How its conversations without tools are written.

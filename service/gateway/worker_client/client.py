@@ -77,7 +77,7 @@ class WorkerClient(WorkerConnection):
             self.send(message)
 
     def ask_holdings(self) -> None:
-        """Ask what its memory tier holds; `on_holdings` is called from now on."""
+        """Ask what its memory tier holds; afterwards `on_holdings` is called for every change."""
         with contextlib.suppress(WorkerUnavailable, Overloaded):
             self.send(AskHoldings())
 

@@ -57,7 +57,7 @@ class WorkerConnection:
         ready: What the worker said when it was ready; None while it is not.
         stats: Its latest heartbeat.
         reason: Why it is not ready.
-        heard: When it was heard last, by the event loop's clock; 0: never.
+        last_heard: When its last message came, by the event loop's clock; 0 before the first.
         gone: Whether the worker that was here last said that it ends, and that nothing is left of
             what only it held.
         silent: Set when the heartbeat of a ready worker stops.
@@ -102,7 +102,7 @@ class WorkerConnection:
         self._refused: str | None = None
         self._draining = False
         self.gone = False
-        self._clock: float | None = None  # of the worker at the other end, as it told it last
+        self._clock: float | None = None  # the worker's, in its last heartbeat
         self._left: dict[str, int] = {}  # id of an aborted request → tokens received until then
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
@@ -110,7 +110,7 @@ class WorkerConnection:
         self._ending: set[asyncio.Task[None]] = set()  # cancelled; some have a socket to close
         self._calls: dict[str, asyncio.Queue[FromWorker | TokenItem]] = {}
         self._changed = asyncio.Condition()
-        self.heard = 0.0
+        self.last_heard = 0.0
         self.ready: Ready | None = None
         self.stats: Stats | None = None
         self.reason = "the worker is being started"
@@ -221,7 +221,7 @@ class WorkerConnection:
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             data = await socket.recv()
-            self.heard = asyncio.get_running_loop().time()
+            self.last_heard = asyncio.get_running_loop().time()
             try:
                 message = wire.decode_from_worker(data)
             except msgspec.DecodeError:
@@ -281,14 +281,14 @@ class WorkerConnection:
         while self.ready is None:
             with contextlib.suppress(Overloaded):
                 self.send(self._hello)
-            if self.heard < began < loop.time() - UNHEARD_S and address.startswith("tcp://"):
+            if self.last_heard < began < loop.time() - UNHEARD_S and address.startswith("tcp://"):
                 self.reason = (
                     f"{address} does not answer: is a worker there, and does it have the same "
                     "KVSTITCH_FLEET_SECRET?"
                 )
             waits = self._hello_every_s if self._refused is None else REFUSED_HELLO_S
             await asyncio.sleep(waits)
-        while loop.time() - self.heard < self._heartbeat_timeout_s:
+        while loop.time() - self.last_heard < self._heartbeat_timeout_s:
             self._renew()
             await asyncio.sleep(self._pause_s)
         logger.error("the worker has been silent for %.0f s", self._heartbeat_timeout_s)

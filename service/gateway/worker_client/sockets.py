@@ -23,12 +23,12 @@ from zmq.utils.monitor import parse_monitor_message
 from service.messages import wire
 from service.shared import fleet_secret
 
-# A worker's machine that is gone says so to nobody.
+# A machine that is switched off closes no connection, so silence has to be noticed.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2_000, 8_000
 
 
 def dealer(context: zmq.asyncio.Context, address: str, secret: str) -> zmq.asyncio.Socket:
-    """A socket for one connection to a worker, which nobody has had before.
+    """Return a new socket for one connection to a worker.
 
     Raises:
         InvalidSetting: others could reach the address, and there is no secret.
@@ -70,7 +70,7 @@ YOUNG_S = 60.0  # a folder may not be locked yet
 
 
 def make_folder() -> tuple[Path, int]:
-    """Make a folder, after removing those that nobody uses any more.
+    """Make a folder, after removing those that are not used any more.
 
     Returns:
         The folder, of mode 0700, and the descriptor that locks it until it is closed.

@@ -80,7 +80,7 @@ def attribute(
         answer: Its text.
         passages: (title, text) of each, in the order of the prompt.
         question: What was asked.
-        begun: The words with which the prompt has begun the answer; they are nobody's.
+        begun: The words with which the prompt has begun the answer; no passage supports them.
         marked: Whether the model was asked to write marks.
     """
     out = AttributedAnswer()

@@ -41,12 +41,12 @@ class Directory:
         self._on_gap = on_gap
         self._holders: dict[bytes, tuple[int, ...]] = {}  # most have one: a set is four times it
         self._held: dict[int, set[bytes]] = {}
-        self._next: dict[int, int] = {}  # number of the next change of each worker that is told
+        self._next: dict[int, int] = {}  # number of the next change of each worker that reports
         self._stored: OrderedDict[bytes, None] = OrderedDict()
         self._expected: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     def apply(self, worker: int, holdings: Holdings) -> bool:
-        """Take over what a worker tells.
+        """Apply what a worker reports.
 
         Returns:
             False if changes are missing: the worker must be asked for a snapshot.
@@ -68,7 +68,7 @@ class Directory:
         return True
 
     def forget(self, worker: int) -> None:
-        """Nothing that a worker told counts any more."""
+        """Forget everything that a worker has reported."""
         self._next.pop(worker, None)
         for name in self._held.pop(worker, ()):
             self._drop(name, worker)
@@ -76,14 +76,14 @@ class Directory:
             del self._expected[name]
 
     def note_stored(self, names: Iterable[bytes]) -> None:
-        """Some worker has these chunks, and so has written them to every tier."""
+        """Note that some worker has these chunks, and so has written them to every tier."""
         for name in names:
             self._stored[name] = None
         while len(self._stored) > MAX_STORED:
             self._stored.popitem(last=False)
 
     def expect(self, worker: int, names: Iterable[bytes]) -> None:
-        """A worker is about to get these chunks, where nobody holds them."""
+        """Note that a worker is about to get those of these chunks that no worker holds."""
         until = self._clock() + EXPECTED_S
         for name in names:
             if name not in self._holders:
@@ -93,7 +93,7 @@ class Directory:
             self._expected.popitem(last=False)
 
     def deleted(self, names: Iterable[bytes]) -> None:
-        """These chunks are in no tier any more."""
+        """Forget chunks that are in no tier any more."""
         for name in names:
             for worker in self._holders.pop(name, ()):
                 self._held[worker].discard(name)
@@ -166,7 +166,7 @@ class PrefixMap:
         self._workers: OrderedDict[bytes, int] = OrderedDict()
 
     def note(self, blocks: Sequence[bytes], worker: int) -> None:
-        """A prompt is sent to a worker."""
+        """Note that a prompt is sent to a worker."""
         for block in blocks:
             self._workers[block] = worker
             self._workers.move_to_end(block)
@@ -184,6 +184,6 @@ class PrefixMap:
         return found
 
     def forget(self, worker: int) -> None:
-        """A worker is gone, and all that it kept."""
+        """Forget a worker that is gone, and all that it kept."""
         for block in [block for block, there in self._workers.items() if there == worker]:
             del self._workers[block]

@@ -51,21 +51,21 @@ class Backlog:
         self.reset()
 
     def reset(self) -> None:
-        """The worker is new: it has nothing to do, and counts from 0."""
+        """Begin anew for a worker that is new: it has nothing to do, and counts from 0."""
         self._sent = 0
         self._uncounted: deque[tuple[int, float]] = deque()
         self.uncounted_s = 0.0
         self.idle_at = self._clock()
 
     def sent(self, seconds: float) -> None:
-        """A request that is expected to take so long is sent to the worker."""
+        """Note a request that is sent to the worker and expected to take so long."""
         self._sent += 1
         self._uncounted.append((self._sent, seconds))
         self.uncounted_s += seconds
         self.idle_at += seconds
 
     def reported(self, seconds: float, received: int) -> None:
-        """The worker reports its backlog, in which the first `received` requests count."""
+        """Note a report of the backlog, in which the first `received` requests count."""
         while self._uncounted and self._uncounted[0][0] <= received:
             self._uncounted.popleft()
         self.uncounted_s = sum(uncounted for _, uncounted in self._uncounted)
@@ -120,7 +120,7 @@ class WorkerTable:
         return len(self.in_flight)
 
     def add(self, number: int) -> None:
-        """There is a worker of this number, of which nothing is known yet."""
+        """Add a worker of this number, of which nothing is known yet."""
         if (more := number + 1 - len(self)) > 0:
             self.loads += [WorkerLoad()] * more
             self.in_flight = np.pad(self.in_flight, (0, more))
@@ -133,7 +133,7 @@ class WorkerTable:
         self.set_load(number, WorkerLoad())
 
     def set_load(self, number: int, load: WorkerLoad) -> None:
-        """A worker says how fast it is."""
+        """Note how fast a worker says it is."""
         self.loads[number] = load
         self._speeds[:, number] = (
             load.token_s,
@@ -150,12 +150,12 @@ class WorkerTable:
         self._tiers[:, :, number] = tiers + [_UNUSED] * (len(self._tiers) - len(tiers))
 
     def sent(self, number: int) -> None:
-        """A worker is sent a request."""
+        """Note that a worker is sent a request."""
         self.chosen[number] += 1
         self._sent_at[number] = self._clock()
 
     def set_backlog(self, number: int, backlog: Backlog) -> None:
-        """A worker has reported, or was sent something."""
+        """Note a worker's backlog, after it has reported or was sent something."""
         self._backlogs[:, number] = backlog.uncounted_s, backlog.idle_at
 
     @property
@@ -166,7 +166,7 @@ class WorkerTable:
         return now
 
     def speeds(self) -> Speeds:
-        """What workers say; where that is not believed, no worse than the others' median."""
+        """Return what workers report; if not believed, no worse than the others' median."""
         tried = (self._sent_at > self._clock() - STALE_S) & (self.chosen >= TRIALS)
         if tried.all() or not tried.any():
             return Speeds(*self._speeds)
