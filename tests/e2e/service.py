@@ -208,7 +208,7 @@ def _alive(pid: int) -> bool:
     """False also for a zombie that its new parent has not waited for."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, or going while it is read
         return False
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
