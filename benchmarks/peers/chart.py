@@ -21,7 +21,8 @@ import matplotlib.pyplot as plt
 RESULTS = Path("benchmarks/results")
 REORDERED = "the same documents in a new order"
 AGREE = "agree"  # answer tokens of full prefill that are the most likely ones here, too
-# What the bars are called; the column of peers.md; the row of nq_third.md, none: exact by itself.
+# What the bars are called; the column of peers.md; the row of nq_third.md. None: no approximation,
+# so there is nothing to measure.
 BARS = (
     ("vLLM, prefix caching", "vLLM", None),
     ("kvstitch, full prefill", "kvstitch vanilla", None),
@@ -55,12 +56,15 @@ def number(text: str) -> float:
     return float(text.split("[")[0].strip().rstrip("%").strip())
 
 
-def bars() -> list[tuple[str, float, float]]:
-    """Return label, TTFT over vLLM's, and percent of agreement with full prefill, of each bar."""
+def bars() -> list[tuple[str, float, float | None]]:
+    """Return of each bar its label, TTFT over vLLM's, and percent of agreement with full prefill.
+
+    The agreement is None for what does not approximate.
+    """
     times = cells(RESULTS / "peers" / "peers.md", REORDERED, "vLLM")
     out = []
     for label, column, row in BARS:
-        agreement = 100.0
+        agreement = None
         if row is not None:
             agreement = number(cells(RESULTS / "real" / "nq_third.md", row, AGREE)[AGREE])
         out.append((label, number(times[column]), agreement))
@@ -72,14 +76,16 @@ def draw(path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.5), sharey=True)
     labels = [label for label, _, _ in found]
     panels = (
-        (left, [t for _, t, _ in found], "{:.2f}", "time to first token, over vLLM's"),
-        (right, [a for _, _, a in found], "{:.0f} %", "full prefill's answer tokens kept"),
+        (left, [t for _, t, _ in found], "time to first token, over vLLM's", "{:.2f}"),
+        (right, [a for _, _, a in found], "full prefill's answer tokens kept", "{:.0f} %"),
     )
-    for axes, values, form, title in panels:
-        drawn = axes.barh(labels, values, color=COLOURS, height=0.62)
-        axes.bar_label(drawn, [form.format(v) for v in values], padding=3, fontsize=9)
+    for axes, values, title, form in panels:
+        lengths = [100.0 if value is None else value for value in values]
+        texts = ["exact" if value is None else form.format(value) for value in values]
+        drawn = axes.barh(labels, lengths, color=COLOURS, height=0.62)
+        axes.bar_label(drawn, texts, padding=3, fontsize=9)
         axes.set_title(title, fontsize=10, loc="left")
-        axes.set_xlim(0, max(values) * 1.15)
+        axes.set_xlim(0, max(lengths) * 1.15)
         axes.set_xticks([])
         axes.tick_params(axis="y", length=0, labelsize=9)
         for side in ("top", "right", "bottom"):

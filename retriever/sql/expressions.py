@@ -37,7 +37,7 @@ class Listed(sa.TypeDecorator[Collection[Any]]):
         return values if dialect.name == "postgresql" else json.dumps(values)
 
 
-class among(FunctionElement[bool]):  # noqa: N801: it is used as a function
+class among(FunctionElement[bool]):  # in lower case, because it is used as a function
     """Whether a column has one of any number of values, sent as one parameter.
 
     Args:

@@ -11,7 +11,7 @@ from benchmarks.peers.chart import AGREE, REORDERED, RESULTS, bars, cells, draw,
 
 def test_bars_are_the_figures_of_the_pages(tmp_path: Path) -> None:
     found = bars()
-    assert found[0][1] == 1.0 and found[1][2] == 100.0
+    assert found[0][1] == 1.0 and [agreement for _, _, agreement in found][:2] == [None, None]
     row = next(
         line
         for line in (RESULTS / "peers" / "peers.md").read_text(encoding="utf-8").splitlines()
