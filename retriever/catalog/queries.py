@@ -141,6 +141,7 @@ def insert(
             ],
         )  # fmt: skip
     if not spans:
+        words.add(write, scope_id, [])  # a search asks for the scope's words, though it has none
         return
     pieces = [
         {"document": number, "ordinal": ordinal, "char_start": span.start, "char_end": span.end,

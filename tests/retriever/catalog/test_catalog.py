@@ -106,6 +106,18 @@ def test_delete_takes_everything(catalog: Catalog) -> None:
     assert catalog.delete(["a"]) == ([], state)
 
 
+def test_a_scope_whose_only_document_has_no_chunks_can_be_searched(catalog: Catalog) -> None:
+    assert put(catalog, Document("blank", "")).chunks == []
+    assert catalog.search("fox", 5) == []
+    catalog.purge()
+    put(catalog, Document("fox", "the red fox"))
+    assert len(catalog.search("fox", 5)) == 1
+    catalog.delete(["fox"])
+    assert catalog.search("fox", 5) == []
+    catalog.delete(["blank"])
+    assert catalog.search("fox", 5) == []
+
+
 def test_failed_upsert_leaves_the_old_revision(catalog: Catalog) -> None:
     first = put(catalog, Document("a", "one two three"))
     broken = [ChunkSpan(0, 3, 1), ChunkSpan(3, "x", 1)]  # type: ignore[arg-type]

