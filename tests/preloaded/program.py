@@ -31,8 +31,10 @@ def main():
         connection.sendall(bytes([number]))
 
     replies = connection.makefile("r")
-    with open(f"{FOLDER}/{os.getpid()}", "w") as file:
+    named = f"{FOLDER}/{os.getpid()}"
+    with open(f"{named}.new", "w") as file:
         file.write(replies.readline().strip())
+    os.rename(f"{named}.new", named)  # whoever finds it finds it whole
     for number in PASSED_ON:
         signal.signal(number, forward)
     # The streams are the child's: nobody may wait for this process to close them.
