@@ -1,7 +1,8 @@
-"""What each chunk is precomputed behind, as token ids: its companions, in the modes that have them.
+"""The prefix of each chunk: what stands between S and it when its KV is computed ahead of requests.
 
-A prompt's first chunk stands behind S alone in every mode, where its KV is that of a full prefill.
-All other chunks stand behind S and their companions.
+In the prefix modes primer and neighbours these are other chunks of the collection, its companions;
+in all other modes nothing. A prompt's first chunk has no prefix besides S in any mode, because its
+KV is then that of a full prefill.
 """
 
 from __future__ import annotations
@@ -13,42 +14,41 @@ from retriever import Chunk, Companions, Kind, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages.requests import ChunkTokens
 
-KINDS: dict[str, Kind] = {"primer": "primer", "neighbours": "neighbours"}
-
 
 @dataclass(frozen=True)
-class Chosen:
-    """A chunk behind its companions.
+class ChosenPrefix:
+    """A chunk with the prefix that was chosen for it.
 
     Attributes:
         chunk: What is to be stored.
-        replaced: What was stored for it behind others, and is to be purged.
+        replaced: The same chunk with the prefixes that it had before, which is to be purged.
     """
 
     chunk: ChunkTokens
     replaced: list[ChunkTokens] = field(default_factory=list)
 
 
-class PrecomputedBehind:
-    """Adds companions to chunks. Thread-safe; every call blocks for a look-up on disk.
+class ChunkPrefixes:
+    """Adds prefixes to chunks. Thread-safe; every call blocks for a look-up on disk.
 
     Args:
-        prompts: encodes them.
-        companions: remembers them.
-        count: companions of a chunk.
+        prompts: Encodes chunks.
+        companions: Remembers which chunks form each chunk's prefix.
+        count: Chunks of a prefix.
 
     Attributes:
-        kind: of the companions; None if the prefix mode has none.
+        kind: Of companions; None if the prefix mode has none.
     """
 
     def __init__(self, prompts: PromptBuilder, companions: Companions, count: int) -> None:
-        self.kind = KINDS.get(prompts.prefix_mode)
+        kinds: dict[str, Kind] = {"primer": "primer", "neighbours": "neighbours"}
+        self.kind = kinds.get(prompts.prefix_mode)
         self._prompts = prompts
         self._companions = companions
         self._count = count
 
     def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
-        """The segments of a prompt, in its order, each as it was precomputed for its place."""
+        """The segments of a prompt, in its order, each with its prefix."""
         segments = self._prompts.segments(chunks)
         if self.kind is None or len(segments) < 2:
             return segments
@@ -58,18 +58,20 @@ class PrecomputedBehind:
             for segment in segments[1:]
         ]
 
-    def choose(self, chunk: Chunk, scope: Scope, max_context: int) -> Chosen:
-        """Chooses the companions of a chunk that is about to be precomputed.
+    def choose(self, chunk: Chunk, scope: Scope, max_context: int) -> ChosenPrefix:
+        """Choose the prefix of a chunk that is about to be computed.
 
-        They stay as they are unless there are fewer than wanted: the collection may have grown.
+        It stays as it is unless it has fewer chunks than wanted: the collection may have grown.
 
         Args:
+            chunk: The chunk.
+            scope: Its tenant and collection.
             max_context: Tokens that the model takes.
         """
         assert self.kind is not None
         before = self._companions.of([chunk.chunk_id], self.kind).get(chunk.chunk_id, [])
         if len(before) >= self._count:
-            return Chosen(self._copy(chunk, before))
+            return ChosenPrefix(self._copy(chunk, before))
         old = [self._copy(a.chunk, a.companions)
                for a in self._companions.accompanied([chunk.chunk_id])]  # fmt: skip
         room = max_context - len(self._prompts.system) - len(self._prompts.segment(chunk))
@@ -77,32 +79,32 @@ class PrecomputedBehind:
             chunk, self.kind, scope=scope, count=self._count, max_tokens=room // 2
         )
         copy = self._copy(chunk, now)
-        return Chosen(copy, [other for other in old if other != copy])
+        return ChosenPrefix(copy, [other for other in old if other != copy])
 
     def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[ChunkTokens]]:
-        """What is stored behind each of these chunks, or is theirs and stands behind others.
+        """What is stored of these chunks with a prefix, and of others that have them in theirs.
 
         Call it before any of them is removed: all of it holds their text, or follows from it.
         """
         found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
-        for companion_id, behind in self._companions.behind(chunk_ids).items():
+        for companion_id, others in self._companions.behind(chunk_ids).items():
             found[companion_id] += with_prefixes(
-                [self._copy(a.chunk, a.companions) for a in behind]
+                [self._copy(other.chunk, other.companions) for other in others]
             )
         for own in self._companions.accompanied(chunk_ids):
             found[own.chunk.chunk_id].append(self._copy(own.chunk, own.companions))
         return found
 
     def forget(self, chunk_ids: Sequence[int]) -> None:
-        """These chunks were removed."""
+        """Forget chunks that were removed."""
         self._companions.forget(chunk_ids)
 
-    def open(self, limit: int) -> list[tuple[Scope, str]]:
-        """Documents of which something is to be stored still; see `Companions.open`."""
+    def incomplete(self, limit: int) -> list[tuple[Scope, str]]:
+        """Documents of which something is still to be stored; see `Companions.open`."""
         return [] if self.kind is None else self._companions.open(self.kind, limit)
 
     def set_exact(self, chunk_ids: Sequence[int]) -> None:
-        """The chunks are stored behind S alone, too."""
+        """Note that these chunks are also stored without a prefix."""
         self._companions.set_exact(chunk_ids)
 
     def _copy(self, chunk: Chunk, companions: Sequence[Chunk]) -> ChunkTokens:
@@ -113,7 +115,7 @@ class PrecomputedBehind:
 
 
 def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:
-    """These copies, and before them what they stand behind: a primer is stored as one chunk."""
+    """These copies, and before them their prefixes: a primer's prefix is stored as one chunk."""
     prefixes = {tuple(token for ids in copy.behind for token in ids): copy for copy in copies}
     return [ChunkTokens(copy.chunk_id, list(ids)) for ids, copy in prefixes.items() if ids] + list(
         copies
