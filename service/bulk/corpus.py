@@ -129,7 +129,7 @@ class BulkCorpus:
         )
         self._retriever = AsyncRetriever(retriever)
         self._worker = WorkerClient()
-        prefixes = ChunkPrefixes(self._prompts, retriever.companions, 0)
+        prefixes = ChunkPrefixes(self._prompts, retriever.prefix_chunks, 0)
         self._chunks = ChunkKVs(self._retriever, self._prompts, prefixes)
         self._purges = PurgeQueue(
             DeletionStore(self._jobs), self._chunks, self._worker, CatalogLock(self._pool)

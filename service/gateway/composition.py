@@ -151,7 +151,7 @@ class Gateway:
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
         passages = PassageSearch(self.retriever, settings)
-        prefixes = ChunkPrefixes(self.prompts, retriever.companions, settings.companions)
+        prefixes = ChunkPrefixes(self.prompts, retriever.prefix_chunks, settings.companions)
         self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,

@@ -175,7 +175,7 @@ class IngestLoops:
         """Leave a document as it is that fails, or kills the worker, every time."""
         logger.warning("document %s is not stored completely: %s", doc_id, error)
         chunk_ids = [chunk.chunk_id for chunk in await self._chunks.of(scope, [doc_id])]
-        await self._retriever.change(self._chunks.prefixes.set_exact, chunk_ids)
+        await self._retriever.change(self._chunks.prefixes.remembered.set_exact, chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
         """Store the chunks of documents without a prefix, and with the one chosen for each.
@@ -199,7 +199,7 @@ class IngestLoops:
                 logger.warning("document %s is not stored completely: %s", doc_id, failed)
             if self._chunks.has_copies:
                 chunk_ids = [chunk.chunk_id for chunk in part]
-                await self._retriever.change(self._chunks.prefixes.set_exact, chunk_ids)
+                await self._retriever.change(self._chunks.prefixes.remembered.set_exact, chunk_ids)
 
     async def _restore_pinned(self) -> None:
         """Compute again what a tier has evicted of pinned documents."""

@@ -157,7 +157,9 @@ class PurgeQueue:
                 due = [p for p in gone if p.copies or not p.shared]
                 gone_ids = [p.chunk_id for p in gone]
                 await asyncio.to_thread(self._store.forget_contents, gone_ids)
-                await self._chunks.retriever.change(self._chunks.prefixes.forget, gone_ids)
+                await self._chunks.retriever.change(
+                    self._chunks.prefixes.remembered.forget, gone_ids
+                )
                 numbers = {p.number for p in due}
                 not_needed = [p for p in pending if p.number not in numbers]
                 await asyncio.to_thread(self._store.drop, not_needed)

@@ -1,8 +1,8 @@
 """The prefix of each chunk: what stands between S and it when its KV is computed ahead of requests.
 
-In the prefix modes primer and neighbours these are other chunks of the collection, its companions;
-in all other modes nothing. A prompt's first chunk has no prefix besides S in any mode, because its
-KV is then that of a full prefill.
+In the prefix modes primer and neighbours these are other chunks of the collection; in all other
+modes nothing. A prompt's first chunk has no prefix besides S in any mode, because its KV is then
+that of a full prefill.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from retriever import Chunk, Companions, Kind, Scope
+from retriever import Chunk, PrefixChunks, PrefixKind, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages.requests import ChunkTokens
 
@@ -33,18 +33,18 @@ class ChunkPrefixes:
 
     Args:
         prompts: Encodes chunks.
-        companions: Remembers which chunks form each chunk's prefix.
+        remembered: Which chunks form each chunk's prefix.
         count: Chunks of a prefix.
 
     Attributes:
-        kind: Of companions; None if the prefix mode has none.
+        kind: Of prefixes; None if the prefix mode has none.
     """
 
-    def __init__(self, prompts: PromptBuilder, companions: Companions, count: int) -> None:
-        kinds: dict[str, Kind] = {"primer": "primer", "neighbours": "neighbours"}
+    def __init__(self, prompts: PromptBuilder, remembered: PrefixChunks, count: int) -> None:
+        kinds: dict[str, PrefixKind] = {"primer": "primer", "neighbours": "neighbours"}
         self.kind = kinds.get(prompts.prefix_mode)
         self._prompts = prompts
-        self._companions = companions
+        self.remembered = remembered
         self._count = count
 
     def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
@@ -52,9 +52,9 @@ class ChunkPrefixes:
         segments = self._prompts.segments(chunks)
         if self.kind is None or len(segments) < 2:
             return segments
-        companions = self._companions.of([chunk.chunk_id for chunk in chunks[1:]], self.kind)
+        prefixes = self.remembered.of([chunk.chunk_id for chunk in chunks[1:]], self.kind)
         return segments[:1] + [
-            replace(segment, behind=self._ids(companions.get(segment.chunk_id, [])))
+            replace(segment, behind=self._ids(prefixes.get(segment.chunk_id, [])))
             for segment in segments[1:]
         ]
 
@@ -69,13 +69,13 @@ class ChunkPrefixes:
             max_context: Tokens that the model takes.
         """
         assert self.kind is not None
-        before = self._companions.of([chunk.chunk_id], self.kind).get(chunk.chunk_id, [])
+        before = self.remembered.of([chunk.chunk_id], self.kind).get(chunk.chunk_id, [])
         if len(before) >= self._count:
             return ChosenPrefix(self._copy(chunk, before))
-        old = [self._copy(a.chunk, a.companions)
-               for a in self._companions.accompanied([chunk.chunk_id])]  # fmt: skip
+        old = [self._copy(a.chunk, a.prefix)
+               for a in self.remembered.prefixed([chunk.chunk_id])]  # fmt: skip
         room = max_context - len(self._prompts.system) - len(self._prompts.segment(chunk))
-        now = self._companions.choose(
+        now = self.remembered.choose(
             chunk, self.kind, scope=scope, count=self._count, max_tokens=room // 2
         )
         copy = self._copy(chunk, now)
@@ -87,31 +87,23 @@ class ChunkPrefixes:
         Call it before any of them is removed: all of it holds their text, or follows from it.
         """
         found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
-        for companion_id, others in self._companions.behind(chunk_ids).items():
-            found[companion_id] += with_prefixes(
-                [self._copy(other.chunk, other.companions) for other in others]
+        for chunk_id, others in self.remembered.behind(chunk_ids).items():
+            found[chunk_id] += with_prefixes(
+                [self._copy(other.chunk, other.prefix) for other in others]
             )
-        for own in self._companions.accompanied(chunk_ids):
-            found[own.chunk.chunk_id].append(self._copy(own.chunk, own.companions))
+        for own in self.remembered.prefixed(chunk_ids):
+            found[own.chunk.chunk_id].append(self._copy(own.chunk, own.prefix))
         return found
 
-    def forget(self, chunk_ids: Sequence[int]) -> None:
-        """Forget chunks that were removed."""
-        self._companions.forget(chunk_ids)
-
     def incomplete(self, limit: int) -> list[tuple[Scope, str]]:
-        """Documents of which something is still to be stored; see `Companions.open`."""
-        return [] if self.kind is None else self._companions.open(self.kind, limit)
+        """Documents of which something is still to be stored; see `PrefixChunks.open`."""
+        return [] if self.kind is None else self.remembered.open(self.kind, limit)
 
-    def set_exact(self, chunk_ids: Sequence[int]) -> None:
-        """Note that these chunks are also stored without a prefix."""
-        self._companions.set_exact(chunk_ids)
+    def _copy(self, chunk: Chunk, prefix: Sequence[Chunk]) -> ChunkTokens:
+        return ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk), self._ids(prefix))
 
-    def _copy(self, chunk: Chunk, companions: Sequence[Chunk]) -> ChunkTokens:
-        return ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk), self._ids(companions))
-
-    def _ids(self, companions: Sequence[Chunk]) -> list[list[int]]:
-        return [self._prompts.segment(chunk) for chunk in companions]
+    def _ids(self, prefix: Sequence[Chunk]) -> list[list[int]]:
+        return [self._prompts.segment(chunk) for chunk in prefix]
 
 
 def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:
