@@ -134,7 +134,7 @@ marks = Table(
     sqlite_with_rowid=False,
 )  # fmt: skip
 
-# Which chunks a chunk is precomputed behind (see prefix_chunks.py). `companion_id` is no foreign key,
+# Which chunks a chunk is precomputed behind (prefix_chunks.py). `companion_id` is no foreign key,
 # because the rows that name it outlive it.
 accompanied = Table(
     "accompanied", metadata,
