@@ -22,7 +22,8 @@ from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import AS_THEY_ARE, Bounds, Mark, ParsedFile
 
 PRIORITY = 10  # answers come first
-# Module and function that read a kind; PDF is read here. Office's formats and EPUB are told apart by what is in them.
+# Module and function that read a kind; PDF is read here. Office's formats and EPUB are told apart
+# by what is in them.
 PARSERS = {
     "csv": ("tables", "parse"),
     "eml": ("html", "parse_mail"),
