@@ -91,7 +91,7 @@ class Explainer:
         segments = found_segments(sequence, tiers)
         planner = self._planner if self._planner.deciding else None
         plan = plan_loads(sequence, segments, planner, self._streams.bytes_left(), crowded=crowded)
-        seconds, flops = self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])
+        seconds, flops = self._planner.forecast(plan.prompt)
         full_flops = full_prefill(self._decoder, sequence.prompt_tokens)
         computed = [s for s in segments if s.tier == UNCACHED or s in plan.recompute]
         recomputed = self._recomputed_tokens(plan, computed)

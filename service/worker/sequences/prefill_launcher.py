@@ -34,7 +34,6 @@ from service.worker.sequences.load_plan import (
     found_segments,
     loads_under_way,
     plan_loads,
-    rest_of,
     waiting_prompt,
 )
 from service.worker.sequences.missing_chunks import MissingChunks
@@ -183,7 +182,7 @@ class PrefillLauncher:
         if sequence.auto_ratio and self.planner is not None and sequence.reuse is None:
             loads = loads_under_way(sequence)
             prompt = waiting_prompt(sequence, loads, self.loader.streams.bytes_left())
-            ratio = self.planner.ratio(prompt, [rest_of(load) for load in loads])
+            ratio = self.planner.ratio(prompt)
             sequence.fusion = sequence.fusion.with_repair_ratio(ratio)
         if sequence.request.token_fates:
             sequence.token_trace = TokenTracer(
@@ -313,7 +312,7 @@ class PrefillLauncher:
         prompt = waiting_prompt(
             sequence, loads, bytes_left, crowded=crowded, exact_layers_done=done
         )
-        for number in planner.recompute(prompt, [rest_of(load) for load in loads]):
+        for number in planner.recompute(prompt):
             loads[number].compute(LATE)
             planner.count("late")
         return pause

@@ -92,7 +92,7 @@ class PromptReader:
 
     def forecast_s(self, plan: LoadPlan) -> float:
         """Return the expected seconds to the first token where chunks are loaded by this plan."""
-        return self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])[0]
+        return self._planner.forecast(plan.prompt)[0]
 
     def worth(self, prompt: PromptRecord) -> bool:
         """Return whether reading a prompt is expected to be faster than a full prefill of it."""
