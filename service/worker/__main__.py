@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def serve(settings: WorkerSettings) -> int:
-    """Serves until a signal, a Shutdown message or the end of standard input.
+    """Serve until a signal, a Shutdown message or the end of standard input.
 
     Returns:
         The process's exit code.
@@ -107,7 +107,7 @@ def serve(settings: WorkerSettings) -> int:
 
 
 def _load(settings: WorkerSettings, stack: ExitStack) -> tuple[DecoderModel, Callable[..., KVPool]]:
-    """Loads and checks the model and its LoRA adapters.
+    """Load and check the model and its LoRA adapters.
 
     Args:
         stack: ends the processes that have parts of it.
@@ -261,7 +261,7 @@ def _serve(
 def model_info(
     settings: WorkerSettings, decoder: DecoderModel, model_fingerprint: str, pool_tokens: int
 ) -> ModelInfo:
-    """What gateways are told of the model."""
+    """Return what gateways are told of the model."""
     return ModelInfo(
         name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
         fingerprint=model_fingerprint,
@@ -278,7 +278,7 @@ def model_info(
 
 
 def gate_settings(settings: WorkerSettings) -> GateSettings | None:
-    """Settings of the correctness gate; None where it is switched off."""
+    """Return settings of the correctness gate; None where it is switched off."""
     if not settings.gate_sample:
         return None
     bounds = Bounds(
@@ -297,7 +297,7 @@ def tiers(
     pin: bool = False,
     on_change: Callable[[str, bool], None] | None = None,
 ) -> list[Tier]:
-    """The store's tiers, fastest first.
+    """Return the store's tiers, fastest first.
 
     Args:
         settings: memory is used where it has bytes, SSD where a folder is set, Redis and S3
@@ -322,13 +322,13 @@ def tiers(
 
 
 def _end_at_once(why: str) -> None:
-    """Ends this process, whose threads may wait for another rank for ever; it is started again."""
+    """End this process, whose threads may wait for another rank for ever; it is started again."""
     log.critical("the worker ends, to start again: %s", why)
     os._exit(1)
 
 
 def _written(settings: WorkerSettings, chosen: list[Tier]) -> list[str]:
-    """Names of the tiers that get computed chunks; memory always does."""
+    """Return names of the tiers that get computed chunks; memory always does."""
     names = settings.write_tiers.split(",") if settings.write_tiers else None
     return [
         tier.name for tier in chosen if tier.kind == "memory" or names is None or tier.name in names
@@ -336,7 +336,7 @@ def _written(settings: WorkerSettings, chosen: list[Tier]) -> list[str]:
 
 
 def _stop_with_stdin(server: WorkerServer) -> None:
-    """Waits for the end of standard input, which the gateway holds open for as long as it lives."""
+    """Wait for the end of standard input, which the gateway holds open for as long as it lives."""
     while os.read(0, 4096):
         pass
     server.stop()

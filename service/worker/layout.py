@@ -78,7 +78,7 @@ class PromptLayout:
         prefixes: Sequence[Prefix] = (),
         device: torch.device | None = None,
     ) -> PromptLayout:
-        """Places the segments one after another.
+        """Place the segments one after another.
 
         Args:
             system: token ids of S.
@@ -156,7 +156,7 @@ class PromptLayout:
         return replace(self, ids=self.ids.to(device))
 
     def count_rows(self, rows: Tensor) -> list[int]:
-        """How many of the rows, ascending `[m]`, each segment has."""
+        """Return how many of the rows, ascending `[m]`, each segment has."""
         starts = [segment.start for segment in self.segments]
         borders = torch.tensor([*starts, *(segment.end for segment in self.segments)])
         # One transfer from the device for all segments.
@@ -167,7 +167,7 @@ class PromptLayout:
         ]
 
     def only(self, rows: Tensor) -> PromptLayout:
-        """A prompt of only these rows (ascending), one after another; no segment is cached."""
+        """Return a prompt of only these rows (ascending); no segment of it is cached."""
         segments, at = [], 0
         for segment in self.segments:
             inside = int(((rows >= segment.start) & (rows < segment.end)).sum())
@@ -180,6 +180,6 @@ class PromptLayout:
 
 
 def union(*rows: Tensor) -> Tensor:
-    """Ascending union of row sets."""
+    """Return the ascending union of row sets."""
     merged: Tensor = torch.unique(torch.cat(rows), sorted=True)
     return merged

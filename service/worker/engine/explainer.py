@@ -58,7 +58,7 @@ class Explainer:
         self._lookups: list[tuple[EngineSequence, dict[str, str], Future[None]]] = []
 
     def begin(self, request: Generate) -> None:
-        """Starts to look up the request's chunks in the tiers.
+        """Start to look up the request's chunks in the tiers.
 
         Raises:
             KvstitchError: the request would be refused.
@@ -69,7 +69,7 @@ class Explainer:
         self._lookups.append((sequence, tiers, self._streams.find(wanted, tiers.update)))
 
     def finished(self, *, crowded: bool) -> list[Explained | Failed]:
-        """The results for requests whose look-ups are finished.
+        """Return the results for requests whose look-ups are finished.
 
         Args:
             crowded: whether other requests decode, which slows prefill.
@@ -113,7 +113,7 @@ class Explainer:
         )
 
     def _continuing(self, sequence: EngineSequence, fresh: Forecast, crowded: bool) -> Forecast:
-        """The forecast with what can be taken from an earlier prompt, if there is one.
+        """Return the forecast with what can be taken from an earlier prompt, if there is one.
 
         Args:
             fresh: the forecast without.
@@ -140,7 +140,7 @@ class Explainer:
         place: Place = "pool",
         read_s: float = 0.0,
     ) -> Forecast:
-        """The forecast where the first `reused` tokens are taken from an earlier prompt.
+        """Return the forecast where the first `reused` tokens are taken from an earlier prompt.
 
         Args:
             fresh: the forecast without it.
@@ -206,14 +206,14 @@ class Explainer:
 
 
 def _computed(sequence: EngineSequence, segment: FoundSegment) -> ColdMode | Literal[""]:
-    """How a segment that is not loaded is computed; empty if it has no tokens."""
+    """Return how a segment that is not loaded is computed; empty if it has no tokens."""
     if not segment.tokens:
         return ""
     return "as_stored" if sequence.as_stored else "in_context"
 
 
 def _continued_segment(segment: SegmentForecast, reused: int, place: Place) -> SegmentForecast:
-    """A segment of a prompt that continues an earlier one: what is not reused is computed."""
+    """Return a segment of a prompt that continues another: what is not reused is computed."""
     nothing_read = replace(segment, reused=reused, load_bytes=0, load_s=0.0)
     if segment.tokens and reused == segment.tokens:
         return replace(nothing_read, tier=place, action="reuse", computed="")

@@ -20,15 +20,12 @@ class Job(Protocol):
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do right now."""
-        ...
 
     def advance(self) -> None:
-        """Runs one step."""
-        ...
+        """Run one step."""
 
     def fail_current(self, error: Exception) -> None:
-        """Ends what the last step worked on, because it raised this error."""
-        ...
+        """End what the last step worked on, because it raised this error."""
 
 
 class IdleWork:
@@ -51,7 +48,7 @@ class IdleWork:
         return all(job.idle for job in self._jobs)
 
     def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
-        """Drops work that uses these chunks, because they are about to be purged.
+        """Drop work that uses these chunks, because they are about to be purged.
 
         Args:
             texts: their token ids.
@@ -61,13 +58,13 @@ class IdleWork:
             self._gate.forget(keys)
 
     def forget_all(self) -> None:
-        """Drops all work that no caller waits for."""
+        """Drop all work that no caller waits for."""
         self._queue.forget_all()
         if self._gate is not None:
             self._gate.forget(None)
 
     def advance(self) -> None:
-        """Runs one step of one of them; an error ends the chunk, check or copy that raised it."""
+        """Run one step of one of them; an error ends the chunk, check or copy that raised it."""
         job = next((job for job in self._jobs if not job.idle), None)
         if job is None:
             return

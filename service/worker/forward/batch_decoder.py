@@ -175,5 +175,5 @@ def _power_of_two(number: int) -> int:
 
 
 def _host_copy(numbers: Tensor) -> Tensor:
-    """Uninitialised host memory of the same shape, pinned if there is a GPU."""
+    """Return uninitialised host memory of the same shape, pinned if there is a GPU."""
     return torch.empty_like(numbers, pin_memory=torch.cuda.is_available())

@@ -43,7 +43,6 @@ class Decodable(Protocol):
     @property
     def lora(self) -> str:
         """Name of its LoRA adapter, or ""."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ class PromptKV(Protocol):
     """The KV cache of one prompt."""
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
-        ...
+        """Return writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
 
 
 class KVPlacer:

@@ -47,7 +47,7 @@ class SparseRows(NamedTuple):
 
 
 def tile_rows(device: torch.device) -> int:
-    """Most rows that are computed at once."""
+    """Return how many rows are computed at once at most."""
     return TILE_ROWS.get(device.type, ROWS_ELSEWHERE)
 
 
@@ -72,7 +72,7 @@ def project(
 
 
 def qkv(decoder: DecoderModel, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
-    """Queries, keys and values of x `[m, hidden]` before RoPE, each `[m, heads, head_dim]`."""
+    """Project x `[m, hidden]` to q, k and v before RoPE, each `[m, heads, head_dim]`."""
     cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
         return decoder.qkv(layer, x)

@@ -256,7 +256,7 @@ class PromptLoop:
         )
 
     def _start_over(self, kept: Tensor) -> Steps[PrefillResult]:
-        """Full prefill of a shorter prompt, the rows `kept` `[b]` at positions 0..b-1."""
+        """Prefill a shorter prompt in full, the rows `kept` `[b]` at positions 0..b-1."""
         shorter = self.layout.only(kept)
         nothing = [None] * len(shorter.segments)
         result = yield from prefill(self.decoder, shorter, nothing, Vanilla(), self.kv)
@@ -278,6 +278,6 @@ def _count_attention(flops: FlopCount, rows: Tensor, sparse: SparseRows | None) 
 
 
 def _restrict(x: Tensor, q: Tensor, rows: Tensor, subset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states and queries of a subset of the rows, and that subset."""
+    """Return hidden states and queries of a subset of the rows, and that subset."""
     index = torch.searchsorted(rows, subset)
     return x[index], q[index], subset

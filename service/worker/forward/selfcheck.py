@@ -104,7 +104,7 @@ def check(decoder: DecoderModel, theirs: Tensor | None = None) -> tuple[float, f
 
 @torch.inference_mode()
 def transformers_logits(model: Any) -> Tensor:
-    """Logits `[vocabulary]` of the probe's last token by transformers' forward pass."""
+    """Return logits `[vocabulary]` of the probe's last token by transformers' forward pass."""
     device = model.get_input_embeddings().weight.device
     ids = torch.tensor([_probe_ids(model.config)], device=device)
     logits: Tensor = model(ids).logits[0, -1].float()
@@ -114,7 +114,7 @@ def transformers_logits(model: Any) -> Tensor:
 @on_all_ranks
 @torch.inference_mode()
 def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
-    """Logits `[vocabulary]` of the probe's last token: of full prefill and of a stitched prompt."""
+    """Return the last token's logits `[vocabulary]` by full prefill, and stitched."""
     ids = _probe_ids(decoder.model.config)
     s, _, q = PROBE
     d = len(ids) - s - q

@@ -73,7 +73,7 @@ class SparseLayerLoop:
         return self.prompt.documents
 
     def question_pass(self) -> Steps[Tensor]:
-        """Return mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
+        """Return the mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
         fp32."""
         decoder, layout, flops = self.decoder, self._layout, self._flops
         rows = layout.question_rows
@@ -196,7 +196,7 @@ class SparseLayerLoop:
     def _stored(
         self, documents_kv: Sequence[KeptTokens], layer: int, kept: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Stored keys (before RoPE) and values of some prompt rows.
+        """Return stored keys (before RoPE) and values of some prompt rows.
 
         Args:
             kept: rows of S and the documents, ascending.
@@ -275,7 +275,7 @@ def check_plan(prompt: SketchedPrompt, plan: SparsePlan, layers: int) -> None:
 
 
 def blocks_to_read(documents: Sequence[SketchedDocument], plan: SparsePlan) -> BlockSets:
-    """Middle blocks that must be read: those with tokens that a layer keeps or has as padding."""
+    """Return the middle blocks with tokens that a layer keeps or has as padding."""
     block_sets: BlockSets = []
     padding = plan.padding
     tokens = [torch.tensor([*kept, *padding[layer]]) for layer, kept in enumerate(plan.kept)]

@@ -38,28 +38,23 @@ class ArrivingSegment(Protocol):
 
     def arrived(self, layer: int) -> bool:
         """Return whether the layer is in host memory."""
-        ...
 
     def stored(self, layer: int) -> Encoded | None:
         """Return the encoded KV that contains an arrived layer; None if the layer is already
         decoded."""
-        ...
 
 
 class Side(Protocol):
     """Runs the copies."""
 
     def copying(self) -> AbstractContextManager[None]:
-        """Copy are started within this context, after what was computed until now."""
-        ...
+        """Return a context in which copies are started, after what was computed until now."""
 
     def needed(self) -> None:
-        """What is computed from now on reads what was copied, so copies must be finished."""
-        ...
+        """Let what is computed from now on wait for the copies."""
 
     def finish(self) -> None:
         """Wait until no copy reads host memory any more."""
-        ...
 
 
 class Aside:

@@ -109,14 +109,14 @@ class Gate:
     # -- requests ---------------------------------------------------------------------------------
 
     def replacement(self, name: str, fusion: FusionMethod) -> GatedMethod | None:
-        """What a request gets that asks for this method; None for a method that needs no checks."""
+        """Return what a request gets that asks for this method; None if it needs no checks."""
         if fusion.reads is Reads.NOTHING:
             return None
         self.counts.begin(name)
         return self._trusts.of(name, fusion).gated()
 
     def answered(self, sequence: EngineSequence, result: PrefillResult) -> None:
-        """Called with every first token; remembers some of them to be checked."""
+        """Take a request's first token; some are remembered to be checked."""
         gated, request = sequence.gated, sequence.request
         if (
             not isinstance(gated, GatedMethod)
@@ -136,13 +136,13 @@ class Gate:
         self._pending.append(Answered(gated, request, sequence.addresses, result.logits.clone()))
 
     def _draw(self, trust: MethodTrust) -> bool:
-        """Whether to check this answer: a method's first ones always, later ones by chance."""
+        """Return whether to check this answer: always a method's first ones, others by chance."""
         first = trust.sampled < self._checks.bounds.min_checks
         unknown = first and trust.drift.level < trust.drift.top
         return unknown or self._random.random() < self._checks.share
 
     def forget(self, keys: Collection[str] | None) -> None:
-        """Drops checks of prompts with these chunks, because the chunks are being purged; None:
+        """Drop checks of prompts with these chunks, because the chunks are being purged; None:
         all checks."""
 
         def holds(answered: Answered) -> bool:
@@ -167,7 +167,7 @@ class Gate:
         return waits or self._shadow.blocked or not self.pending
 
     def advance(self) -> None:
-        """Runs one step of the current check, or starts the next check."""
+        """Run one step of the current check, or start the next check."""
         if self._steps is None:
             self._current = self._pending.popleft()
             self._steps = self._check(self._current)
@@ -177,11 +177,11 @@ class Gate:
             self._current, self._steps, self._awaited = None, None, None
 
     def fail_current(self, error: Exception) -> None:
-        """Drops the current check, because `advance` raised this error."""
+        """Drop the current check, because `advance` raised this error."""
         self._drop_current()
 
     def give_way(self) -> bool:
-        """Gives up the check that holds KV, because a request needs it; False if none holds any."""
+        """Give up the check that holds KV, because a request needs it; False if none holds any."""
         if not self._shadow.holds_kv:
             return False
         self._drop_current()
@@ -196,7 +196,7 @@ class Gate:
             self.counts.skipped(current.method)
 
     def _check(self, answered: Answered) -> Steps[None]:
-        """Checks the level that answered; at a raised level then also the level below."""
+        """Check the level that answered; at a raised level then also the level below."""
         trust, level = answered.gated.trust, answered.gated.level
         if level == trust.drift.top:
             full = answered.logits
@@ -220,15 +220,15 @@ class Gate:
     # -- for people -------------------------------------------------------------------------------
 
     def states(self) -> list[GateState]:
-        """The state of every method by its parameters."""
+        """Return the state of every method by its parameters."""
         return [trust.record() for trust in self._trusts.all()]
 
     def reset(self, name: str = "") -> None:
-        """Trusts a method again, or all for "". Checks that are under way still count."""
+        """Trust a method again, or all for "". Checks that are under way still count."""
         self._trusts.reset(name)
 
     def values(self) -> list[Sample]:
-        """Counters, and for each method the worst state over its parameters."""
+        """Return counters, and for each method the worst state over its parameters."""
         worst: dict[str, int] = {}
         for trust in self._trusts.all():
             state = GATE_STATES.index(trust.state)
@@ -248,27 +248,27 @@ class Counts:
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def begin(self, method: str) -> None:
-        """Creates the counters of a method, at 0, so that its first check shows as an increase."""
+        """Create the counters of a method, at 0, so that its first check shows as an increase."""
         self._outcomes[method, "skipped"] += 0
         self._sums[method] += 0.0
 
     def checked(self, method: str, seen: Observation) -> None:
-        """Counts a check."""
+        """Count a check."""
         self._outcomes[method, "agree" if seen.agrees else "disagree"] += 1
         self._sums[method] += seen.kl
         for bound in KL_BUCKETS:
             self._below[method, bound] += seen.kl <= bound
 
     def skipped(self, method: str) -> None:
-        """Counts a check that was due and not made."""
+        """Count a check that was due and not made."""
         self._outcomes[method, "skipped"] += 1
 
     def of(self, outcome: str) -> int:
-        """Number of checks with this outcome, over all methods."""
+        """Return the number of checks with this outcome, over all methods."""
         return sum(count for (_, kind), count in self._outcomes.items() if kind == outcome)
 
     def values(self) -> list[Sample]:
-        """All counters as samples. May be called from another thread than the rest."""
+        """Return all counters as samples. May be called from another thread than the rest."""
         outcomes, below = self._outcomes.copy(), self._below.copy()
         # All outcomes from the start: monitoring sees no increase in a counter that appears late.
         values: list[Sample] = [

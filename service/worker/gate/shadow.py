@@ -60,7 +60,7 @@ class Shadow:
     def steps(
         self, request: Generate, addresses: Sequence[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
-        """The run, in steps; closing the generator gives everything back.
+        """Return the run, in steps; closing the generator gives everything back.
 
         Returns:
             Logits `[vocabulary]`; None if no document's stored KV was used, because such logits
@@ -107,7 +107,7 @@ class Shadow:
 
 
 def _loaded(sequence: EngineSequence) -> Steps[None]:
-    """Waits until it is known which chunks can be used."""
+    """Wait until it is known which chunks can be used."""
     if sequence.found is not None:
         yield sequence.found
         sequence.found.result()
@@ -125,7 +125,7 @@ WORST_NATS = 20.0
 
 
 def compare(full: Tensor, fused: Tensor) -> Observation:
-    """Compares logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
+    """Compare logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
     p, q = (torch.log_softmax(logits.double(), -1) for logits in (full, fused))
     # A token with probability 0 in full prefill adds nothing, even where log q is -inf.
     kl = float(torch.where(p > -math.inf, p.exp() * (p - q), 0.0).sum())
@@ -135,7 +135,7 @@ def compare(full: Tensor, fused: Tensor) -> Observation:
 
 
 def full_logits(decoder: DecoderModel, request: Generate) -> Steps[Tensor]:
-    """Logits `[vocabulary]` of the first answer token by full prefill.
+    """Return logits `[vocabulary]` of the first answer token by full prefill.
 
     No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.
     """

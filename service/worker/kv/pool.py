@@ -84,7 +84,7 @@ class KVPool:
         return self.can_reserve(tokens) or (self.on_full is not None and self.on_full(tokens))
 
     def reserve(self, tokens: int) -> SequenceKV | None:
-        """Memory for one sequence of `tokens` tokens, or None if it does not fit now."""
+        """Take memory for one sequence of `tokens` tokens, or None if it does not fit now."""
         if not self.make_room(tokens):
             return None
         first = []
@@ -159,7 +159,7 @@ class SequenceKV:
         self.number = 0
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Views of K and V for prefill, `[kv_heads, tokens, head_dim]`; only before eviction."""
+        """Return views of K and V `[kv_heads, tokens, head_dim]`; only before eviction."""
         if (known := self._views.get((layer, tokens))) is not None:
             return known
         first, size = int(self.start[layer, 0]), int(self.capacity[layer, 0])
@@ -271,13 +271,13 @@ class SequenceKV:
         return self.start + skipped, self.length - skipped
 
     def _up_to(self, layer: int, position: int) -> Tensor:
-        """Return number of each head's entries at positions up to this one `[kv_heads]`."""
+        """Return the number of each head's entries at positions up to this one `[kv_heads]`."""
         positions, tokens = self.positions[layer]
         answered = max(0, position + 1 - tokens)
         return torch.tensor([int((p <= position).sum()) + answered for p in positions])
 
     def kept_tokens(self, layer: int) -> float:
-        """Filled rows of a layer, mean over KV heads."""
+        """Return the filled rows of a layer, mean over KV heads."""
         return float(self.length[layer].double().mean())
 
     def release(self) -> None:

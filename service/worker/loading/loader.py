@@ -64,13 +64,13 @@ class Loader:
         )
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Start the threads."""
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-loader")
         # Separate threads, so that stalled reads do not delay look-ups of where chunks are stored.
         self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kv-lookup")
 
     def close(self) -> None:
-        """Ends the threads after the work that has already started."""
+        """End the threads after the work that has already started."""
         if self._lookups is not None:
             self._lookups.shutdown(wait=True, cancel_futures=True)
             self._lookups = None
@@ -80,23 +80,23 @@ class Loader:
         self.streams.close()
 
     def load_chunk(self, address: Address) -> Future[EncodedChunk | None]:
-        """Reads a whole chunk; None if it is not stored."""
+        """Read a whole chunk; None if it is not stored."""
         return self._run(lambda: self.streams.read(address).chunk)
 
     def load_ends(self, address: Address) -> Future[EndsOutcome]:
-        """Reads a chunk's sketch and its first and last blocks."""
+        """Read a chunk's sketch and its first and last blocks."""
         return self._run(lambda: self._read_ends(address))
 
     def load_blocks(self, address: Address, blocks: BlockSet) -> Future[BlocksOutcome]:
-        """Reads these blocks of these layers."""
+        """Read these blocks of these layers."""
         return self._run(lambda: self._store.read_blocks(address.key, blocks, address.spec))
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
-        """Stores a chunk, and its sketch if it has one."""
+        """Store a chunk, and its sketch if it has one."""
         return self._run(lambda: self._put(address, computed))
 
     def is_complete(self, address: Address, *, with_sketch: bool) -> bool:
-        """Whether the chunk and, if asked for, its sketch are stored. Reads on this thread."""
+        """Return whether the chunk and, if asked for, its sketch are stored; reads here."""
         store = self._store
         return bool(store.contains([address.key])) and (
             not with_sketch
@@ -124,7 +124,7 @@ class Loader:
         return EndsOutcome(decoded, outcome, time.monotonic() - started, extra.nbytes)
 
     def prefetch(self, addresses: Iterable[Address]) -> None:
-        """Reads chunks before their request comes; the store moves them into the memory tier."""
+        """Read chunks before their request comes; the store moves them into the memory tier."""
         for address in addresses:
             self._run(lambda address=address: self._read_ahead(address))  # type: ignore[misc]
 
@@ -155,7 +155,7 @@ class Loader:
                 self._notes.popitem(last=False)
 
     def _merge_prefetch_note(self, address: Address, outcome: ReadOutcome) -> ReadOutcome:
-        """Adds what a prefetch of the chunk took to the outcome of its request's read."""
+        """Add what a prefetch of the chunk took to the outcome of its request's read."""
         with self._lock:
             noted_at, note = self._notes.pop(address.key, (0.0, None))
         if note is None or time.monotonic() - noted_at > NOTE_S:

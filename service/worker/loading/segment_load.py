@@ -55,28 +55,23 @@ class Load(Protocol):
     @property
     def pending(self) -> Future[Any] | None:
         """What to wait for until it is known whether it is stored; None if that is known."""
-        ...
 
     @property
     def usable(self) -> bool:
         """Whether it is loaded or being loaded."""
-        ...
 
     @property
     def missed(self) -> bool:
         """Whether it was not found or was damaged, and has not been stored since."""
-        ...
 
     def so_far(self) -> SegmentRead:
-        """Where its KV came from, as far as is known now."""
-        ...
+        """Return where its KV came from, as far as is known now."""
 
     def settle(self) -> ChunkStream | None:
-        """Ends the load with its prompt; returns the stream to release, if there is one.
+        """End the load with its prompt; return the stream to release, if there is one.
 
         Later calls return None.
         """
-        ...
 
 
 @dataclass
@@ -131,7 +126,7 @@ class SegmentLoad:
         return self.stream.chunk or self.stream
 
     def compute(self, why: str) -> None:
-        """Plans to compute the segment instead of loading it."""
+        """Plan to compute the segment instead of loading it."""
         self.plan, self.why = RECOMPUTE, why
 
     def settle(self) -> ChunkStream | None:

@@ -19,7 +19,6 @@ class CachedSegment(Protocol):
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys (before RoPE) and values of a layer, each `[tokens, kv_heads, head_dim]`."""
-        ...
 
 
 class ProjectedRows(NamedTuple):

@@ -96,7 +96,7 @@ class Shift:
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
-        """Shifts the keys (by a mean that is taken before RoPE) and values of a layer in place."""
+        """Shift the keys (by a mean that is taken before RoPE) and values of a layer in place."""
         stored = [document.stored.layer(view.layer) for document in self.documents]
         if keys:
             by = self._by(view.fresh_k, [k for k, _ in stored])

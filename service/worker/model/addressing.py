@@ -144,7 +144,7 @@ class Addressing:
         tenant: str,
         behind: Sequence[Sequence[int]],
     ) -> set[str]:
-        """Every key under which these tokens may be stored, in whatever prefix mode."""
+        """Return every key under which these tokens may be stored, in whatever prefix mode."""
         keys: set[str] = set()
         for mode in PREFIX_MODES:
             address = self.document(ids, mode, system, tenant, behind)
@@ -153,7 +153,7 @@ class Addressing:
         return keys
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
-        """Token ids that a chunk is precomputed behind; their own KV is not stored."""
+        """Return the token ids that a chunk is precomputed behind; their own KV is not stored."""
         if prefix_mode == "system" or prefix_mode in COMPANION_MODES:
             return tuple(system)
         if prefix_mode == "bos":

@@ -46,7 +46,7 @@ def attend_rows(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Index-causal attention: every row sees the keys up to its own position.
+    """Attend index-causally: every row sees the keys up to its own position.
 
     Args:
         q: `[m, heads, head_dim]`, after RoPE.
@@ -239,7 +239,7 @@ def _attend_by_rule(
 def attend_last(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, rule: AttentionRule = PLAIN
 ) -> Tensor:
-    """One query that sees all keys: q `[heads, d]`, k and v `[kv_heads, n, d]` → `[heads * d]`.
+    """Attend by one query to all keys: q `[heads, d]`, k, v `[kv_heads, n, d]` → `[heads * d]`.
 
     Of `rule` the window is not looked at: the keys are those within it.
     """
@@ -288,7 +288,7 @@ def attention_probabilities(
 
 
 def weighted_values(weights: Tensor, v: Tensor) -> Tensor:
-    """weights `[heads, m, n]` fp32, v `[kv_heads, n, d]` → `[m, heads * d]` in v's dtype."""
+    """Multiply weights `[heads, m, n]` and v `[kv_heads, n, d]` → `[m, heads * d]`, v's dtype."""
     heads, m, n = weights.shape
     kv_heads, _, d = v.shape
     grouped = weights.view(kv_heads, heads // kv_heads * m, n).to(v.dtype)

@@ -156,8 +156,8 @@ class DecoderModel:
         return [table if r else none for table, r in zip(tables, rotated, strict=True)]
 
     def rotary_order(self) -> Tensor | None:
-        """Order in which the dimensions of query and key heads are held, `[head_dim]`, so that i
-        and i + head_dim / 2 turn together; None if they already do in the model's own order."""
+        """Return the order `[head_dim]` of the dimensions of query and key heads in which i and
+        i + head_dim / 2 turn together; None if they do so in the model's own order."""
         return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
 
     def attention_rules(self) -> list[AttentionRule]:
@@ -177,7 +177,7 @@ class DecoderModel:
         return norm(block.input_layernorm, x)
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries `[m, heads, head_dim]` and keys after the norm that some families have."""
+        """Return queries `[m, heads, head_dim]` and keys after the norm that some families have."""
         return q, k
 
     def attention_residual(self, block: Any, attended: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ class DecoderModel:
     # -- LoRA adapters ----------------------------------------------------------------------------
 
     def with_lora(self, name: str) -> Self:
-        """This decoder with a LoRA adapter for all rows; "": the base model."""
+        """Return this decoder with a LoRA adapter for all rows; "": the base model."""
         if not name:
             return self
         view = self._updated([(None, self.loras[name])])
@@ -220,7 +220,7 @@ class DecoderModel:
         return view
 
     def with_loras(self, names: Sequence[str]) -> Self:
-        """This decoder for batches in which row i has the LoRA adapter `names[i]`; "": none."""
+        """Return this decoder for batches whose row i has the LoRA adapter `names[i]`; "": none."""
         if len(set(names)) == 1:
             return self.with_lora(names[0])
         rows = rows_by_name(names, self.device)
@@ -245,11 +245,11 @@ class DecoderModel:
     # -- what the layer loops call ----------------------------------------------------------------
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids `[m]` → `[m, hidden]`."""
+        """Return the embeddings `[m, hidden]` of ids `[m]`."""
         return F.embedding(ids, self.model.get_input_embeddings().weight)
 
     def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of x `[m, hidden]`, before RoPE and after any norm of q and k.
+        """Project x `[m, hidden]` to q, k and v, before RoPE and after any norm of q and k.
 
         Returns:
             q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`: this process's own heads.
@@ -264,7 +264,7 @@ class DecoderModel:
         return q, k, heads[:, first_v:]
 
     def finish(self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Tensor:
-        """Output projection, residual, MLP: x `[m, hidden]`, attended `[m, heads * head_dim]`."""
+        """Finish a layer from x `[m, hidden]` and attended `[m, heads * head_dim]`."""
         return run(self.finish_steps(layer, x, attended, batch=batch))
 
     def finish_steps(
@@ -278,11 +278,11 @@ class DecoderModel:
         return x + self.mlp_residual(block, out)
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        """Next-token logits of the last layer's rows: `[m, hidden]` → `[m, vocabulary]` fp32."""
+        """Return next-token logits of rows after the last layer, `[m, vocabulary]` fp32."""
         return self.head(norm(self.model.model.norm, x), batch=batch).float()
 
     def weights(self) -> DecoderWeights | None:
-        """All parameters for a kernel that decodes by itself; None if it computes otherwise."""
+        """Return all parameters for a kernel that decodes by itself; None if none can."""
         if not self.has_plain_layers or self.config.hidden_act not in ("silu", "swish"):
             return None
         if self.head_order is not None:

@@ -74,7 +74,7 @@ class FlopCount:
         self._add_causal(2.0, rows)
 
     def _add_causal(self, operations: float, rows: Tensor) -> None:
-        """The row at index t sees t + 1 keys."""
+        # The row at index t sees t + 1 keys.
         factor = operations * self.shape.heads * self.shape.head_dim
         if rows is self._rows:  # the same rows go through many layers
             before, pairs = self._later.pop()

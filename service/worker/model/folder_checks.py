@@ -81,7 +81,7 @@ def rope_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
 
 
 def served_context(config: dict[str, Any]) -> int | None:
-    """Tokens of prompt and answer up to which the model is served; None if it does not say."""
+    """Return how many tokens of prompt and answer are served; None if the model does not say."""
     limit = config.get("max_position_embeddings")
     if limit is None:
         return None

@@ -140,7 +140,7 @@ def _try(model: Any, folder: str) -> None:
 
 
 def _dequantised(config: Any) -> dict[str, Any]:
-    """Arguments that make transformers dequantise MXFP4 weights (gpt-oss) when it loads them."""
+    """Return arguments by which transformers dequantises MXFP4 weights (gpt-oss) on loading."""
     quantisation = getattr(config, "quantization_config", None) or {}
     if quantisation.get("quant_method") != DEQUANTISED:
         return {}
@@ -236,7 +236,7 @@ def _stand_ins() -> dict[str, ModuleType]:
 
 
 def _undecorated(function: Any = None, *_args: Any, **_options: Any) -> Any:
-    """As a decorator, with arguments or without, leaves a function as it is."""
+    """Leave a function as it is, as a decorator with arguments or without."""
     return function if callable(function) else _undecorated
 
 

@@ -49,7 +49,7 @@ class LoraUpdate:
 
     @classmethod
     def of(cls, parts: Sequence[LowRank], width: int) -> LoraUpdate:
-        """From those of the modules that the adapter changes.
+        """Join what is added to the modules that the adapter changes.
 
         Args:
             width: number of the projection's outputs.

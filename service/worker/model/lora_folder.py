@@ -75,7 +75,7 @@ class LoraConfig:
     base: str = ""
 
     def rank_of(self, module: str) -> int:
-        """Of a module by its full name, like model.layers.0.self_attn.q_proj."""
+        """Return the rank of a module by its full name, like model.layers.0.self_attn.q_proj."""
         return int(_matching(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:

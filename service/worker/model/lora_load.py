@@ -180,7 +180,7 @@ def _module(block: Any, name: str) -> Any:
 
 
 def _fingerprint(matrices: Mapping[str, LoraMatrices]) -> str:
-    """32 hex characters over all weights and scales."""
+    """Return 32 hex characters over all weights and scales."""
     digest = hashlib.blake2b(digest_size=16)
     for module in sorted(matrices):
         own = matrices[module]

@@ -24,8 +24,7 @@ class Projection(Protocol):
     """One linear module, or several that read the same rows, one after the other."""
 
     def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        """x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderModel`."""
-        ...
+        """Multiply x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderModel`."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class LayerProjections:
 
 
 def fuse(*modules: Any) -> Projection:
-    """One product of the modules, which read the same rows; also useful for a single module.
+    """Fuse modules that read the same rows into one product; also useful for a single module.
 
     Parameters are concatenated in huge pages. The modules' own become views of the result, so the
     modules keep working, and extra memory is needed only for a moment, for one module group.

@@ -77,7 +77,7 @@ class Planner:
         return model.seconds(), model.flops()
 
     def compute_s(self, flops: float, *, crowded: bool = False) -> float:
-        """Return expected seconds of a prefill of so many FLOPs that loads nothing."""
+        """Return the expected seconds of a prefill of so many FLOPs that loads nothing."""
         seconds = self.compute.overhead_s + self.compute.flop_s * flops
         return 2.0 * seconds if crowded else seconds
 

@@ -69,11 +69,9 @@ class CachedKV(Protocol):
     @property
     def reserved_tokens(self) -> int:
         """Tokens that there is room for; 0 when it has been evicted."""
-        ...
 
     def copy_to(self, kv: SequenceKV, tokens: int) -> None:
         """Copy the first `tokens` tokens to a sequence."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

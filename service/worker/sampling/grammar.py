@@ -38,7 +38,7 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, "grammar")
 
     def compile(self, grammar: str) -> PendingGrammar:
-        """Starts to compile a grammar, while its prompt is computed."""
+        """Start to compile a grammar, while its prompt is computed."""
         return PendingGrammar(self._thread.submit(self._compile, grammar))
 
     def _compile(self, grammar: str) -> Grammar:
@@ -60,7 +60,7 @@ class PendingGrammar:
         self._compiled = compiled
 
     def get(self) -> Grammar:
-        """Waits for it."""
+        """Wait for it."""
         return self._compiled.result()
 
 
@@ -78,7 +78,7 @@ class Grammar:
         return self._matcher.is_stopped()
 
     def mask(self, logits: Tensor) -> None:
-        """Sets logits `[vocabulary]` of tokens that may not come next to -inf, in place.
+        """Set logits `[vocabulary]` of tokens that may not come next to -inf, in place.
 
         Raises:
             InvalidRequest: the grammar is too complex to follow any further.
@@ -90,7 +90,7 @@ class Grammar:
         logits.masked_fill_(~allowed, -torch.inf)
 
     def sampled(self, token: int) -> None:
-        """Notes the answer's next token.
+        """Note the answer's next token.
 
         Raises:
             InvalidRequest: as `mask`.
@@ -99,7 +99,7 @@ class Grammar:
         self._check()
 
     def forced(self) -> list[int]:
-        """The next tokens that there is no choice about; often none."""
+        """Return the next tokens that there is no choice about; often none."""
         return self._matcher.compute_ff_tokens()
 
     def _check(self) -> None:

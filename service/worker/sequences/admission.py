@@ -60,7 +60,7 @@ class Admission:
         tenant: str,
         lora: str = "",
     ) -> list[Address | None]:
-        """Addresses of S and of every document, None for an empty segment.
+        """Return addresses of S and of every document, None for an empty segment.
 
         Raises:
             InvalidRequest: there is no LoRA adapter of this name.
@@ -77,8 +77,8 @@ class Admission:
     def purged(
         self, system: Sequence[int], documents: Sequence[ChunkTokens], tenant: str
     ) -> set[str]:
-        """Every key under which these documents may be stored, in whatever prefix mode, with the
-        base model or any LoRA adapter."""
+        """Return every key under which these documents may be stored, in whatever prefix mode and
+        with whatever LoRA adapter."""
         return {
             key
             for lora in ("", *self._decoder.loras)
@@ -158,7 +158,7 @@ class Admission:
             )
 
     def _check_tokens(self, sampling: Sampling) -> None:
-        """Raises InvalidRequest where a request names a token that the model does not have."""
+        """Raise InvalidRequest where a request names a token that the model does not have."""
         for name, ids in (
             ("stop_token_ids", sampling.stop_ids),
             ("logit_bias", sampling.logit_bias),
@@ -172,7 +172,7 @@ class Admission:
                     )
 
     def _end_ids(self, sampling: Sampling) -> frozenset[int]:
-        """Tokens that end the answer."""
+        """Return tokens that end the answer."""
         own = () if sampling.ignore_end else self._decoder.end_ids
         return frozenset((*own, *sampling.stop_ids))
 
@@ -201,7 +201,7 @@ class Admission:
 
 
 def _fusion(name: str, parameters: Mapping[str, Any]) -> tuple[FusionMethod, bool]:
-    """The fusion method, and whether its repair ratio is "auto".
+    """Return the fusion method, and whether its repair ratio is "auto".
 
     If it is, the planner chooses the ratio when the prompt starts; until then the method has its
     default.

@@ -24,12 +24,10 @@ class ChunkWriter(Protocol):
     """Stores chunks; the precompute queue."""
 
     def store(self, address: Address, computed: ComputedChunk) -> None:
-        """Stores a chunk that a request has computed."""
-        ...
+        """Store a chunk that a request has computed."""
 
     def write_of(self, key: str) -> Future[bool] | None:
-        """The write of a chunk that was computed here lately; None if it was not."""
-        ...
+        """Return the write of a chunk that was computed here lately; None if it was not."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class MissingChunks:
     def compute(
         self, sequence: EngineSequence, load: Load, *, sketch: bool = False
     ) -> Steps[ComputedChunk]:
-        """Computes the chunk of a load, and stores what is not stored already.
+        """Compute the chunk of a load, and store what is not stored already.
 
         Args:
             sketch: whether its sketch is needed, too.
@@ -58,7 +56,7 @@ class MissingChunks:
         return computed
 
     def supply(self, sequence: EngineSequence) -> Steps[None]:
-        """Gives every whole segment of the sequence that has no KV the chunk it misses.
+        """Give every whole segment of the sequence that has no KV the chunk it misses.
 
         Requests that come together may miss the same chunks. All but the first find them stored
         when it is their turn, so they look again before they compute.
@@ -71,14 +69,14 @@ class MissingChunks:
                 load.computed = (yield from self.compute(sequence, load)).chunk
 
     def read_again(self, load: PartialLoad) -> Steps[None]:
-        """Reads a document that was missing, if another request has stored it meanwhile."""
+        """Read a document that was missing, if another request has stored it meanwhile."""
         if (yield from self._written_meanwhile(load)):
             load.ends = self.loader.load_ends(load.address)
             while not load.ends.done():
                 yield load.ends
 
     def _written_meanwhile(self, load: Load) -> Steps[bool]:
-        """Waits for the write, if there is one. What was damaged or is too slow does not count."""
+        """Wait for the write, if there is one. What was damaged or is too slow does not count."""
         write = self.writer.write_of(load.address.key)
         if write is None or not load.missed or load.so_far().problems:
             return False
@@ -100,7 +98,7 @@ class MissingChunks:
             load.stream = self.loader.streams.join(load.address, tier)
 
     def _take_twin(self, load: SegmentLoad, loads: Sequence[SegmentLoad]) -> bool:
-        """Whether the same document stands in the prompt twice and was computed already."""
+        """Return whether the same document stands in the prompt twice and was computed already."""
         twins = (other for other in loads if other.address.key == load.address.key)
         twin = next((other for other in twins if other.computed is not None), None)
         if twin is None:

@@ -71,7 +71,7 @@ class PrefillLauncher:
     # -- before it starts -------------------------------------------------------------------------
 
     def start_loading(self, sequence: EngineSequence) -> None:
-        """Starts to read what the sequence's method reads, or the earlier prompt that it continues.
+        """Start to read what the sequence's method reads, or the earlier prompt that it continues.
 
         A sequence that continues a prompt in the KV pool reads nothing, unless more is on disk.
         """
@@ -103,7 +103,7 @@ class PrefillLauncher:
         return PartialLoad(address, self.loader.load_ends(address))
 
     def _found(self, sequence: EngineSequence, tiers: dict[str, str]) -> None:
-        """Starts the loads that are worth it, when the chunks have been found.
+        """Start the loads that are worth it, when the chunks have been found.
 
         Runs on a loader thread.
 
@@ -122,7 +122,7 @@ class PrefillLauncher:
             load()
 
     def _load(self, sequence: EngineSequence, plan: LoadPlan, tiers: dict[str, str]) -> None:
-        """Starts the loads of a plan."""
+        """Start the loads of a plan."""
         for segment in plan.recompute:
             load = sequence.segments[segment.number]
             assert isinstance(load, SegmentLoad)
@@ -141,7 +141,7 @@ class PrefillLauncher:
             self.stop_loading(sequence)
 
     def _read_stale_tier(self, recomputed: Sequence[FoundSegment]) -> None:
-        """Reads one segment from a tier that has not been read for long because it was slow.
+        """Read one segment from a tier that has not been read for long because it was slow.
 
         Without this, the planner would never notice that the tier has become faster.
         """
@@ -155,7 +155,7 @@ class PrefillLauncher:
     # -- the prompt -------------------------------------------------------------------------------
 
     def reserved_tokens(self, sequence: EngineSequence) -> int:
-        """Tokens of KV that the sequence needs from the pool until its end.
+        """Return tokens of KV that the sequence needs from the pool until its end.
 
         All are reserved at its start, so that it cannot run out midway. Only valid once the
         sequence is `loaded`.
@@ -169,7 +169,7 @@ class PrefillLauncher:
         return prompt_tokens + sequence.max_tokens
 
     def launch(self, sequence: EngineSequence, kv: SequenceKV, *, crowded: bool = False) -> None:
-        """Gives a sequence that can start its layout, its KV and its steps.
+        """Give a sequence that can start its layout, its KV and its steps.
 
         Args:
             kv: the reserved part of the pool.
@@ -203,7 +203,7 @@ class PrefillLauncher:
             sequence.steps = self._steps(decoder, sequence, kv, crowded)
 
     def stop_loading(self, sequence: EngineSequence) -> None:
-        """Ends the sequence's loads, after its prefill or when it is dropped."""
+        """End the sequence's loads, after its prefill or when it is dropped."""
         sequence.ended = True
         for load in sequence.segments:
             stream = load.settle() if load is not None else None
@@ -211,12 +211,12 @@ class PrefillLauncher:
                 self.loader.streams.leave(stream)
 
     def drop_loads(self, sequence: EngineSequence) -> None:
-        """Forgets the loads of a sequence that is `loaded` and needs none of them any more."""
+        """Forget the loads of a sequence that is `loaded` and needs none of them any more."""
         self.stop_loading(sequence)
         sequence.segments, sequence.found = [], None
 
     def _holds_part(self, sequence: EngineSequence) -> bool:
-        """Whether the prompt runs with only some tokens held.
+        """Return whether the prompt runs with only some tokens held.
 
         For a sparse method without any stored document this is False, and the prompt runs as a full
         prefill, unless the request wants documents computed by themselves: that costs no more than
@@ -264,7 +264,7 @@ class PrefillLauncher:
                 continue
 
     def _arrival(self, sequence: EngineSequence, layer: int, crowded: bool) -> Steps[None]:
-        """Waits until `layer` of every cached segment of this prefill has arrived.
+        """Wait until `layer` of every cached segment of this prefill has arrived.
 
         Raises:
             SegmentLost: one of them was lost or given up.
@@ -290,7 +290,7 @@ class PrefillLauncher:
                     yield self.loader.streams.within(part, pause)
 
     def _decide_again(self, sequence: EngineSequence, layer: int, crowded: bool) -> float:
-        """Gives up the loads that take longer than computing their segments.
+        """Give up the loads that take longer than computing their segments.
 
         Called while the prefill has to wait; does nothing if the last decision is too recent.
 
@@ -321,7 +321,7 @@ class PrefillLauncher:
         return sequence.segments or [None] * len(sequence.addresses)
 
     def _stored(self, load: Load | None) -> CachedSegment | None:
-        """The stored KV of a whole segment; None if it must be computed."""
+        """Return the stored KV of a whole segment; None if it must be computed."""
         return load.stored if isinstance(load, SegmentLoad) else None
 
     def _layout(self, sequence: EngineSequence) -> PromptLayout:
@@ -342,7 +342,7 @@ class PrefillLauncher:
         )
 
     def _loading_s(self, sequence: EngineSequence) -> float:
-        """Seconds of the longest load that is finished."""
+        """Return seconds of the longest load that is finished."""
         loads = [load for load in sequence.segments if load is not None]
         partial_s = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]
         streams = [load.stream for load in loads if isinstance(load, SegmentLoad)]

@@ -38,12 +38,10 @@ class AllowedMethod(Protocol):
     @property
     def fusion(self) -> FusionMethod:
         """The method."""
-        ...
 
     @property
     def note(self) -> GateNote | None:
         """What the answer says about it; None if it is the one that was asked for."""
-        ...
 
 
 @dataclass
@@ -207,11 +205,11 @@ class EngineSequence:
         return self.layout.tokens + len(self.tokens) - 1
 
     def load(self, segment: int) -> Load | None:
-        """The load of a segment by its number, 0 for S; None if there is none."""
+        """Return the load of a segment by its number, 0 for S; None if there is none."""
         return self.segments[segment] if self.segments else None
 
     def prefilled(self, result: PrefillResult) -> None:
-        """Takes over the result of the finished prefill."""
+        """Take over the result of the finished prefill."""
         assert self.layout is not None
         self.rows_per_layer = result.rows_per_layer
         self.rows_by_segment = self.layout.count_rows(result.rows)
@@ -224,13 +222,13 @@ class EngineSequence:
         self.layout = result.layout
 
     def wait(self, awaited: Future[Any] | None) -> None:
-        """Notes the future for which the prefill waits next; None for none."""
+        """Note the future for which the prefill waits next; None for none."""
         self.waits_for = awaited
         if self.blocked:
             self.clock.block()
 
     def waited(self) -> None:
-        """Notes that the prefill continues."""
+        """Note that the prefill continues."""
         self.clock.unblock()
 
 
@@ -248,13 +246,13 @@ class StageClock:
     _blocked_since: float | None = None
 
     def close(self, name: str) -> None:
-        """Ends the current stage; the time since the last `close` is added to stage `name`."""
+        """End the current stage; the time since the last `close` is added to stage `name`."""
         now = time.monotonic()
         self.stages[name] = self.stages.get(name, 0.0) + now - self.started_at
         self.started_at = now
 
     def close_queue(self, loading_s: float) -> None:
-        """Ends the wait before the prefill, and divides it between the stages queue and load.
+        """End the wait before the prefill, and divide it between the stages queue and load.
 
         Loading runs while the request is queued, so the time that loading took is counted as
         load, and the rest as queue.
@@ -267,11 +265,11 @@ class StageClock:
         self.stages["queue"] -= self.stages["load"]
 
     def block(self) -> None:
-        """Notes that the prefill now waits for KV that is still being loaded."""
+        """Note that the prefill now waits for KV that is still being loaded."""
         self._blocked_since = time.monotonic()
 
     def unblock(self) -> None:
-        """Notes that the prefill continues; the time that it waited is counted as load."""
+        """Note that the prefill continues; the time that it waited is counted as load."""
         if self._blocked_since is not None:
             waited_s = time.monotonic() - self._blocked_since
             self.stages["load"] = self.stages.get("load", 0.0) + waited_s

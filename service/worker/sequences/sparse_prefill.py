@@ -43,7 +43,7 @@ class SparsePrefill:
     missing: MissingChunks
 
     def steps(self, sequence: EngineSequence, kv: SequenceKV) -> Steps[PrefillResult]:
-        """Runs the sequence's method; yields None after every layer, and futures it waits for."""
+        """Run the sequence's method."""
         layout = sequence.layout
         assert layout is not None
         system = yield from self._system(sequence)
@@ -92,7 +92,7 @@ class SparsePrefill:
     def _fetch(
         self, sequence: EngineSequence, documents: list[PartialLoad], wanted: BlockSets
     ) -> Steps[list[TokenSource | None]]:
-        """Reads middle blocks of every document.
+        """Read middle blocks of every document.
 
         Args:
             wanted: per document, the block numbers by layer.

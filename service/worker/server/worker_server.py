@@ -114,7 +114,7 @@ class WorkerServer:
         self._inbox.wake()
 
     def run(self) -> None:
-        """Serve on the calling thread. Returns after `stop` or `drain`, when nothing is left."""
+        """Serve on the calling thread; return after `stop` or `drain`, when nothing is left."""
         outlet = self._link.outlet()
         self._reporter.start()
         try:

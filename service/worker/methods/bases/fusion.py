@@ -152,7 +152,7 @@ class FusionMethod(ABC):
 
     @abstractmethod
     def recomputed_tokens(self, shape: PromptShape) -> int:
-        """Tokens of cached documents that are computed anew."""
+        """Return tokens of cached documents that are computed anew."""
 
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
         """Return the largest number of document tokens that a layer holds.
@@ -199,8 +199,7 @@ class FusionMethod(ABC):
 
     @classmethod
     def repair_parameter(cls) -> str | None:
-        """Name of the parameter that is the share of the prompt's rows to recompute; None if the
-        method has none.
+        """Return the name of the parameter that is the share of rows to recompute, if there is one.
 
         It is the one declared with `parameter(..., auto=True)`. The planner and the correctness
         gate may raise its value.
@@ -233,10 +232,10 @@ class FusionMethod(ABC):
 
 
 def share_of(layout: PromptLayout, ratio: float) -> int:
-    """⌊ratio · n⌋: this share of the prompt's n rows, as a number of rows."""
+    """Return ⌊ratio · n⌋: this share of the prompt's n rows, as a number of rows."""
     return floor_share(layout.tokens, ratio)
 
 
 def floor_share(tokens: int, ratio: float) -> int:
-    """⌊ratio · tokens⌋ computed as in decimal: 0.29 · 100 is 29, not 28 as in binary floats."""
+    """Return ⌊ratio · tokens⌋ as in decimal: 0.29 · 100 is 29, not 28 as in binary floats."""
     return math.floor(ratio * tokens + 1e-9)

@@ -57,13 +57,11 @@ class SparseLoop(Protocol):
     def prompt(self) -> SketchedPrompt: ...
 
     def question_pass(self) -> Steps[Tensor]:
-        """Return mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
+        """Return the mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
         fp32."""
-        ...
 
     def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
         """Read the blocks that `plan` needs, then compute its rows and the question."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class BlockGrid:
         return list(range(1, self.blocks - LOCAL_BLOCKS))
 
     def span(self, block: int) -> range:
-        """Token indices of a block; the document's last block may be shorter."""
+        """Return the token indices of a block; the document's last block may be shorter."""
         return range(block * self.block, min(self.tokens, (block + 1) * self.block))
 
     def indices(self, blocks: list[int]) -> list[int]:

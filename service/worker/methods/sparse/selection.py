@@ -92,7 +92,7 @@ def scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]) -> float:
-    """P in [0, 1): the share of the document's middle blocks that the question needs (Q3).
+    """Return P in [0, 1), the share of the document's middle blocks that the question needs (Q3).
 
     It is how far the score of the best middle block lies above the anchor's, relative to its
     distance from the worst middle block's, mean over the stable layers. Best and worst are by the
@@ -174,7 +174,7 @@ def select(
 
 
 def outliers(documents: Sequence[SketchedDocument], *, pooled: bool) -> list[Tensor]:
-    """Blocks whose representative token stays important for unusually long (P6).
+    """Return blocks whose representative token stays important for unusually long (P6).
 
     These are the blocks whose decay alpha is below the mean of the layer's blocks by more than 3
     standard deviations. Among ten blocks or fewer, no block can be that far from the mean.
@@ -246,7 +246,7 @@ def fixed_tokens(documents: Sequence[SketchedDocument]) -> list[int]:
 
 
 def recomputed_ends(grid: BlockGrid, share: float) -> list[int]:
-    """Tokens of a document's first and last blocks to compute anew, ascending.
+    """Return tokens of a document's first and last blocks to compute anew, ascending.
 
     They are taken from the first block, then from the document's end backwards, until they are
     `share` of the document. A document without middle blocks is kept and computed as a whole, which
@@ -270,7 +270,7 @@ def make_plan(
     recompute: bool,
     max_recomputed: float = 1.0,
 ) -> SparsePlan:
-    """SamKV's plan.
+    """Make SamKV's plan.
 
     S is kept and never computed: it is exact. Computed anew are tokens of the documents' first and
     last blocks, as many as `max_recomputed` allows, and the representatives of outlier blocks where

@@ -186,7 +186,7 @@ def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
 def attention_mass(
     q: Tensor, k: Tensor, scale: float, rule: AttentionRule = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Return mean attention that each token receives from later queries.
+    """Return the mean attention that each token receives from later queries.
 
     Args:
         q: queries after RoPE `[T, heads, head_dim]`.
@@ -285,7 +285,7 @@ def later_attention(
 
 
 def decays(columns: Tensor, representative: Tensor) -> Tensor:
-    """Decay alpha of attention with distance: the least-squares fit of log y = c - alpha · log x.
+    """Return alpha, how fast attention decays: least squares of log y = c - alpha · log x.
 
     y is the attention that the representative receives from the query x tokens after it.
 
