@@ -66,7 +66,7 @@ class RotaryTable:
         return table
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rotate x `[rows, heads, head_dim]` to `positions` `[rows]`; into `out` if there is one."""
+        """Rotate x `[rows, heads, head_dim]` to `positions` `[rows]`, into `out` if it is given."""
         if out is None and rotation_gpu.supports(x):
             return rotation_gpu.rotate(x, positions, cos=self.cos, sin=self.sin)
         if out is None:
