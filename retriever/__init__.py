@@ -6,7 +6,6 @@ Importing this package imports neither torch nor faiss.
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import CorpusCounts
 from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
-from retriever.companions import Accompanied, Companions, Kind
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -22,17 +21,16 @@ from retriever.filters import Filter, parse_filter
 from retriever.index.vector_index import VectorIndex
 from retriever.ingest import EmbeddedDocument, IngestResult
 from retriever.marks import Mark, MarkKind, Place
+from retriever.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.retriever import Retriever, StartReport
 from retriever.scope import Scope
 
 __all__ = [
-    "Accompanied",
     "Catalog",
     "Chunk",
     "ChunkSettings",
     "ChunkSpan",
-    "Companions",
     "CorpusCounts",
     "DocFilter",
     "Document",
@@ -44,12 +42,14 @@ __all__ = [
     "EndpointReranker",
     "Filter",
     "IngestResult",
-    "Kind",
     "LocalEmbedder",
     "Mark",
     "MarkKind",
     "Passage",
     "Place",
+    "PrefixChunks",
+    "PrefixKind",
+    "PrefixedChunk",
     "Reranked",
     "Reranker",
     "Retriever",

@@ -20,7 +20,6 @@ from typing import get_args
 
 from retriever.catalog.catalog import Catalog
 from retriever.chunking import ChunkSettings
-from retriever.companions import Companions
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -37,6 +36,7 @@ from retriever.index.vector_index import EXACT_UP_TO, VectorIndex
 from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror, OwnChanges
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
+from retriever.prefix_chunks import PrefixChunks
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sql.database import Database
 
@@ -67,7 +67,7 @@ class Retriever:
     Attributes:
         catalog: the documents, for look-ups.
         index: their vectors.
-        companions: which other chunks a chunk's KV is computed behind.
+        prefix_chunks: which other chunks a chunk's KV is precomputed behind.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Retriever:
         self._embedder = embedder
         self._chunking = chunking
         self._mirror: IndexMirror | OwnChanges = IndexMirror(catalog, index, embedder, index_dir)
-        self.companions = Companions(catalog.database, index)
+        self.prefix_chunks = PrefixChunks(catalog, index)
         # Held during a commit and its index change, so that a search sees both or neither.
         self._consistency = ReadWriteLock()
 

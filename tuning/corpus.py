@@ -5,7 +5,7 @@ measured is what is served.
 
 Copies a collection out of PostgreSQL into a catalog file, with the vectors that it has there.
 
-Nothing is written to the database: tuning chooses companions, which a shared catalog would keep.
+Nothing is written to the database: tuning chooses prefix chunks, which a shared catalog would keep.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retriever import Chunk, Document, Kind, Retriever, Scope
+from retriever import Chunk, Document, PrefixKind, Retriever, Scope
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
 from retriever.chunking import ChunkSpan
@@ -33,7 +33,7 @@ from tuning.case import NEXT
 from tuning.prompts import Prompt
 
 PAGE = 500
-KINDS: tuple[Kind, Kind] = ("primer", "neighbours")
+KINDS: tuple[PrefixKind, PrefixKind] = ("primer", "neighbours")
 CATALOG = "catalog.db"
 
 
@@ -62,7 +62,7 @@ class Corpus:
         self._settings = settings
         self._scope = scope
         self._max_context = max_context
-        self._chosen: dict[tuple[Kind, int], Sequence[Sequence[int]]] = {}
+        self._chosen: dict[tuple[PrefixKind, int], Sequence[Sequence[int]]] = {}
 
     def passages(self, count: int, rng: random.Random) -> list[Chunk]:
         """Up to `count` passages in random order, each of another document while there are some."""
@@ -92,15 +92,15 @@ class Corpus:
         self._prompts.check_length(segments, asked, max_context=self._max_context - NEXT - 2)
         documents = tuple(tuple(document.ids) for document in segments)
         behind: dict[str, Sequence[Sequence[Sequence[int]]]] = {
-            kind: [(), *(self._companions(kind, chunk) for chunk in chunks[1:])] for kind in KINDS
+            kind: [(), *(self._prefix(kind, chunk) for chunk in chunks[1:])] for kind in KINDS
         }
         return Prompt(task, tuple(self._prompts.system), documents, tuple(asked), behind=behind)
 
-    def _companions(self, kind: Kind, chunk: Chunk) -> Sequence[Sequence[int]]:
+    def _prefix(self, kind: PrefixKind, chunk: Chunk) -> Sequence[Sequence[int]]:
         """Return what the service would compute this chunk behind, as token ids."""
         known = self._chosen.get((kind, chunk.chunk_id))
         if known is None:
-            found = self._retriever.companions.choose(
+            found = self._retriever.prefix_chunks.choose(
                 chunk,
                 kind,
                 scope=self._scope,

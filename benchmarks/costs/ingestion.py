@@ -9,7 +9,7 @@ Three things take turns, round by round, on the same texts (passages of Natural 
     over HTTP       POST /admin/precompute to the real service, which splits, embeds, indexes,
                     precomputes and stores the passages; until the job has succeeded
 
-In prefix mode primer a job is done when every chunk is stored behind its companions. The service
+In prefix mode primer a job is done when every chunk is stored behind its prefix chunks. The service
 then stores all chunks behind the system prompt alone, too, which is reported as `rest`. Every round
 has other texts. Processor seconds are those of all threads, over HTTP of both processes.
 """

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.quality.tasks import natural_questions
 from kvstore import EncodedChunk
-from retriever import Chunk, Document, Kind, LocalEmbedder, Retriever, Scope
+from retriever import Chunk, Document, LocalEmbedder, PrefixKind, Retriever, Scope
 from service.gateway.api import PromptBuilder
 from service.settings import Settings
 from service.worker.api import (
@@ -42,7 +42,7 @@ from tuning.environment import describe
 from tuning.single_prompts import compute_chunk
 
 OUT = Path("benchmarks/results/real")
-KINDS: tuple[Kind, Kind] = ("primer", "neighbours")
+KINDS: tuple[PrefixKind, PrefixKind] = ("primer", "neighbours")
 COUNT = 3
 CHANGED = 0.1
 GROUPS = 3  # whose chunks are timed
@@ -83,16 +83,16 @@ def main(given: Sequence[str] | None = None) -> int:
         retriever.start()
         with closing(retriever):
             retriever.ingest(documents("test"))
-            companions = {kind: choose(retriever, kind) for kind in KINDS}
-            chunks = of_groups(retriever, companions["primer"], args.most)
-            timed = time_modes(decoder, prompts, chunks, companions, args.rounds)
-            churn = changed(retriever, companions, args.seed)
+            prefixes = {kind: choose(retriever, kind) for kind in KINDS}
+            chunks = of_groups(retriever, prefixes["primer"], args.most)
+            timed = time_modes(decoder, prompts, chunks, prefixes, args.rounds)
+            churn = changed(retriever, prefixes, args.seed)
     result: dict[str, Any] = {
         "model": {"folder": args.model.name, "fingerprint": model_fingerprint(str(args.model))},
         "environment": describe(),
         "threads": args.threads,
         "seed": args.seed,
-        "chunks": {"collection": len(companions["primer"]), "timed": len(chunks)},
+        "chunks": {"collection": len(prefixes["primer"]), "timed": len(chunks)},
         "speed": timed,
         "computed_again": churn,
     }
@@ -111,10 +111,10 @@ def documents(split: str) -> list[Document]:
     return [Document(str(n), p.text, p.title) for n, p in enumerate(passages)]
 
 
-def choose(retriever: Retriever, kind: Kind) -> dict[int, list[Chunk]]:
-    """The companions of every chunk."""
+def choose(retriever: Retriever, kind: PrefixKind) -> dict[int, list[Chunk]]:
+    """The prefix of every chunk."""
     return {
-        chunk.chunk_id: retriever.companions.choose(
+        chunk.chunk_id: retriever.prefix_chunks.choose(
             chunk, kind, scope=Scope(), count=COUNT, max_tokens=4096
         )
         for chunk in every_chunk(retriever)
@@ -133,8 +133,8 @@ def every_chunk(retriever: Retriever) -> list[Chunk]:
 def of_groups(retriever: Retriever, primers: dict[int, list[Chunk]], most: int) -> list[Chunk]:
     """The chunks of the largest groups, in the order in which they were ingested."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for chunk_id, companions in primers.items():
-        groups.setdefault(tuple(c.chunk_id for c in companions), []).append(chunk_id)
+    for chunk_id, prefixes in primers.items():
+        groups.setdefault(tuple(c.chunk_id for c in prefixes), []).append(chunk_id)
     largest = sorted(groups.values(), key=len, reverse=True)[:GROUPS]
     chosen = sorted(chunk_id for group in largest for chunk_id in group)[:most]
     return retriever.catalog.chunks(chosen)
@@ -144,14 +144,14 @@ def time_modes(
     decoder: DecoderModel,
     prompts: PromptBuilder,
     chunks: Sequence[Chunk],
-    companions: dict[Kind, dict[int, list[Chunk]]],
+    prefixes: dict[PrefixKind, dict[int, list[Chunk]]],
     rounds: int,
 ) -> dict[str, list[float]]:
     """Speed of every mode over that of `before`, by round."""
     addressing = Addressing(decoder, fingerprint="companions", codec="raw")
 
     def address(chunk: Chunk, mode: str) -> Address:
-        behind = [] if mode == "system" else companions[mode][chunk.chunk_id]  # type: ignore[index]
+        behind = [] if mode == "system" else prefixes[mode][chunk.chunk_id]  # type: ignore[index]
         ids = [prompts.segment(other) for other in behind]
         return addressing.document(prompts.segment(chunk), mode, prompts.system, "", ids)
 
@@ -193,7 +193,7 @@ def time_modes(
 
 
 def changed(
-    retriever: Retriever, companions: dict[Kind, dict[int, list[Chunk]]], seed: int
+    retriever: Retriever, prefixes: dict[PrefixKind, dict[int, list[Chunk]]], seed: int
 ) -> dict[str, float]:
     """Share of the unchanged chunks that stand behind a changed one, by kind."""
     names = sorted({chunk.doc_id for chunk in every_chunk(retriever)})
@@ -206,7 +206,7 @@ def changed(
             / len(kept),
             3,
         )
-        for kind, chosen in companions.items()
+        for kind, chosen in prefixes.items()
     }
 
 

@@ -127,7 +127,7 @@ class BulkCorpus:
         )
         self._retriever = AsyncRetriever(retriever)
         self._worker = WorkerClient()
-        self._behind = PrecomputedBehind(self._prompts, retriever.companions, 0)
+        self._behind = PrecomputedBehind(self._prompts, retriever.prefix_chunks, 0)
         self._purges = PurgeQueue(
             DeletionStore(self._jobs), self._retriever, self._worker, self._prompts, self._behind,
             CatalogLock(self._pool),

@@ -148,7 +148,7 @@ class Gateway:
             index=self._databases.index,
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
-        behind = PrecomputedBehind(self.prompts, retriever.companions, settings.companions)
+        behind = PrecomputedBehind(self.prompts, retriever.prefix_chunks, settings.companions)
         self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,

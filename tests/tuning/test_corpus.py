@@ -76,7 +76,7 @@ def test_a_collection_in_postgresql_is_read_and_left_as_it_is(
     assert any(prompt.behind["neighbours"])
     assert served.catalog.state() == before
     (oslo,) = served.search("capital of Norway", 1, scope=Scope(collection="cities"))
-    assert served.companions.accompanied([oslo.chunk.chunk_id]) == []
+    assert served.prefix_chunks.prefixed([oslo.chunk.chunk_id]) == []
     with (
         pytest.raises(InvalidRequest, match="no collection 'towns'"),
         of_collection("towns", prompts, settings, max_context=1024),

@@ -36,7 +36,7 @@ from benchmarks.quality.real.chunks import Ids, chunked
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
-from retriever.companions import central
+from retriever.primer_groups import central
 from service.errors import KvstitchError
 from tuning.prompts import Prompt
 
@@ -113,7 +113,7 @@ class Neighbourhood:
         return [next(others) for _ in range(count)]
 
     def _of_group(self, ids: Ids, vector: Vectors, count: int, size: int) -> list[Ids]:
-        """As the service divides a collection (`retriever.companions`)."""
+        """As the service divides a collection (`retriever.primer_groups`)."""
         if (count, size) not in self._groups:
             number = max(1, round(len(self._pool) / size))
             self._groups[count, size] = central(self._vectors, number, count)

@@ -151,7 +151,7 @@ class IngestLoops:
     async def _store_missing(self) -> bool:
         """Store what is missing of documents that stand behind others; False if nothing is.
 
-        Companions may have been deleted, or the prefix mode may be a new one.
+        Prefix chunks may have been deleted, or the prefix mode may be a new one.
         """
         if self.complete:
             return False

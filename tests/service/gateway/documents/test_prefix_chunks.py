@@ -39,7 +39,7 @@ def fake(rig: Rig) -> FakeWorker:
 
 def settled(rig: Rig) -> bool:
     kind = rig.gateway.prompts.prefix_mode
-    return not rig.gateway.retriever.retriever.companions.open(kind, 1)  # type: ignore[arg-type]
+    return not rig.gateway.retriever.retriever.prefix_chunks.open(kind, 1)  # type: ignore[arg-type]
 
 
 def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> list[ChunkTokens]:
@@ -100,7 +100,7 @@ def test_a_changed_document_leaves_nothing_of_its_old_text(rig: Rig) -> None:
         assert not any(holds(stored, ids) for stored in list(fake(rig).stored))
 
 
-def test_a_companion_deleted_while_a_chunk_is_computed_leaves_nothing(rig: Rig) -> None:
+def test_a_prefix_chunk_deleted_while_a_chunk_is_computed_leaves_nothing(rig: Rig) -> None:
     gone = text_of(rig, "fox-0")
     retriever = rig.gateway.retriever.retriever
 
@@ -129,7 +129,7 @@ def test_another_mode_computes_everything_again(folder: Path, data: Path) -> Non
             assert all(stored_key(chunk) in worker.stored for chunk in asked(again, question))
 
 
-def test_a_small_collection_that_grows_gets_more_companions(folder: Path, data: Path) -> None:
+def test_a_small_collection_that_grows_gets_longer_prefixes(folder: Path, data: Path) -> None:
     with running(folder, data, prefix_mode="neighbours", companions=2) as rig:
         rig.ingest(CORPUS[:1])
         until(lambda: settled(rig), "stored")

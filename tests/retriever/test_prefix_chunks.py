@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever import ChunkSettings, Document, Kind, Retriever, Scope
-from retriever.companions import GROUP, central
+from retriever import ChunkSettings, Document, PrefixKind, Retriever, Scope
+from retriever.primer_groups import GROUP, central
 from retriever.scope import DEFAULT_SCOPE
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.conftest import OpenRetriever
 
 TOPICS = ("fox forest hunts", "whale sea sings", "bread oven flour")
-KINDS: tuple[Kind, Kind] = ("primer", "neighbours")
+KINDS: tuple[PrefixKind, PrefixKind] = ("primer", "neighbours")
 
 
 def corpus(each: int, first: int = 0) -> list[Document]:
@@ -34,13 +34,13 @@ def retriever(open_retriever: OpenRetriever) -> Retriever:
 
 
 def choose(
-    retriever: Retriever, doc_id: str, kind: Kind, count: int = 3, max_tokens: int = 1000
+    retriever: Retriever, doc_id: str, kind: PrefixKind, count: int = 3, max_tokens: int = 1000
 ) -> list[str]:
     [chunk] = retriever.catalog.chunks_of(doc_id)
-    chosen = retriever.companions.choose(
+    chosen = retriever.prefix_chunks.choose(
         chunk, kind, scope=DEFAULT_SCOPE, count=count, max_tokens=max_tokens
     )
-    [remembered] = retriever.companions.of([chunk.chunk_id], kind).values()
+    [remembered] = retriever.prefix_chunks.of([chunk.chunk_id], kind).values()
     assert remembered == chosen
     return [other.doc_id for other in chosen]
 
@@ -104,61 +104,65 @@ def test_nothing_stands_behind_itself_or_what_says_the_same(retriever: Retriever
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_companions_fit_into_the_context(retriever: Retriever, kind: Kind) -> None:
+def test_prefixes_fit_into_the_context(retriever: Retriever, kind: PrefixKind) -> None:
     """Every chunk has four words."""
     assert len(choose(retriever, "fox-2", kind, 3, max_tokens=8)) == 2
     assert choose(retriever, "fox-2", kind, 3, max_tokens=3) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_collection_of_one_has_no_companions(open_retriever: OpenRetriever, kind: Kind) -> None:
+def test_a_collection_of_one_has_no_companions(
+    open_retriever: OpenRetriever, kind: PrefixKind
+) -> None:
     retriever = open_retriever()
     retriever.ingest([Document("only", "a b c")])
     assert choose(retriever, "only", kind) == []
 
 
-def test_companions_are_of_the_same_collection(retriever: Retriever) -> None:
+def test_prefixes_are_of_the_same_collection(retriever: Retriever) -> None:
     other = Scope("acme", "default")
     retriever.ingest([Document("own", "fox forest hunts number2")], scope=other)
     [chunk] = retriever.catalog.chunks_of("own", scope=other)
     for kind in KINDS:
-        assert not retriever.companions.choose(chunk, kind, scope=other, count=3, max_tokens=1000)
+        assert not retriever.prefix_chunks.choose(
+            chunk, kind, scope=other, count=3, max_tokens=1000
+        )
 
 
 def test_what_stands_behind_a_chunk_is_found_before_it_is_deleted(retriever: Retriever) -> None:
-    companions = retriever.companions
+    prefixes = retriever.prefix_chunks
     lost, *rest = choose(retriever, "fox-2", "neighbours")
     own = number(retriever, "fox-2")
-    [accompanied] = companions.behind([number(retriever, lost)])[number(retriever, lost)]
-    assert accompanied.chunk.doc_id == "fox-2"
-    assert [c.doc_id for c in accompanied.companions] == [lost, *rest]
+    [prefixed] = prefixes.behind([number(retriever, lost)])[number(retriever, lost)]
+    assert prefixed.chunk.doc_id == "fox-2"
+    assert [c.doc_id for c in prefixed.prefix] == [lost, *rest]
 
     [gone] = retriever.delete([lost])
-    assert companions.of([own], "neighbours") == {own: []}, "its KV behind them is to be purged"
-    companions.forget([gone])
-    assert companions.of([own], "neighbours") == {}
+    assert prefixes.of([own], "neighbours") == {own: []}, "its KV behind them is to be purged"
+    prefixes.forget([gone])
+    assert prefixes.of([own], "neighbours") == {}
     assert lost not in choose(retriever, "fox-2", "neighbours")
 
 
 def test_a_primer_that_lost_a_chunk_is_replaced(retriever: Retriever) -> None:
     before = choose(retriever, "fox-2", "primer")
     gone = retriever.delete([before[0]])
-    retriever.companions.forget(gone)
+    retriever.prefix_chunks.forget(gone)
     after = choose(retriever, "fox-2" if before[0] != "fox-2" else "fox-3", "primer")
     assert len(after) >= 2
     assert before[0] not in after
 
 
 def test_documents_are_open_until_both_copies_are_stored(retriever: Retriever) -> None:
-    companions = retriever.companions
-    assert len(companions.open("primer", 100)) == 24
+    prefixes = retriever.prefix_chunks
+    assert len(prefixes.open("primer", 100)) == 24
     for document in corpus(8):
         choose(retriever, document.doc_id, "primer")
-    assert len(companions.open("primer", 100)) == 24
-    companions.set_exact([number(retriever, d.doc_id) for d in corpus(8)])
-    assert companions.open("primer", 100) == []
-    assert len(companions.open("neighbours", 5)) == 5, "another kind is to be chosen anew"
-    assert companions.of([number(retriever, "fox-1")], "neighbours") == {}
+    assert len(prefixes.open("primer", 100)) == 24
+    prefixes.set_exact([number(retriever, d.doc_id) for d in corpus(8)])
+    assert prefixes.open("primer", 100) == []
+    assert len(prefixes.open("neighbours", 5)) == 5, "another kind is to be chosen anew"
+    assert prefixes.of([number(retriever, "fox-1")], "neighbours") == {}
 
 
 def test_a_deleted_document_leaves_nothing(retriever: Retriever) -> None:
@@ -166,9 +170,9 @@ def test_a_deleted_document_leaves_nothing(retriever: Retriever) -> None:
     retriever.delete(["fox-2"])
     assert ("", "default", "fox-2") not in {
         (scope.tenant, scope.collection, doc)
-        for scope, doc in retriever.companions.open("primer", 99)
+        for scope, doc in retriever.prefix_chunks.open("primer", 99)
     }
-    assert retriever.companions.accompanied([1, 2, 3, 4, 5, 6, 7, 8, 9]) == []
+    assert retriever.prefix_chunks.prefixed([1, 2, 3, 4, 5, 6, 7, 8, 9]) == []
 
 
 def test_choices_survive_a_restart(tmp_path: Path) -> None:
@@ -182,7 +186,7 @@ def test_choices_survive_a_restart(tmp_path: Path) -> None:
     before = {d.doc_id: choose(retriever, d.doc_id, "primer") for d in corpus(8)}
     retriever.close()
     again = opened()
-    of = again.companions.of([number(again, doc_id) for doc_id in before], "primer")
+    of = again.prefixes.of([number(again, doc_id) for doc_id in before], "primer")
     for doc_id, names in before.items():
         assert [c.doc_id for c in of[number(again, doc_id)]] == names
     again.close()

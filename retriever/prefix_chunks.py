@@ -1,0 +1,207 @@
+"""The prefix of a chunk: other chunks of its collection that its KV is precomputed behind.
+
+A chunk that has seen documents of its kind before it was stored is closer to what a full prefill
+computes for it (docs/method.md). Its prefix is chosen once and stored, because its KV is stored
+under a key that holds it.
+
+    primer      the chunks at the centre of the chunk's group (see primer_groups.py); those at the
+                centre themselves get the next group's
+    neighbours  the chunk's nearest ones
+
+In the database a chunk has a row in `accompanied` once its prefix was chosen, and a row in
+`companions` for each chunk of it, which may be none. They go with the chunk. Rows that name a
+removed chunk as part of a prefix stay until `forget`, so that KV that was computed behind its text
+can be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from sqlalchemy import Connection, Text, bindparam, or_, select
+
+from retriever.catalog import queries
+from retriever.catalog.catalog import Catalog
+from retriever.catalog.tables import accompanied, chunks, companions, documents, scopes, vectors
+from retriever.documents import Chunk
+from retriever.embedders.base import Vectors
+from retriever.index.vector_search import VectorSearch
+from retriever.primer_groups import PrimerGroups
+from retriever.scope import Scope
+from retriever.sql.expressions import Prepared, among
+
+PrefixKind = Literal["primer", "neighbours"]
+"""One prefix for all chunks of a group, or each chunk's nearest ones."""
+
+_SPARE = 8  # further chunks that are looked at, because some say the same as the chunk
+_NEAREST_GROUPS = 4  # of which one is chosen, because a chunk may be central to some
+
+_ROWS = (
+    select(companions.c.chunk_id, companions.c.companion_id)
+    .join(accompanied, accompanied.c.chunk_id == companions.c.chunk_id)
+    .where(among(companions.c.chunk_id, "chunk_ids"))
+    .order_by(companions.c.position)
+)
+_OF_KIND = accompanied.c.kind == bindparam("kind", type_=Text)
+_CHOSEN = Prepared(
+    select(accompanied.c.chunk_id).where(_OF_KIND, among(accompanied.c.chunk_id, "chunk_ids"))
+)
+_PREFIXES_OF_KIND = Prepared(_ROWS.where(_OF_KIND))
+_PREFIXES = Prepared(_ROWS)
+
+
+@dataclass(frozen=True)
+class PrefixedChunk:
+    """A chunk with the chunks before it, in their order."""
+
+    chunk: Chunk
+    prefix: list[Chunk]
+
+
+class PrefixChunks:
+    """Chooses and stores prefixes of chunks. Thread-safe; every call blocks.
+
+    Args:
+        catalog: It must have been started.
+        index: Finds neighbours.
+    """
+
+    def __init__(self, catalog: Catalog, index: VectorSearch) -> None:
+        self._catalog = catalog
+        self._database = catalog.database
+        self._index = index
+        self._groups = PrimerGroups(catalog.database, index)
+
+    def of(self, chunk_ids: Collection[int], kind: PrefixKind) -> dict[int, list[Chunk]]:
+        """Return the prefix of each chunk, in its order.
+
+        Chunks for which none was chosen are left out. One whose prefix has lost a chunk has an
+        empty one: what was computed behind the old one is to be purged.
+        """
+        with self._database.read() as read:
+            chosen = _CHOSEN.rows(read, chunk_ids=chunk_ids, kind=kind)
+            rows = _PREFIXES_OF_KIND.rows(read, chunk_ids=chunk_ids, kind=kind) if chosen else []
+            found = queries.chunks_by_id(read, {other for _, other in rows})
+        out: dict[int, list[Chunk]] = {chunk_id: [] for (chunk_id,) in chosen}
+        lost = {chunk_id for chunk_id, other in rows if other not in found}
+        for chunk_id, other in rows:
+            if chunk_id not in lost:
+                out[chunk_id].append(found[other])
+        return out
+
+    def behind(self, chunk_ids: Collection[int]) -> dict[int, list[PrefixedChunk]]:
+        """Return, for each of these chunks, the chunks whose prefix it is part of.
+
+        Call it before any of them is removed.
+        """
+        with self._database.read() as read:
+            query = select(companions.c.companion_id, companions.c.chunk_id)
+            rows = read.execute(query.where(among(companions.c.companion_id, chunk_ids))).all()
+            found = {
+                each.chunk.chunk_id: each for each in _prefixed(read, {row[1] for row in rows})
+            }
+        out: dict[int, list[PrefixedChunk]] = {}
+        for in_prefix, chunk_id in rows:
+            if chunk_id in found:
+                out.setdefault(in_prefix, []).append(found[chunk_id])
+        return out
+
+    def prefixed(self, chunk_ids: Collection[int]) -> list[PrefixedChunk]:
+        """Return those of these chunks that have a prefix, of whatever kind."""
+        with self._database.read() as read:
+            return _prefixed(read, chunk_ids)
+
+    def choose(
+        self, chunk: Chunk, kind: PrefixKind, *, scope: Scope, count: int, max_tokens: int
+    ) -> list[Chunk]:
+        """Choose a chunk's prefix: at most `count` chunks, of at most `max_tokens` together.
+
+        A primer has its own order; of neighbours the nearest stands next to the chunk.
+        """
+        query = select(vectors.c.vector).where(vectors.c.chunk_id == chunk.chunk_id)
+        with self._database.read() as read:
+            blob = read.scalar(query)
+        if blob is None:  # it was removed meanwhile
+            return []
+        vector = np.frombuffer(blob, dtype="<f4")
+        if kind == "primer":
+            found = self._primer(chunk, vector, scope, count)
+        else:
+            hits = self._index.search(vector, count + _SPARE, scope=scope)
+            found = self._catalog.chunks([chunk_id for chunk_id, _ in hits])
+        fitting: list[Chunk] = []
+        for other in found:
+            if other.text != chunk.text and other.tokens <= max_tokens and len(fitting) < count:
+                fitting.append(other)
+                max_tokens -= other.tokens
+        chosen = fitting if kind == "primer" else fitting[::-1]
+        self._store(chunk.chunk_id, kind, [other.chunk_id for other in chosen])
+        return chosen
+
+    def set_exact(self, chunk_ids: Collection[int]) -> None:
+        """Note that the chunks are also stored behind the instructions alone.
+
+        Prompts that begin with them use that.
+        """
+        with self._database.write() as write:
+            named = among(accompanied.c.chunk_id, chunk_ids)
+            write.execute(accompanied.update().where(named).values(exact=1))
+
+    def forget(self, removed: Collection[int]) -> None:
+        """Forget the prefixes that removed chunks were part of, so that others are chosen."""
+        with self._database.write() as write:
+            query = select(companions.c.chunk_id).distinct()
+            chunk_ids = write.scalars(query.where(among(companions.c.companion_id, removed))).all()
+            for table in (companions, accompanied):
+                write.execute(table.delete().where(among(table.c.chunk_id, chunk_ids)))
+        self._groups.forget()
+
+    def open(self, kind: PrefixKind, limit: int) -> list[tuple[Scope, str]]:
+        """Return documents with chunks whose prefix is not chosen, or that are not stored exactly
+        (see `set_exact`)."""
+        columns = (scopes.c.tenant, scopes.c.collection, documents.c.doc_id)
+        joined = chunks.join(documents).join(scopes).outerjoin(
+            accompanied, accompanied.c.chunk_id == chunks.c.chunk_id
+        )  # fmt: skip
+        missing = or_(accompanied.c.kind.is_(None), accompanied.c.kind != kind,
+                      accompanied.c.exact == 0)  # fmt: skip
+        query = select(*columns).distinct().select_from(joined).where(missing).limit(limit)
+        with self._database.read() as read:
+            return [(Scope(tenant, name), doc) for tenant, name, doc in read.execute(query)]
+
+    def _store(self, chunk_id: int, kind: PrefixKind, prefix: Sequence[int]) -> None:
+        with self._database.write() as write:
+            write.execute(companions.delete().where(companions.c.chunk_id == chunk_id))
+            exists = select(chunks.c.chunk_id).where(chunks.c.chunk_id == chunk_id)
+            if write.execute(exists).first() is None:
+                return  # it was removed meanwhile
+            write.execute(accompanied.delete().where(accompanied.c.chunk_id == chunk_id))
+            write.execute(accompanied.insert(), {"chunk_id": chunk_id, "kind": kind})
+            rows = [{"chunk_id": chunk_id, "position": position, "companion_id": other}
+                    for position, other in enumerate(prefix)]  # fmt: skip
+            if rows:
+                write.execute(companions.insert(), rows)
+
+    def _primer(self, chunk: Chunk, vector: Vectors, scope: Scope, count: int) -> Sequence[Chunk]:
+        """Return the central chunks of the group that the vector is nearest to.
+
+        A chunk that is one of them gets the next group's: behind the others of its own it would be
+        the only one, and their KV would be computed for it alone.
+        """
+        near = self._groups.primers_near(vector, scope, count, _NEAREST_GROUPS)
+        found = [self._catalog.chunks(chunk_ids) for chunk_ids in near] or [[]]
+        others = (each for each in found if all(other.text != chunk.text for other in each))
+        return next(others, found[0])
+
+
+def _prefixed(read: Connection, chunk_ids: Collection[int]) -> list[PrefixedChunk]:
+    rows = _PREFIXES.rows(read, chunk_ids=chunk_ids)
+    found = queries.chunks_by_id(read, {chunk_id for row in rows for chunk_id in row})
+    others: dict[int, list[Chunk]] = {}
+    for chunk_id, other in rows:
+        if chunk_id in found and other in found:
+            others.setdefault(chunk_id, []).append(found[other])
+    return [PrefixedChunk(found[chunk_id], each) for chunk_id, each in others.items()]

@@ -1,0 +1,200 @@
+"""The groups of a collection in prefix mode `primer`, and the chunks at the centre of each.
+
+A collection is divided into groups of about `GROUP` chunks. All chunks of a group are precomputed
+behind the same central chunks, its primer, so a primer's own KV is computed once for so many.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import bindparam, func, select
+
+from retriever.catalog import queries
+from retriever.catalog.tables import chunks, documents, primers, vectors
+from retriever.embedders.base import Vectors
+from retriever.index.vector_search import VectorSearch
+from retriever.scope import Scope
+from retriever.sql.database import Database
+from retriever.sql.expressions import among
+
+GROUP = 32
+"""Chunks of a group; measured in docs/method.md."""
+MAX_GROUPS = 1024  # made at a time, from a sample of the collection
+MAX_SAMPLE = 32 * MAX_GROUPS
+_REMEMBERED = 64  # collections whose groups are held in memory
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Groups of a collection: their central chunks, and the mean of these chunks' vectors."""
+
+    chunk_ids: list[list[int]]
+    means: Vectors
+
+
+class PrimerGroups:
+    """Makes and stores the groups. Thread-safe; every call blocks.
+
+    Args:
+        database: The catalog's; it must have been started.
+        index: Tells how many chunks a collection has.
+    """
+
+    def __init__(self, database: Database, index: VectorSearch) -> None:
+        self._database = database
+        self._index = index
+        self._groups: OrderedDict[tuple[Scope, int, int], _Groups] = OrderedDict()
+        self._lock = Lock()
+
+    def primers_near(self, vector: Vectors, scope: Scope, count: int, most: int) -> list[list[int]]:
+        """Return the chunk ids of the primers of the `most` groups nearest to a vector.
+
+        Args:
+            vector: `[dim]`.
+            scope: The collection.
+            count: Chunks of a primer.
+            most: How many primers, nearest first; fewer if there are fewer groups.
+        """
+        with self._lock:
+            groups = self._groups_of(scope, count, len(vector))
+        if not groups.chunk_ids:
+            return []
+        nearest = np.argsort(-(groups.means @ vector), kind="stable")
+        return [groups.chunk_ids[place] for place in nearest[:most]]
+
+    def forget(self) -> None:
+        """Read the groups again when they are needed: some of their chunks were removed."""
+        with self._lock:
+            self._groups.clear()
+
+    def _groups_of(self, scope: Scope, count: int, dim: int) -> _Groups:
+        """Return the groups; further ones are made when the collection has outgrown them twice."""
+        groups = self._groups.get((scope, count, dim))
+        if groups is None:
+            groups = self._stored(scope, count, dim)
+        chunks = self._index.count(scope)
+        wanted = max(1, round(chunks / GROUP))
+        missing = min(wanted - len(groups.chunk_ids), MAX_GROUPS)
+        if chunks > count and missing >= max(1, len(groups.chunk_ids)):
+            ids, sampled = self._sample(scope, MAX_SAMPLE, dim)
+            if len(ids) >= max(count, missing):
+                places = central(sampled, missing, count)
+                self._add(scope, [[ids[place] for place in row] for row in places])
+                groups = self._stored(scope, count, dim)
+        self._groups[scope, count, dim] = groups
+        self._groups.move_to_end((scope, count, dim))
+        while len(self._groups) > _REMEMBERED:
+            self._groups.popitem(last=False)
+        return groups
+
+    def _stored(self, scope: Scope, count: int, dim: int) -> _Groups:
+        """Return the groups of a collection that have all their `count` central chunks."""
+        query = (
+            select(primers.c.number, primers.c.chunk_id, vectors.c.vector)
+            .join(vectors, vectors.c.chunk_id == primers.c.chunk_id)
+            .where(primers.c.scope_id == bindparam("scope_id"))
+            .where(func.length(vectors.c.vector) == 4 * dim)
+            .order_by(primers.c.number, primers.c.position)
+        )
+        with self._database.read() as read:
+            rows = read.execute(query, {"scope_id": queries.find_scope(read, scope)}).all()
+        members: dict[int, list[tuple[int, Vectors]]] = {}
+        for number, chunk_id, blob in rows:
+            members.setdefault(number, []).append((chunk_id, np.frombuffer(blob, dtype="<f4")))
+        whole = [group for group in members.values() if len(group) == count]
+        means = [np.mean([vector for _, vector in group], axis=0) for group in whole]
+        chunk_ids = [[chunk_id for chunk_id, _ in group] for group in whole]
+        return _Groups(chunk_ids, np.array(means, dtype=np.float32))
+
+    def _add(self, scope: Scope, groups: Sequence[Sequence[int]]) -> None:
+        """Store further groups, by the ids of their central chunks."""
+        with self._database.write() as write:
+            scope_id = queries.find_scope(write, scope)
+            last = select(func.coalesce(func.max(primers.c.number), 0))
+            first = write.execute(last.where(primers.c.scope_id == scope_id)).scalar_one() + 1
+            wanted = {chunk_id for group in groups for chunk_id in group}
+            query = select(chunks.c.chunk_id).where(among(chunks.c.chunk_id, wanted))
+            there = set(write.scalars(query))
+            rows = [
+                {"scope_id": scope_id, "number": number, "position": place, "chunk_id": chunk_id}
+                for number, group in enumerate(groups, first)
+                for place, chunk_id in enumerate(group)
+                if chunk_id in there
+            ]
+            if rows:
+                write.execute(primers.insert(), rows)
+
+    def _sample(self, scope: Scope, limit: int, dim: int) -> tuple[list[int], Vectors]:
+        """Return ids and vectors `[n, dim]` of some chunks, the same ones every time."""
+        shuffled = (vectors.c.chunk_id * 2654435761) % 4294967291
+        query = (
+            select(vectors.c.chunk_id, vectors.c.vector)
+            .join(chunks, chunks.c.chunk_id == vectors.c.chunk_id)
+            .join(documents, documents.c.document == chunks.c.document)
+            .where(documents.c.scope_id == bindparam("scope_id"))
+            .where(func.length(vectors.c.vector) == 4 * dim)
+            .order_by(shuffled)
+            .limit(limit)
+        )
+        with self._database.read() as read:
+            rows = read.execute(query, {"scope_id": queries.find_scope(read, scope)}).all()
+        found = [np.frombuffer(row.vector, dtype="<f4") for row in rows]
+        return [row.chunk_id for row in rows], np.array(found, dtype=np.float32)
+
+
+_ITERATIONS = 10
+_DRAWN = 4
+
+
+def central(vectors: Vectors, groups: int, count: int) -> npt.NDArray[np.int64]:
+    """The `count` vectors nearest to the centre of each of so many clusters, nearest first.
+
+    Args:
+        vectors: of length one `[n, dim]`, at least `count` and at least `groups` of them.
+        groups: clusters that k-means is to find; always the same ones for the same vectors.
+        count: of a cluster's vectors; where one has fewer, others near its centre.
+
+    Returns:
+        Their places in `vectors`, `[groups, count]`.
+    """
+    import faiss  # takes a moment to load
+
+    rows = np.ascontiguousarray(vectors, dtype=np.float32)
+    clusters = faiss.Kmeans(rows.shape[1], groups, niter=_ITERATIONS)
+    clusters.cp.min_points_per_centroid = 1  # small groups are what is wanted here
+    clusters.train(rows, init_centroids=_spread(rows, groups))
+    likeness = np.asarray(clusters.centroids) @ rows.T
+    nearest: npt.NDArray[np.int64] = np.argsort(-likeness, axis=1, kind="stable")[:, :count]
+    return nearest
+
+
+def _spread(vectors: Vectors, count: int) -> Vectors:
+    """Vectors to begin with: each is the best of some that are drawn, far ones more likely.
+
+    This is the greedy k-means++. From vectors drawn at random, k-means often ends with two groups
+    in the place of one.
+    """
+    rng = np.random.default_rng(0)
+    chosen = [int(rng.integers(len(vectors)))]
+    distance = _distance(vectors, vectors[chosen])[0]
+    while len(chosen) < count:
+        total = float(distance.sum())
+        share = distance / total if total else None
+        drawn = rng.choice(len(vectors), size=_DRAWN, p=share)
+        left = np.minimum(distance, _distance(vectors, vectors[drawn]))
+        best = int(left.sum(axis=1).argmin())
+        distance = left[best]
+        chosen.append(int(drawn[best]))
+    return vectors[chosen]
+
+
+def _distance(vectors: Vectors, others: Vectors) -> npt.NDArray[np.float64]:
+    """Squared distances of vectors of length one, `[others, n]`."""
+    squared: npt.NDArray[np.float64] = 2 - 2 * (others @ vectors.T).astype(np.float64)
+    return squared.clip(min=0)
