@@ -10,7 +10,7 @@ from service.worker.engine.scheduler import Scheduler
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.segment_load import PartialLoad
 from service.worker.prefix_cache.in_pool import PromptsInPool
-from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.report import report
 from service.worker.sequences.reuse import cached_prompt
 from service.worker.sequences.sequence import EngineSequence
@@ -30,13 +30,13 @@ class Endings:
     def __init__(
         self,
         scheduler: Scheduler,
-        launcher: PrefillLauncher,
+        loads: PromptLoads,
         prompts: PromptsInPool,
         precompute_queue: PrecomputeQueue,
         replies: list[Reply],
     ) -> None:
         self._scheduler = scheduler
-        self._launcher = launcher
+        self._loads = loads
         self._prompts = prompts
         self._precompute_queue = precompute_queue
         self._replies = replies
@@ -64,7 +64,7 @@ class Endings:
 
     def _release(self, sequence: EngineSequence) -> None:
         self._scheduler.remove(sequence)
-        self._launcher.stop_loading(sequence)
+        self._loads.stop(sequence)
         if sequence.steps is not None:
             sequence.steps.close()
             sequence.steps = None

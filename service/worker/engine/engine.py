@@ -41,6 +41,7 @@ from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.prompt_reader import PromptReader
 from service.worker.sequences.reuse import find_reuse
 from service.worker.sequences.sequence import prompt_tokens
@@ -123,14 +124,11 @@ class Engine:
         self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
-        self._launcher = PrefillLauncher(
-            decoder, facts, addressing, loader, missing, self.planner, reader
-        )
+        self._loads = PromptLoads(loader, self.planner, reader)
+        launcher = PrefillLauncher(decoder, facts, self._loads, missing)
 
         # What spare time is for.
-        self.gate = (
-            Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
-        )
+        self.gate = Gate(checks, launcher, self.pool, self.precompute_queue) if checks else None
         writer = PromptWriter(self.prompts_in_pool, reader.store, reader.worth) if reader else None
         self.idle_work = IdleWork(self.precompute_queue, self.gate, writer)
 
@@ -153,7 +151,7 @@ class Engine:
         )
         self._endings = Endings(
             self.scheduler,
-            self._launcher,
+            self._loads,
             self.prompts_in_pool,
             self.precompute_queue,
             self._replies,
@@ -163,7 +161,7 @@ class Engine:
         )
         self.prefilling = Prefilling(
             self.scheduler,
-            self._launcher,
+            launcher,
             self.pool,
             self.prompts_in_pool,
             estimator=self.estimator,
@@ -201,7 +199,7 @@ class Engine:
         sequence = self.admission.sequence(request, arrived or time.monotonic())
         sequence.reuse = find_reuse(self.prompts_in_pool, sequence)
         self.scheduler.add(sequence)
-        self._launcher.start_loading(sequence)
+        self._loads.start(sequence)
 
     def explain(self, request: Generate) -> None:
         """Start a forecast of what the request would cost, which an `Explained` will hold.

@@ -66,7 +66,7 @@ class Prefilling:
             if found is not None and (
                 sequence.reuse is None or found.tokens > sequence.reuse.tokens
             ):
-                self._launcher.drop_loads(sequence)
+                self._launcher.loads.drop(sequence)
                 sequence.reuse = found
             kv = self._pool.reserve(self._launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
@@ -84,7 +84,7 @@ class Prefilling:
         if sequence.reuse is not None and sequence.reuse.lost:
             sequence.reuse = find_reuse(self._prompts, sequence)
             if sequence.reuse is None:
-                self._launcher.start_loading(sequence)
+                self._launcher.loads.start(sequence)
         return fits and sequence.loaded
 
     def advance(self, budget: StepBudget) -> None:
@@ -122,7 +122,7 @@ class Prefilling:
         if sequence.reuse is None:  # else it may be too little to tell how fast the device is
             plans = [load.plan for load in sequence.segments if load is not None]
             self._estimator.finished(sequence.flops, sequence.computed_s, plans)
-        self._launcher.stop_loading(sequence)
+        self._launcher.loads.stop(sequence)
         try:
             self._scheduler.start_running(sequence)
             if self._gate is not None:

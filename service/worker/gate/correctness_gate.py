@@ -32,8 +32,8 @@ from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
-from service.worker.model.decoder import DecoderModel
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
 
@@ -82,10 +82,18 @@ class Answered:
 class Gate:
     """The gate of one engine. Only `values` may be called from another thread."""
 
-    def __init__(self, decoder: DecoderModel, checks: GateSettings, shadow: Shadow) -> None:
-        self._decoder = decoder
+    def __init__(
+        self,
+        checks: GateSettings,
+        launcher: PrefillLauncher,
+        pool: KVPool,
+        precompute_queue: PrecomputeQueue,
+    ) -> None:
+        self._decoder = launcher.decoder
         self._checks = checks
-        self._shadow = shadow
+        # The planner must not learn from what spare time allows, nor may a run continue a prompt.
+        loads = PromptLoads(launcher.loads.loader)
+        self._shadow = Shadow(replace(launcher, loads=loads), pool, precompute_queue)
         self._random = Random(checks.seed)
         self._trusts = MethodTrusts(checks.bounds)
         self._pending: deque[Answered] = deque()
@@ -93,18 +101,6 @@ class Gate:
         self._steps: Steps[None] | None = None
         self._awaited: Future[Any] | None = None
         self.counts = Counts()
-
-    @classmethod
-    def of(
-        cls,
-        checks: GateSettings,
-        launcher: PrefillLauncher,
-        pool: KVPool,
-        precompute_queue: PrecomputeQueue,
-    ) -> Gate:
-        # The planner must not learn from what spare time allows, nor may a run continue a prompt.
-        shadow = Shadow(replace(launcher, planner=None, reader=None), pool, precompute_queue)
-        return cls(launcher.decoder, checks, shadow)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -118,28 +114,22 @@ class Gate:
     def answered(self, sequence: EngineSequence, result: PrefillResult) -> None:
         """Take a request's first token; some are remembered to be checked."""
         gated, request = sequence.gated, sequence.request
-        if (
-            not isinstance(gated, GatedMethod)
-            or result.kept_ids is not None
-            or not request.documents
-        ):
-            return  # restarted with fewer tokens, it is not the prompt that was asked for
+        if not isinstance(gated, GatedMethod) or not request.documents:
+            return
+        if result.kept_ids is not None:  # restarted with fewer tokens: not what was asked for
+            return
         if sequence.fusion.reads is not Reads.NOTHING and not sequence.reuses_documents:
             return
         trust = gated.trust
-        if not self._draw(trust):
+        # A method's first answers are always checked, later ones by chance.
+        first = trust.sampled < self._checks.bounds.min_checks and not trust.replaced
+        if not first and self._random.random() >= self._checks.share:
             return
         if len(self._pending) >= MAX_PENDING:
             self.counts.skipped(trust.name)
             return
         trust.sampled += 1
         self._pending.append(Answered(gated, request, sequence.addresses, result.logits.clone()))
-
-    def _draw(self, trust: MethodTrust) -> bool:
-        """Return whether to check this answer: always a method's first ones, others by chance."""
-        first = trust.sampled < self._checks.bounds.min_checks
-        unknown = first and trust.drift.level < trust.drift.top
-        return unknown or self._random.random() < self._checks.share
 
     def forget(self, keys: Collection[str] | None) -> None:
         """Drop checks of prompts with these chunks, because the chunks are being purged; None:

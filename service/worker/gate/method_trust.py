@@ -49,7 +49,12 @@ class MethodTrust:
     def state(self) -> GateStateName:
         if self.drift.level == 0:
             return OK
-        return FULL_PREFILL if self.drift.level == self.drift.top else RAISED
+        return FULL_PREFILL if self.replaced else RAISED
+
+    @property
+    def replaced(self) -> bool:
+        """Whether full prefill is used instead."""
+        return self.drift.level == self.drift.top
 
     def gated(self) -> GatedMethod:
         """Return what a request gets that asks for this method now."""

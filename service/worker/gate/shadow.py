@@ -76,7 +76,7 @@ class Shadow:
             sampler=Sampler(asked.sampling),
         )
         try:
-            self.launcher.start_loading(sequence)
+            self.launcher.loads.start(sequence)
             yield from _loaded(sequence)
             if fusion.reads is Reads.PARTS and not _stored(sequence):
                 return None  # the run would compute and store the missing chunks
@@ -94,7 +94,7 @@ class Shadow:
 
     def _give_back(self, sequence: EngineSequence) -> None:
         self._sequence, self._wants = None, 0
-        self.launcher.stop_loading(sequence)
+        self.launcher.loads.stop(sequence)
         if sequence.steps is not None:
             sequence.steps.close()
         if sequence.kv is not None:

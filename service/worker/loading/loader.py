@@ -16,7 +16,7 @@ from typing import TypeVar
 from kvstore import BlocksOutcome, EncodedChunk, ReadOutcome, TieredStore
 from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.loading.chunk_stream import ChunkStream, parts_of
-from service.worker.loading.segment_load import EndsOutcome
+from service.worker.loading.segment_load import DocumentEnds
 from service.worker.loading.stream_reader import MEMORY, StreamReader
 from service.worker.methods.sparse import sketch
 from service.worker.methods.sparse.blocks import BlockGrid
@@ -83,7 +83,7 @@ class Loader:
         """Read a whole chunk; None if it is not stored."""
         return self._run(lambda: self.streams.read(address).chunk)
 
-    def load_ends(self, address: Address) -> Future[EndsOutcome]:
+    def load_ends(self, address: Address) -> Future[DocumentEnds]:
         """Read a chunk's sketch and its first and last blocks."""
         return self._run(lambda: self._read_ends(address))
 
@@ -112,16 +112,16 @@ class Loader:
         tensors = computed.sketch.tensors()
         return self._store.put_extra(address.key, sketch.NAME, sketch.VERSION, tensors) and stored
 
-    def _read_ends(self, address: Address) -> EndsOutcome:
+    def _read_ends(self, address: Address) -> DocumentEnds:
         started = time.monotonic()
         extra = self._store.read_extra(address.key, sketch.NAME, sketch.VERSION)
         if extra is None:
-            return EndsOutcome(None, None, time.monotonic() - started)
+            return DocumentEnds(None, None, time.monotonic() - started)
         ends = BlockGrid(address.spec.tokens).fixed
         layers = dict.fromkeys(range(address.spec.layers), ends)
         outcome = self._store.read_blocks(address.key, layers, address.spec)
         decoded = sketch.Sketch.of(extra.tensors)
-        return EndsOutcome(decoded, outcome, time.monotonic() - started, extra.nbytes)
+        return DocumentEnds(decoded, outcome, time.monotonic() - started, extra.nbytes)
 
     def prefetch(self, addresses: Iterable[Address]) -> None:
         """Read chunks before their request comes; the store moves them into the memory tier."""

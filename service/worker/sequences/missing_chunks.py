@@ -8,26 +8,14 @@ which can place nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
+from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.segment_load import RECOMPUTE, Load, PartialLoad, SegmentLoad
-from service.worker.model.addressing import Address
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
-
-
-class ChunkWriter(Protocol):
-    """Stores chunks; the precompute queue."""
-
-    def store(self, address: Address, computed: ComputedChunk) -> None:
-        """Store a chunk that a request has computed."""
-
-    def write_of(self, key: str) -> Future[bool] | None:
-        """Return the write of a chunk that was computed here lately; None if it was not."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +24,7 @@ class MissingChunks:
 
     chunks: ChunkPrefill
     loader: Loader
-    writer: ChunkWriter
+    queue: PrecomputeQueue
 
     def compute(
         self, sequence: EngineSequence, load: Load, *, sketch: bool = False
@@ -52,7 +40,7 @@ class MissingChunks:
         sequence.chunk_flops += computed.flops
         # One that the planner would not wait for is only slow to read.
         if load.plan != RECOMPUTE:
-            self.writer.store(address, computed)
+            self.queue.store(address, computed)
         return computed
 
     def supply(self, sequence: EngineSequence) -> Steps[None]:
@@ -77,7 +65,7 @@ class MissingChunks:
 
     def _written_meanwhile(self, load: Load) -> Steps[bool]:
         """Wait for the write, if there is one. What was damaged or is too slow does not count."""
-        write = self.writer.write_of(load.address.key)
+        write = self.queue.write_of(load.address.key)
         if write is None or not load.missed or load.so_far().problems:
             return False
         while not write.done():

@@ -83,8 +83,8 @@ class SparsePrefill:
             yield from self.missing.read_again(document)
         ends = document.ends.result()
         if ends.usable and ends.sketch is not None:
-            assert ends.read is not None and ends.read.blocks is not None
-            return ends.sketch.to(self.decoder.device), ends.read.blocks
+            assert ends.blocks is not None and ends.blocks.blocks is not None
+            return ends.sketch.to(self.decoder.device), ends.blocks.blocks
         computed = yield from self.missing.compute(sequence, document, sketch=True)
         assert computed.sketch is not None, "it was asked for"
         return computed.sketch, WholeChunk(computed.chunk)
@@ -114,7 +114,7 @@ class SparsePrefill:
                 continue
             while not read.done():
                 yield read
-            outcome = document.blocks = read.result()
+            outcome = document.middle = read.result()
             if outcome.blocks is not None and not outcome.missing:
                 sources.append(outcome.blocks)
             else:
