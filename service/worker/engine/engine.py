@@ -97,7 +97,7 @@ class Engine:
     ) -> None:
         self.decoder = decoder
         self.store = store
-        self.streams = loader.streams
+        self.loader = loader
         self.prompts_on_disk = prompts
         facts = facts or ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
         self._replies: list[Reply] = []

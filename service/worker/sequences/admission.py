@@ -65,7 +65,11 @@ class Admission:
         Raises:
             InvalidRequest: there is no LoRA adapter of this name.
         """
-        self._check_lora(lora)
+        if lora and lora not in self._decoder.loras:
+            names = ", ".join(sorted(self._decoder.loras)) or "none"
+            raise InvalidRequest(
+                f"there is no LoRA adapter {lora!r}: this worker has {names}", field="adapter"
+            )
         addressing = self._addressing.with_lora(lora)
         system_address = addressing.system(system, tenant) if system else None
         document_addresses = [
@@ -127,35 +131,27 @@ class Admission:
         gated = self._replace(request.fusion.name, fusion) if self._replace else None
         if gated is not None:
             fusion = gated.fusion
-        self._check_tokens(request.sampling)
-        end_ids = self._end_ids(request.sampling)
+        sampling = request.sampling
+        self._check_tokens(sampling)
+        own_ends = () if sampling.ignore_end else self._decoder.end_ids
+        end_ids = frozenset((*own_ends, *sampling.stop_ids))
         sequence = EngineSequence(
             request,
             fusion,
             eviction or None,
             addresses,
-            max_tokens=request.sampling.max_tokens,
+            max_tokens=sampling.max_tokens,
             sampler=self._sampler(request, end_ids),
             arrived=arrived,
             end_ids=end_ids,
             auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
-            lora_fingerprint=self._lora_fingerprint(request.lora),
+            lora_fingerprint=request.lora and self._decoder.loras[request.lora].fingerprint,
         )
         if gated is not None and gated.note is not None:
             sequence.warnings.append(gated.note.text)
         self._fit_context(sequence)
         return sequence
-
-    def _lora_fingerprint(self, name: str) -> str:
-        return self._decoder.loras[name].fingerprint if name else ""
-
-    def _check_lora(self, name: str) -> None:
-        if name and name not in self._decoder.loras:
-            names = ", ".join(sorted(self._decoder.loras)) or "none"
-            raise InvalidRequest(
-                f"there is no LoRA adapter {name!r}: this worker has {names}", field="adapter"
-            )
 
     def _check_tokens(self, sampling: Sampling) -> None:
         """Raise InvalidRequest where a request names a token that the model does not have."""
@@ -170,11 +166,6 @@ class Admission:
                         f"{self._decoder.vocabulary}",
                         field=name,
                     )
-
-    def _end_ids(self, sampling: Sampling) -> frozenset[int]:
-        """Return tokens that end the answer."""
-        own = () if sampling.ignore_end else self._decoder.end_ids
-        return frozenset((*own, *sampling.stop_ids))
 
     def _sampler(self, request: Generate, end_ids: Collection[int]) -> Sampler:
         sampling = request.sampling

@@ -98,7 +98,7 @@ def engine_values(engine: Engine) -> list[Sample]:
         ("kvstitch_precomputed_chunks_total", {"status": status}, count)
         for status, count in engine.precompute_queue.counts.items()
     )
-    values.append(("kvstitch_shared_reads_total", {}, engine.streams.shared))
+    values.append(("kvstitch_shared_reads_total", {}, engine.loader.streams.shared))
     if engine.gate is not None:
         values.extend(engine.gate.values())
     return values + (_planner_values(engine.planner) if engine.planner is not None else [])
