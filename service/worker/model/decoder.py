@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
 from service.worker.model.attention_rule import PLAIN, AttentionRule
-from service.worker.model.lora import Lora, rows_by_name, with_updates
+from service.worker.model.lora.update import Lora, rows_by_name, with_updates
 from service.worker.model.projection import (
     DenseProjection,
     LayerProjections,
@@ -40,8 +39,6 @@ PLAIN_NORMS = frozenset(
 )
 """transformers has one class per family, and these compute the same. Others do not: Gemma's adds
 one to the weight, OLMo 2's rounds later."""
-FOR_KERNELS = (DenseProjection, QuantisedProjection)
-"""Projections whose weights a kernel may multiply by itself."""
 
 
 class DecoderModel:
@@ -280,39 +277,6 @@ class DecoderModel:
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Return next-token logits of rows after the last layer, `[m, vocabulary]` fp32."""
         return self.head(norm(self.model.model.norm, x), batch=batch).float()
-
-    def weights(self) -> DecoderWeights | None:
-        """Return all parameters for a kernel that decodes by itself; None if none can."""
-        if not self.has_plain_layers or self.config.hidden_act not in ("silu", "swish"):
-            return None
-        if self.head_order is not None:
-            return None
-        if not all(is_plain(block.input_layernorm) for block in self.blocks):
-            return None
-        layers = [self._layer_weights(layer) for layer in range(self.layers)]
-        stored = [weights for weights in layers if weights is not None]
-        head, last = self.head, self.model.model.norm
-        if len(stored) < len(layers) or not isinstance(head, FOR_KERNELS):
-            return None
-        return DecoderWeights(
-            stored, last.weight, head.stored, self.ropes[0].cos, self.ropes[0].sin,
-            heads=self.heads, kv_heads=self.kv_heads, eps=last.variance_epsilon, scale=self.scale,
-        )  # fmt: skip
-
-    def _layer_weights(self, layer: int) -> LayerWeights | None:
-        block, parts = self.blocks[layer], self.projections[layer]
-        qkv, o, gate_up, down = parts.qkv, parts.output, parts.gate_up, parts.down
-        if not (isinstance(qkv, FOR_KERNELS) and isinstance(o, FOR_KERNELS)):
-            return None
-        if not (isinstance(gate_up, FOR_KERNELS) and isinstance(down, FOR_KERNELS)):
-            return None
-        q_norm, k_norm = (getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))
-        return LayerWeights(
-            norm=block.input_layernorm.weight,
-            q_norm=q_norm and q_norm.weight, k_norm=k_norm and k_norm.weight,
-            mlp_norm=block.post_attention_layernorm.weight,
-            qkv=qkv.stored, o=o.stored, gate_up=gate_up.stored, down=down.stored,
-        )  # fmt: skip
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora import Lora, LoraLayer, LoraUpdate, LowRank
-from service.worker.model.lora_folder import (
+from service.worker.model.lora.folder import (
     WEIGHTS,
     LoraConfig,
     LoraRefused,
     read_config,
     tensor_names,
 )
+from service.worker.model.lora.update import Lora, LoraLayer, LoraUpdate, LowRank
 from service.worker.steps import on_all_ranks
 
 log = logging.getLogger("kvstitch.lora")
