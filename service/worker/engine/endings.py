@@ -9,7 +9,7 @@ from service.messages.replies import Done, Failed, Reply
 from service.worker.engine.scheduler import Scheduler
 from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.segment_load import PartialLoad
-from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.report import report
 from service.worker.sequences.reuse import cached_prompt
@@ -22,7 +22,7 @@ class Endings:
     """Ends the sequences of one engine.
 
     Args:
-        prompts: takes over answered prompts that others may continue.
+        prefix_cache: takes over answered prompts that others may continue.
         precompute_queue: computes chunks again that should have been stored.
         replies: takes a `Done` or `Failed` for every sequence.
     """
@@ -31,13 +31,13 @@ class Endings:
         self,
         scheduler: Scheduler,
         loads: PromptLoads,
-        prompts: PromptsInPool,
+        prefix_cache: PrefixCache,
         precompute_queue: PrecomputeQueue,
         replies: list[Reply],
     ) -> None:
         self._scheduler = scheduler
         self._loads = loads
-        self._prompts = prompts
+        self._prefix_cache = prefix_cache
         self._precompute_queue = precompute_queue
         self._replies = replies
 
@@ -45,9 +45,9 @@ class Endings:
         """End a sequence whose answer is complete, or that was stopped."""
         if "first_token" in sequence.clock.stages:
             sequence.clock.close("decode")
-        cached = cached_prompt(sequence) if self._prompts.on else None
+        cached = cached_prompt(sequence) if self._prefix_cache.on else None
         if cached is not None:
-            self._prompts.keep(cached)
+            self._prefix_cache.keep(cached)
             sequence.kv = None
         self._release(sequence)
         for load in sequence.segments:

@@ -20,11 +20,11 @@ from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
-from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.prompts import Place
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
-from service.worker.sequences.prompt_reader import PromptReader
+from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.report import reused_by_segment
 from service.worker.sequences.reuse import new_prompt
 from service.worker.sequences.sequence import EngineSequence
@@ -35,7 +35,7 @@ class Explainer:
 
     Args:
         planner: estimates how long loads and prefills take.
-        in_pool: has the prompts in the KV pool that a request would continue.
+        prefix_cache: has the prompts in the KV pool that a request would continue.
         reader: finds those on disk; None if none are stored.
     """
 
@@ -46,14 +46,14 @@ class Explainer:
         streams: StreamReader,
         planner: Planner,
         *,
-        in_pool: PromptsInPool,
-        reader: PromptReader | None,
+        prefix_cache: PrefixCache,
+        reader: PrefixReader | None,
     ) -> None:
         self._decoder = decoder
         self._admission = admission
         self._streams = streams
         self._planner = planner
-        self._in_pool = in_pool
+        self._prefix_cache = prefix_cache
         self._reader = reader
         self._lookups: list[tuple[EngineSequence, dict[str, str], Future[None]]] = []
 
@@ -118,8 +118,8 @@ class Explainer:
         Args:
             fresh: the forecast without.
         """
-        prompt = new_prompt(sequence) if self._in_pool.on else None
-        reuse = sequence.reuse = None if prompt is None else self._in_pool.look_up(prompt)
+        prompt = new_prompt(sequence) if self._prefix_cache.on else None
+        reuse = sequence.reuse = None if prompt is None else self._prefix_cache.look_up(prompt)
         stored = None
         if self._reader is not None:
             without_s = None if reuse is not None else fresh.first_token_s

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from service.worker.gate.correctness_gate import Gate
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.prefix_cache.writer import PromptWriter
+from service.worker.prefix_cache.writer import PrefixWriter
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -35,7 +35,7 @@ class IdleWork:
     """
 
     def __init__(
-        self, precompute_queue: PrecomputeQueue, gate: Gate | None, writer: PromptWriter | None
+        self, precompute_queue: PrecomputeQueue, gate: Gate | None, writer: PrefixWriter | None
     ) -> None:
         self._queue = precompute_queue
         self._gate = gate

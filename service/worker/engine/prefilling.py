@@ -12,7 +12,7 @@ from service.worker.gate.correctness_gate import Gate
 from service.worker.kv.pool import KVPool
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.planner.planner import Planner
-from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.reuse import find_reuse
 from service.worker.sequences.sequence import EngineSequence
@@ -31,7 +31,7 @@ class Prefilling:
         scheduler: Scheduler,
         launcher: PrefillLauncher,
         pool: KVPool,
-        prompts: PromptsInPool,
+        prefix_cache: PrefixCache,
         *,
         estimator: Planner,
         gate: Gate | None,
@@ -41,7 +41,7 @@ class Prefilling:
         self._scheduler = scheduler
         self._launcher = launcher
         self._pool = pool
-        self._prompts = prompts
+        self._prefix_cache = prefix_cache
         self._estimator = estimator
         self._gate = gate
         self._answering = answering
@@ -62,7 +62,7 @@ class Prefilling:
         running = self._scheduler.running
         try:
             # Since it arrived, others that begin alike may have been computed.
-            found = find_reuse(self._prompts, sequence, running)
+            found = find_reuse(self._prefix_cache, sequence, running)
             if found is not None and (
                 sequence.reuse is None or found.tokens > sequence.reuse.tokens
             ):
@@ -71,7 +71,7 @@ class Prefilling:
             kv = self._pool.reserve(self._launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
             self._launcher.launch(sequence, kv, crowded=bool(running))
-            self._prompts.count(sequence.reuse)
+            self._prefix_cache.count(sequence.reuse)
         except Exception as error:
             self._endings.fail(sequence, error)
 
@@ -82,7 +82,7 @@ class Prefilling:
             self._gate is not None and self._gate.give_way() and self._pool.make_room(needed)
         )
         if sequence.reuse is not None and sequence.reuse.lost:
-            sequence.reuse = find_reuse(self._prompts, sequence)
+            sequence.reuse = find_reuse(self._prefix_cache, sequence)
             if sequence.reuse is None:
                 self._launcher.loads.start(sequence)
         return fits and sequence.loaded
@@ -127,7 +127,7 @@ class Prefilling:
             self._scheduler.start_running(sequence)
             if self._gate is not None:
                 self._gate.answered(sequence, result)
-            if self._prompts.on:
+            if self._prefix_cache.on:
                 sequence.logits = result.logits.clone()
             self._answering.first_token(sequence, result.logits)
             sequence.clock.close("first_token")

@@ -39,7 +39,7 @@ class Shadow:
 
     Attributes:
         launcher: without a planner, whose estimates must not learn from what spare time allows, and
-            without prompts on disk: the run is to show what the method computes.
+            without a prefix cache: the run is to show what the method computes.
     """
 
     launcher: PrefillLauncher

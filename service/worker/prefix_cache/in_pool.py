@@ -1,5 +1,5 @@
-"""Prompts in the KV pool, for requests that begin with the same tokens: answered ones, which stay
-there, and those that are being answered.
+"""The prefix cache in the KV pool: prompts that were answered, or are being answered, for requests
+that begin with the same tokens.
 
     cached    S │ D_1 │ D_2 │ Q_1 │ answer
     request   S │ D_1 │ D_2 │ Q_1 │ answer │ Q_2      only Q_2 is computed
@@ -43,8 +43,8 @@ MAX_EVICTED = 512
 """Most evicted prompts of which it is remembered that they were asked."""
 
 
-class PromptsInPool:
-    """The prompts in the KV pool of one engine.
+class PrefixCache:
+    """The prefix cache of one engine, in its KV pool.
 
     Args:
         pool: holds their KV; it asks for memory by `make_room`.

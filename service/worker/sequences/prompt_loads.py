@@ -20,7 +20,7 @@ from service.worker.sequences.load_plan import (
     plan_loads,
     waiting_prompt,
 )
-from service.worker.sequences.prompt_reader import PromptReader
+from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
 
@@ -35,12 +35,12 @@ class PromptLoads:
 
     Attributes:
         planner: None to load everything that is stored, however long it takes.
-        reader: reads prompts on disk; None if none are stored.
+        reader: reads the prefix cache on disk; None if there is none.
     """
 
     loader: Loader
     planner: Planner | None = None
-    reader: PromptReader | None = None
+    reader: PrefixReader | None = None
 
     def start(self, sequence: EngineSequence) -> None:
         """Start to read what the sequence's method reads, or the earlier prompt that it continues.

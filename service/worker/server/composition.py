@@ -38,7 +38,7 @@ from service.worker.server.leases import Leases
 from service.worker.server.link import Inbox, Link
 from service.worker.server.reply_sender import ReplySender
 from service.worker.server.reporter import Reporter
-from service.worker.server.storage import open_prompts, open_store
+from service.worker.server.storage import open_prefix_cache, open_store
 from service.worker.server.worker_server import WorkerServer
 
 log = logging.getLogger("kvstitch.worker")
@@ -129,7 +129,9 @@ class Composition:
         if settings.shared:
             leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None)
         store = open_store(settings, opened, pin=on_gpu, on_change=cached.changed)
-        prompts = open_prompts(settings, opened, addressing, pin=on_gpu, on_ready=inbox.wake)
+        disk_prefix_cache = open_prefix_cache(
+            settings, opened, addressing, pin=on_gpu, on_ready=inbox.wake
+        )
         self._loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
@@ -146,7 +148,7 @@ class Composition:
             planner=settings.planner,
             sketches=settings.sketches,
             prefix_cache=settings.prefix_cache,
-            prompts=prompts,
+            disk_prefix_cache=disk_prefix_cache,
             draft_tokens=settings.draft_tokens,
             checks=_gate_settings(settings),
             grammars=Grammars(

@@ -79,15 +79,15 @@ def engine_values(engine: Engine) -> list[Sample]:
         ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
     ]
     values.append(("kvstitch_pool_free_ratio", {}, engine.pool_free_share))
-    values.append(("kvstitch_pool_kept_ratio", {}, engine.prompts_in_pool.share))
+    values.append(("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.share))
     values.extend(
         ("kvstitch_continued_prompts_total", {"place": place}, count)
-        for place, count in engine.prompts_in_pool.counts.items()
+        for place, count in engine.prefix_cache.counts.items()
     )
-    if engine.prompts_on_disk is not None:
+    if engine.disk_prefix_cache is not None:
         values.extend(
             ("kvstitch_stored_prompts_total", {"outcome": outcome}, count)
-            for outcome, count in engine.prompts_on_disk.counts.items()
+            for outcome, count in engine.disk_prefix_cache.counts.items()
         )
     values.append(("kvstitch_decode_steps_total", {}, engine.answering.steps))
     values.extend(

@@ -132,8 +132,8 @@ class Reporter:
         started = time.monotonic()
         engine, scheduler = self._engine, self._engine.scheduler
         values = store_values(self._engine.store.stats()) + engine_values(engine)
-        if engine.prompts_on_disk is not None:
-            values += tier_values(engine.prompts_on_disk.stats())
+        if engine.disk_prefix_cache is not None:
+            values += tier_values(engine.disk_prefix_cache.stats())
         values += own_values(self.ready, self._load.backlog_s)
         stats = Stats(
             values=values,

@@ -1,4 +1,4 @@
-"""Opens the stores of a worker: the chunks' tiers, and the prompts on disk."""
+"""Opens the stores of a worker: the chunks' tiers, and the prefix cache on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstore import MemoryTier, RedisTier, S3Place, S3Tier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.shared.worker_settings import WorkerSettings
 from service.worker.model.addressing import Addressing
-from service.worker.prefix_cache.on_disk import PromptsOnDisk
+from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.server.leases import take_number
 
 
@@ -59,21 +59,21 @@ def _tiers(
     return chosen
 
 
-def open_prompts(
+def open_prefix_cache(
     settings: WorkerSettings,
     opened: ExitStack,
     addressing: Addressing,
     *,
     pin: bool,
     on_ready: Callable[[], None],
-) -> PromptsOnDisk | None:
-    """Open the store of prompts; None if none are stored."""
+) -> DiskPrefixCache | None:
+    """Open the part of the prefix cache that is on disk; None if there is none."""
     if not settings.prompts_dir:
         return None
-    # Stored prompts have all heads, and the pool here may have some.
+    # What is on disk has all heads, and the pool here may have some.
     if not (settings.prompts_bytes and settings.prefix_cache and settings.tensor_parallel == 1):
         # Of an earlier start with other settings: deletions would not reach them.
         shutil.rmtree(settings.prompts_dir, ignore_errors=True)
         return None
     tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=pin, name="prompts")
-    return opened.enter_context(PromptsOnDisk(tier, addressing, on_ready=on_ready))
+    return opened.enter_context(DiskPrefixCache(tier, addressing, on_ready=on_ready))

@@ -1,4 +1,4 @@
-"""Reads the prompt on disk that a request continues, where that brings its first token sooner.
+"""Reads what a request continues from the prefix cache on disk, where that is faster.
 
 The request waits for it as for its chunks, while others compute. If the prompt is damaged, gone or
 late, the request is computed as if there were none.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
-from service.worker.prefix_cache.on_disk import PromptOnDisk, PromptsOnDisk
+from service.worker.prefix_cache.on_disk import DiskPrefixCache, PromptOnDisk
 from service.worker.prefix_cache.prompts import (
     MIN_TOKENS,
     CachedPrompt,
@@ -49,7 +49,7 @@ class ReadablePrompt:
     total_s: float
 
 
-class PromptReader:
+class PrefixReader:
     """Starts the reads of prompts on disk.
 
     Args:
@@ -60,7 +60,7 @@ class PromptReader:
     def __init__(
         self,
         decoder: DecoderModel,
-        store: PromptsOnDisk,
+        store: DiskPrefixCache,
         planner: Planner,
     ) -> None:
         self.store = store
@@ -144,7 +144,7 @@ class _Read:
 
     def __init__(
         self,
-        store: PromptsOnDisk,
+        store: DiskPrefixCache,
         planner: Planner,
         sequence: EngineSequence,
         prompt: PromptOnDisk,
