@@ -47,10 +47,7 @@ from service.worker.methods.registry import (
 )
 from service.worker.methods.sparse.selection import OUTLIER_SIGMAS
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.attention import (
-    attend_rows,
-    weighted_values,
-)
+from service.worker.model.attention import attend_rows, weighted_values
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
 from service.worker.model.flops import full_prefill as full_prefill_flops

@@ -154,11 +154,7 @@ class Engine:
             reader=reader,
         )
         self._endings = Endings(
-            self.scheduler,
-            self._loads,
-            self.prefix_cache,
-            self.precompute_queue,
-            self._replies,
+            self.scheduler, self._loads, self.prefix_cache, self.precompute_queue, self._replies
         )
         self.answering = Answering(
             decoder, self.pool, self._endings, self._replies, draft_tokens=draft_tokens

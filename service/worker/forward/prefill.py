@@ -27,12 +27,7 @@ from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.layer_view import (
-    CachedSegment,
-    LayerView,
-    PrefillResult,
-    ProjectedRows,
-)
+from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult, ProjectedRows
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
 from service.worker.steps import Steps, on_all_ranks
@@ -261,10 +256,7 @@ class PromptLoop:
         nothing = [None] * len(shorter.segments)
         result = yield from prefill(self.decoder, shorter, nothing, Vanilla(), self.kv)
         return replace(
-            result,
-            rows=kept[result.rows],
-            flops=self._flops.total + result.flops,
-            kept_ids=kept,
+            result, rows=kept[result.rows], flops=self._flops.total + result.flops, kept_ids=kept
         )
 
 

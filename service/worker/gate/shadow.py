@@ -68,12 +68,7 @@ class Shadow:
         """
         asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = EngineSequence(
-            asked,
-            fusion,
-            None,
-            list(addresses),
-            max_tokens=1,
-            sampler=Sampler(asked.sampling),
+            asked, fusion, None, list(addresses), max_tokens=1, sampler=Sampler(asked.sampling)
         )
         try:
             self.launcher.loads.start(sequence)

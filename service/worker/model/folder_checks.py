@@ -55,8 +55,7 @@ def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
         return None
     because = f", because it {why}" if why else ""
     return FolderFault(
-        f"model_type {family} of {folder} is not served{because}",
-        what_instead(config),
+        f"model_type {family} of {folder} is not served{because}", what_instead(config)
     )
 
 

@@ -16,12 +16,7 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.on_disk import DiskPrefixCache, PromptOnDisk
-from service.worker.prefix_cache.prompts import (
-    MIN_TOKENS,
-    CachedPrompt,
-    NewPrompt,
-    PromptRecord,
-)
+from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, PromptRecord
 from service.worker.sequences.load_plan import LoadPlan
 from service.worker.sequences.reuse import new_prompt
 from service.worker.sequences.sequence import EngineSequence
@@ -57,12 +52,7 @@ class PrefixReader:
             disk is read.
     """
 
-    def __init__(
-        self,
-        decoder: DecoderModel,
-        store: DiskPrefixCache,
-        planner: Planner,
-    ) -> None:
+    def __init__(self, decoder: DecoderModel, store: DiskPrefixCache, planner: Planner) -> None:
         self.store = store
         self._decoder = decoder
         self._planner = planner

@@ -22,12 +22,7 @@ from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
-from service.worker.methods.registry import (
-    add_folder,
-    describe,
-    eviction_methods,
-    fusion_methods,
-)
+from service.worker.methods.registry import add_folder, describe, eviction_methods, fusion_methods
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.load import default_pool_tokens, load, set_threads
@@ -78,10 +73,7 @@ def load_model(
         if settings.methods_dir:
             add_folder(Path(settings.methods_dir))
         decoder = load(
-            settings.model,
-            dtype=settings.dtype,
-            device=settings.device,
-            quantize=settings.quantize,
+            settings.model, dtype=settings.dtype, device=settings.device, quantize=settings.quantize
         )
         differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)

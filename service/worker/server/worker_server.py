@@ -14,12 +14,7 @@ import time
 from contextlib import suppress
 
 from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
-from service.messages.replies import (
-    Failed,
-    GateStates,
-    Precomputed,
-    Purged,
-)
+from service.messages.replies import Failed, GateStates, Precomputed, Purged
 from service.messages.requests import (
     Abort,
     AskGate,

@@ -90,11 +90,7 @@ def total_flops(phases: Sequence[Phase], count: FlopCount) -> float:
 
 
 def dense_phases(
-    shape: PromptShape,
-    rows: int,
-    *,
-    full_layers: int = 0,
-    cache_from: int = 0,
+    shape: PromptShape, rows: int, *, full_layers: int = 0, cache_from: int = 0
 ) -> Iterator[Phase]:
     """Return the phases of the layer loop over a prompt of which every token is held.
 

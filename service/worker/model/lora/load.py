@@ -31,10 +31,7 @@ log = logging.getLogger("kvstitch.lora")
 # The linear modules of every projection in the order in which their outputs stand in it. A family
 # has those of one of the lines.
 _PROJECTIONS: Mapping[str, Sequence[Sequence[str]]] = {
-    "qkv": (
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        ("self_attn.qkv_proj",),
-    ),
+    "qkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.qkv_proj",)),
     "output": (("self_attn.o_proj",),),
     "gate_up": (("mlp.gate_proj", "mlp.up_proj"), ("mlp.gate_up_proj",)),
     "down": (("mlp.down_proj",),),
