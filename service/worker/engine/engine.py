@@ -23,6 +23,7 @@ from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
 from service.worker.engine.prefilling import Prefilling
 from service.worker.engine.scheduler import Scheduler, StepBudget
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
@@ -141,7 +142,7 @@ class Engine:
             decoder,
             addressing,
             facts,
-            pool_tokens=pool_tokens,
+            pool_tokens,
             replace=self.gate.replacement if self.gate else None,
             grammars=grammars,
         )
@@ -156,9 +157,8 @@ class Engine:
         self._endings = Endings(
             self.scheduler, self._loads, self.prefix_cache, self.precompute_queue, self._replies
         )
-        self.answering = Answering(
-            decoder, self.pool, self._endings, self._replies, draft_tokens=draft_tokens
-        )
+        batches = BatchDecoder(decoder, self.pool)
+        self.answering = Answering(batches, self._endings, self._replies, draft_tokens)
         self.prefilling = Prefilling(
             self.scheduler,
             launcher,
@@ -225,7 +225,9 @@ class Engine:
         Returns:
             False if prompts on disk could not be deleted: ask again.
         """
-        self.idle_work.forget(keys, texts)
+        self.precompute_queue.forget(keys, texts)
+        if self.gate is not None:
+            self.gate.forget(keys)
         self.prefix_cache.forget(texts)
         for sequence in self.scheduler.active:
             tokens = prompt_tokens(sequence.request)
@@ -238,7 +240,9 @@ class Engine:
         For when it is not known what was deleted. Requests that are being answered end as they
         would.
         """
-        self.idle_work.forget_all()
+        self.precompute_queue.forget_all()
+        if self.gate is not None:
+            self.gate.forget(None)
         self.prefix_cache.forget_all()
         for sequence in self.scheduler.active:
             sequence.deleted = True

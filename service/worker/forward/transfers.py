@@ -11,7 +11,7 @@ decoded on the device first. A layer is only copied ahead if it has been read fr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -44,11 +44,13 @@ class ArrivingSegment(Protocol):
         decoded."""
 
 
-class Side(Protocol):
-    """Runs the copies."""
+class InTurn:
+    """Runs each copy immediately, on a device without streams."""
 
-    def copying(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def copying(self) -> Iterator[None]:
         """Return a context in which copies are started, after what was computed until now."""
+        yield
 
     def needed(self) -> None:
         """Let what is computed from now on wait for the copies."""
@@ -57,7 +59,7 @@ class Side(Protocol):
         """Wait until no copy reads host memory any more."""
 
 
-class Aside:
+class Aside(InTurn):
     """Runs copies on a GPU stream beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
@@ -75,18 +77,6 @@ class Aside:
 
     def finish(self) -> None:
         self._stream.synchronize()
-
-
-class InTurn:
-    """Runs each copy immediately, on a device without streams."""
-
-    @contextmanager
-    def copying(self) -> Iterator[None]:
-        yield
-
-    def needed(self) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -127,7 +117,7 @@ class Transfers:
         dtype: torch.dtype,
         layers: int,
         device: torch.device,
-        side: Side | None = None,
+        side: InTurn | None = None,
     ) -> None:
         self._segments = segments
         # Asked once: a check against a protocol takes longer than a copy.

@@ -22,7 +22,6 @@ from service.worker.gate.policy import Observation
 from service.worker.kv.pool import KVPool
 from service.worker.layout import PromptLayout
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.segment_load import PartialLoad
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.addressing import Address
@@ -90,15 +89,9 @@ class Shadow:
     def _give_back(self, sequence: EngineSequence) -> None:
         self._sequence, self._wants = None, 0
         self.launcher.loads.stop(sequence)
-        if sequence.steps is not None:
-            sequence.steps.close()
-        if sequence.kv is not None:
-            sequence.kv.release()
-            sequence.kv = None
+        sequence.release()
         # Full prefill reads no chunks, so nothing else would notice that these are missing.
-        for load in sequence.segments:
-            if load is not None and load.missed:
-                self.precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
+        self.precompute_queue.add_missed(sequence.segments)
 
 
 def _loaded(sequence: EngineSequence) -> Steps[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from kvstore import TieredStore
 from service.messages.replies import Precomputed
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
+from service.worker.loading.segment_load import Load, PartialLoad
 from service.worker.model.addressing import Address
 from service.worker.steps import Steps
 
@@ -117,6 +118,12 @@ class PrecomputeQueue:
         else:
             self._purged.pop(address.key, None)
         self._queue.append(Task(address, id, chunk_id, sketch or self._sketches))
+
+    def add_missed(self, loads: Iterable[Load | None]) -> None:
+        """Add the chunks that a prompt did not find, or found damaged."""
+        for load in loads:
+            if load is not None and load.missed:
+                self.add(load.address, sketch=isinstance(load, PartialLoad))
 
     def store(self, address: Address, computed: ComputedChunk) -> None:
         """Store a chunk that a request has computed, unless the chunk was purged meanwhile."""

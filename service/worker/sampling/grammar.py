@@ -37,9 +37,9 @@ class Grammars:
         self._end_ids = sorted(end_ids)
         self._thread = ThreadPoolExecutor(1, "grammar")
 
-    def compile(self, grammar: str) -> PendingGrammar:
+    def compile(self, grammar: str) -> Future[Grammar]:
         """Start to compile a grammar, while its prompt is computed."""
-        return PendingGrammar(self._thread.submit(self._compile, grammar))
+        return self._thread.submit(self._compile, grammar)
 
     def _compile(self, grammar: str) -> Grammar:
         return Grammar(LLMatcher(self._tokenizer, grammar, log_level=0), self._vocabulary)
@@ -51,17 +51,6 @@ class Grammars:
             n_vocab=self._vocabulary,
             eos_token=self._end_ids or None,  # None: as tokenizer.json has it
         )
-
-
-class PendingGrammar:
-    """A grammar that is being compiled."""
-
-    def __init__(self, compiled: Future[Grammar]) -> None:
-        self._compiled = compiled
-
-    def get(self) -> Grammar:
-        """Wait for it."""
-        return self._compiled.result()
 
 
 class Grammar:

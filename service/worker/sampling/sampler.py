@@ -9,12 +9,13 @@ The order is vLLM's, so that the same fields mean the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
 from service.messages.requests import Sampling
-from service.worker.sampling.grammar import PendingGrammar
+from service.worker.sampling.grammar import Grammar
 
 LOWEST_TEMPERATURE = 1e-6
 """Below this, exponents of 32 bits overflow; likelier tokens than the likeliest do not exist."""
@@ -25,7 +26,7 @@ class Sampler:
 
     Args:
         adjustments: changes the logits by what the answer holds so far; None for no change.
-        grammar: what the answer must be; None for anything.
+        grammar: what the answer must be, compiled meanwhile; None for anything.
 
     Attributes:
         seed: the request's seed, or a random one if it has none.
@@ -35,7 +36,7 @@ class Sampler:
         self,
         sampling: Sampling,
         adjustments: LogitAdjustments | None = None,
-        grammar: PendingGrammar | None = None,
+        grammar: Future[Grammar] | None = None,
     ) -> None:
         self._sampling = sampling
         self._adjustments = adjustments
@@ -56,11 +57,11 @@ class Sampler:
     @property
     def complete(self) -> bool:
         """Whether the grammar lets no token follow those that were sampled."""
-        return self._grammar is not None and self._grammar.get().complete
+        return self._grammar is not None and self._grammar.result().complete
 
     def forced(self, most: int) -> list[int]:
         """Return at most `most` next tokens, of those that the grammar leaves no choice about."""
-        return [] if self._grammar is None else self._grammar.get().forced()[:most]
+        return [] if self._grammar is None else self._grammar.result().forced()[:most]
 
     def __call__(self, logits: Tensor) -> int:
         """Sample a token id from logits `[vocabulary]` fp32. It counts as the answer's next one.
@@ -74,14 +75,14 @@ class Sampler:
             return int(logits.argmax())
         scores = logits.to("cpu", torch.float32, copy=True)
         if self._grammar is not None:
-            self._grammar.get().mask(scores)
+            self._grammar.result().mask(scores)
         if self._adjustments is not None:
             self._adjustments.apply(scores)
         token = int(scores.argmax()) if self._sampling.temperature <= 0 else self._draw(scores)
         if self._adjustments is not None:
             self._adjustments.sampled(token)
         if self._grammar is not None:
-            self._grammar.get().sampled(token)
+            self._grammar.result().sampled(token)
         return token
 
     def _draw(self, scores: Tensor) -> int:

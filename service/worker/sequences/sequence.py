@@ -221,6 +221,15 @@ class EngineSequence:
         # The result's prompt is shorter if the eviction method started over with fewer tokens.
         self.layout = result.layout
 
+    def release(self) -> None:
+        """Give up its prefill, if it runs, and its KV."""
+        if self.steps is not None:
+            self.steps.close()
+            self.steps = None
+        if self.kv is not None:
+            self.kv.release()
+            self.kv = None
+
     def wait(self, awaited: Future[Any] | None) -> None:
         """Note the future for which the prefill waits next; None for none."""
         self.waits_for = awaited
