@@ -20,7 +20,6 @@ class Prefix(NamedTuple):
     """The tokens that a document was precomputed behind.
 
     Attributes:
-        ids: their token ids.
         exact: their own KV was that of a full prefill of them.
     """
 
@@ -81,9 +80,6 @@ class PromptLayout:
         """Place the segments one after another.
 
         Args:
-            system: token ids of S.
-            documents: token ids of each document.
-            question: token ids of Q.
             uncached: for S, then for every document: whether its rows must be computed.
             prefixes: what each document was precomputed behind; none given: nothing stood before
                 any of them.

@@ -38,12 +38,7 @@ def run(steps: Steps[T]) -> T:
 
 
 class Ranks(Protocol):
-    """The processes that share a model. Every method is an exchange that all of them make.
-
-    Attributes:
-        rank: number of this process, from 0.
-        size: number of processes.
-    """
+    """The processes that share a model. Every method is an exchange that all of them make."""
 
     rank: int
     size: int

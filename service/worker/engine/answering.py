@@ -19,9 +19,6 @@ class Answering:
     """Decodes the running sequences.
 
     Args:
-        decoder: feeds them their tokens.
-        endings: ends answers that are complete.
-        replies: takes their tokens.
         draft_tokens: most tokens of a draft; 0 for no drafts.
 
     Attributes:

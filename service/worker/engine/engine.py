@@ -72,7 +72,6 @@ class Engine:
         disk_prefix_cache: takes prompts that are asked more than once; None: there is none.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
-        make_pool: makes the KV pool.
         grammars: compiles what answers must match; None: no request may ask for that.
     """
 

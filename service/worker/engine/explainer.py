@@ -38,8 +38,6 @@ class Explainer:
     """Makes the forecasts of one engine.
 
     Attributes:
-        planner: estimates how long loads and prefills take.
-        prefix_cache: has the prompts in the KV pool that a request would continue.
         reader: finds those on disk; None if none are stored.
     """
 
@@ -108,11 +106,7 @@ class Explainer:
         )
 
     def _continuing(self, sequence: EngineSequence, fresh: Forecast, crowded: bool) -> Forecast:
-        """Return the forecast with what can be taken from an earlier prompt, if there is one.
-
-        Args:
-            fresh: the forecast without.
-        """
+        """Return the forecast with what can be taken from an earlier prompt, if there is one."""
         prompt = new_prompt(sequence) if self.prefix_cache.on else None
         reuse = sequence.reuse = None if prompt is None else self.prefix_cache.look_up(prompt)
         stored = None
@@ -135,12 +129,7 @@ class Explainer:
         place: Place = "pool",
         read_s: float = 0.0,
     ) -> Forecast:
-        """Return the forecast where the first `reused` tokens are taken from an earlier prompt.
-
-        Args:
-            fresh: the forecast without it.
-            read_s: seconds of reading it.
-        """
+        """Return the forecast where the first `reused` tokens are taken from an earlier prompt."""
         rest = sequence.prompt_tokens - reused
         flops = full_prefill(self.decoder, rest, behind=reused) if rest else 0.0
         parts = reused_by_segment(sequence, reused)

@@ -75,9 +75,6 @@ class Scheduler:
 
         A sequence whose chunks have not been found yet is overtaken; one that does not fit into the
         pool is not.
-
-        Args:
-            fits: whether a sequence fits into the pool.
         """
         if len(self.running) + len(self.prefilling) >= self._max_running:
             return None

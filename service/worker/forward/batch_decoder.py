@@ -132,8 +132,6 @@ class _Recording:
     Attributes:
         numbers: the batch's numbers that the recorded operations read, on the device.
         staged: host memory (pinned) from which `numbers` is copied.
-        logits: the tensor that the recorded operations write.
-        run: replays the operations.
     """
 
     numbers: Tensor

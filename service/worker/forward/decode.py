@@ -69,7 +69,6 @@ class Batch:
             of a KV head is the first of its entries in the layer's pool that the row sees, and
             their number, which includes the entry of the token that is fed in this step.
         size: number of rows, one for each token that is fed.
-        layers: number of layers.
         longest: an upper bound of the runs' lengths.
     """
 

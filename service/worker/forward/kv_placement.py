@@ -35,7 +35,6 @@ class KVPlacer:
     Attributes:
         cached: stored KV by segment, None where a segment has none.
         positions: RoPE positions of the cached keys `[n]`.
-        kv: the cache.
     """
 
     decoder: DecoderModel

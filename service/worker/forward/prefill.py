@@ -79,7 +79,6 @@ def prefill(
 
     Args:
         cached: stored KV of every segment, None where it must be computed.
-        kv: the prompt's KV cache, which is filled.
         eviction: its `observe` is called at every layer; it may also start over with fewer rows.
         capture: called at every layer; precompute uses it to store the computed KV.
         on_pass: called for every layer of an attention pass, for token traces.

@@ -229,12 +229,7 @@ def check_lora(
 
 @contextmanager
 def added(model: Any, matrices: Mapping[str, LoraMatrices]) -> Iterator[None]:
-    """Within it, transformers' modules compute with the adapter.
-
-    Args:
-        model: the transformers model.
-        matrices: of the adapter, by the modules' full names.
-    """
+    """Within it, transformers' modules compute with the adapter."""
     hooks = [
         model.get_submodule(module).register_forward_hook(_adding(own))
         for module, own in matrices.items()

@@ -47,9 +47,6 @@ class SparseLayerLoop:
         prompt: its layout, its non-empty documents with their sketches, the model's facts.
         system: stored KV of S; None if there is no S.
         ends: KV of the documents' first and last blocks, in order.
-        kv: the prompt's KV cache, which is filled.
-        fetch: reads blocks from the store.
-        on_plan: called with the method's plan.
     """
 
     decoder: DecoderModel
@@ -198,9 +195,6 @@ class SparseLayerLoop:
     ) -> tuple[Tensor, Tensor]:
         """Return stored keys (before RoPE) and values of some prompt rows.
 
-        Args:
-            kept: rows of S and the documents, ascending.
-
         Returns:
             Each `[len(kept), kv_heads, head_dim]`.
         """
@@ -233,8 +227,6 @@ class SparseLayerLoop:
         only.
 
         Args:
-            kept: prompt rows that the layer keeps, ascending.
-            kv: the layer's cache.
             padding: prompt rows that run through the layer although it does not hold them.
 
         Returns:

@@ -103,8 +103,6 @@ class Transfers:
         segments: stored KV of the segments, none empty.
         rows: of the prompt, where each segment begins and ends.
         shape: KV heads and head dim of the cache.
-        dtype: of the cache.
-        layers: number of layers of the model.
         side: runs the copies; by default beside the computation on a GPU, immediately elsewhere.
     """
 

@@ -49,8 +49,6 @@ class GateSettings:
 
     Attributes:
         share: of the answers that are checked.
-        bounds: what is demanded of a method.
-        seed: of the random choice of answers.
     """
 
     share: float
@@ -63,9 +61,6 @@ class Answered:
     """A request whose first token was sent, waiting to be checked.
 
     Attributes:
-        gated: the method it was answered with.
-        request: the prompt.
-        addresses: of S and its documents.
         logits: of the first token, `[vocabulary]`.
     """
 

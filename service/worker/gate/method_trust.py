@@ -30,9 +30,7 @@ class MethodTrust:
     """How far one method with its parameters is trusted.
 
     Attributes:
-        name: of the method.
         steps: the method at every level, from as asked for to full prefill.
-        drift: decides the level.
         why: why the level was left that was asked for; "" at level 0.
         sampled: answers that were taken to be checked at this level.
         since: when the level was entered, in seconds of time.monotonic.
@@ -113,9 +111,7 @@ class GatedMethod:
     """What one request got; stays as it is when the method's level changes later.
 
     Attributes:
-        trust: of the method that was asked for.
         level: at which the request is answered.
-        fusion: the method used at this level.
         note: what the answer says about it; None if it got what it asked for.
     """
 

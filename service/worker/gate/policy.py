@@ -61,7 +61,6 @@ class DriftMonitor:
     """The checks of one method with its parameters, and the level they lead to. Not thread-safe.
 
     Args:
-        bounds: what is demanded.
         top: the level at which full prefill replaces the method, at least 1.
     """
 

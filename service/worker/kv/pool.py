@@ -32,11 +32,9 @@ class KVPool:
         kv_heads: of a layer, that are kept in this process.
         ranks: the processes that keep the others; None if there are none.
         lead: makes them repeat every change of this pool; None if nobody follows it.
-        tokens: capacity.
         spare: index of a row in every layer that belongs to no sequence; unused places of a padded
             batch write there.
-        k: keys after RoPE, for each layer `[rows, head_dim]`.
-        v: values, like `k`.
+        k: keys after RoPE, for each layer `[rows, head_dim]`; `v` are the values.
         on_full: makes room for a sequence of so many tokens, where memory is only lent; False if it
             cannot.
     """
@@ -139,7 +137,6 @@ class SequenceKV:
     """One sequence's KV in the pool.
 
     Attributes:
-        pool: where it is.
         start: first row of every extent, `[layers, kv_heads]` int64 in host memory.
         capacity: rows of every extent, like `start`.
         length: filled rows of every extent, like `start`.
@@ -212,7 +209,6 @@ class SequenceKV:
         """Evict all but some tokens of a layer; the rows given up are free when this returns.
 
         Args:
-            layer: which layer.
             kept: for each KV head, the tokens to keep, as ascending indices into its extent.
             room: rows to reserve behind the kept ones, for the answer.
         """

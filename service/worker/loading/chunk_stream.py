@@ -51,10 +51,6 @@ class ChunkStream:
 
     Attributes:
         tier: the tier in which it was found, later the tier of its first part.
-        parts: the layers of each part.
-        nbytes: bytes that were read so far.
-        seconds: seconds that these reads took.
-        problems: what went wrong in these reads.
         chunk: the chunk, if it was read whole.
         lost: the chunk is missing or damaged, or no request needs it any more.
         last_news_at: when the read was requested or the last part arrived, by time.monotonic.

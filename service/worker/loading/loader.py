@@ -37,8 +37,6 @@ class Loader:
     """Threads around a `TieredStore`.
 
     Args:
-        store: where chunks are stored.
-        threads: number of threads for reads and writes.
         on_ready: called on a loader thread after every load or store, to wake the engine.
         decode: whether chunks that come in parts are decoded on these threads; otherwise the user
             of the stream decodes them (`ChunkStream`).

@@ -42,7 +42,6 @@ class Task:
         sketch: whether its sketch is to be stored, too.
         started_at: when its computation, and then its write, started, by time.monotonic.
         write: the write to the store; None until it starts, and if there is nothing to store.
-        bytes: size of the encoded chunk.
         seconds: its share of the time that computing it with others took.
         alone: it is not computed with others again, because that failed.
     """

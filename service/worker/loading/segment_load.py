@@ -24,9 +24,7 @@ class SegmentRead:
 
     Attributes:
         tier: the tier from which it was read, or `UNCACHED`.
-        nbytes: bytes that were read.
         stored_bytes: bytes of the segment's whole stored KV.
-        seconds: how long reading took.
         problems: (tier, kind) of everything that went wrong.
     """
 
@@ -42,9 +40,7 @@ class Load(ABC):
     """The load of one segment, whole (`SegmentLoad`) or in part (`PartialLoad`).
 
     Attributes:
-        address: of the segment's chunk.
         plan: "load", "recompute", or empty where there is no choice.
-        why: the reason for a plan to recompute.
         computed_alone: the chunk was missing; it was computed by itself for the prompt, and is
             being stored.
     """
@@ -157,8 +153,6 @@ class DocumentEnds:
     Attributes:
         sketch: the document's sketch; None if it is not stored or is damaged.
         blocks: the read of the first and last blocks; None if there is no sketch.
-        seconds: how long both reads took together.
-        sketch_bytes: bytes of the stored sketch.
     """
 
     sketch: Sketch | None

@@ -33,15 +33,10 @@ class StreamReader:
     """All chunks that are being read now.
 
     Args:
-        store: where chunks are stored.
-        submit: runs reads on a thread.
-        submit_lookup: runs look-ups of where chunks are on a thread.
         merge_prefetch_note: adds what a prefetch of the chunk took to the outcome of a read.
-        on_ready: wakes the engine.
         decode: whether parts are decoded on the reader's thread (see `ChunkStream`).
 
     Attributes:
-        estimates: learnt from every read.
         shared: number of times that a request joined a stream which was already being read.
     """
 

@@ -55,7 +55,6 @@ def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[
 
     Args:
         weights: not negative; if all are zero they count as equal.
-        total: to be split.
         limits: part i is at most `limits[i]`.
 
     Returns:

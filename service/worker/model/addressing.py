@@ -23,8 +23,6 @@ class Address:
 
     Attributes:
         key: of the chunk in the store.
-        spec: shape, dtype and codec of the chunk.
-        ids: token ids of the segment.
         parts: what stands before the segment while it is precomputed, one after the other.
         stitched: each part but the first was computed as if it alone stood behind the first.
         part_key: of the segment as a part of others; empty if it is none.
@@ -53,9 +51,6 @@ class Addressing:
     """Makes addresses for one model and codec.
 
     Args:
-        decoder: the model.
-        fingerprint: of the model.
-        codec: name of the codec that chunks are stored with.
         secret: keyed into the hashes of the default tenant's chunks; empty for plain hashes.
         tenants_secret: each named tenant's own secret is derived from it.
         lora: name of the LoRA adapter that chunks are computed with; empty for the base model.

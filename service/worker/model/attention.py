@@ -110,16 +110,9 @@ def attend_with_scores(
     """`attend_rows` for few rows, and scores of the keys made from the softmax weights.
 
     Args:
-        q: `[m, heads, head_dim]`, after RoPE.
-        k: `[kv_heads, n, head_dim]`, after RoPE.
-        v: `[kv_heads, n, head_dim]`.
-        rows: ascending positions of the queries, `[m]`.
         scoring: a weight for every row, `[m]` fp32: the scores are then the softmax weights times
             their row's weight, summed over heads and rows. Or a function that makes scores of the
             softmax weights; what it returns for the tiles of rows is added up.
-        scale: factor of the scores before the softmax.
-        key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
-        rule: what the layer adds to causal attention.
 
     Returns:
         The attention `[m, heads * head_dim]`, and the scores of the keys `[n]` fp32.
@@ -265,15 +258,7 @@ def attention_probabilities(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Return softmax weights of few rows (a question, a scoring window) over all keys.
-
-    Args:
-        q: `[m, heads, head_dim]`, after RoPE.
-        k: `[kv_heads, n, head_dim]`, after RoPE.
-        rows: positions of the queries, `[m]`.
-        scale: factor of the scores before the softmax.
-        key_rows: positions of the keys, `[n]`; 0..n-1 by default.
-        rule: what the layer adds to causal attention.
+    """Return softmax weights of few rows over all keys, from the arguments of `attend_rows`.
 
     Returns:
         `[heads, m, n]` fp32; 0 for keys that the row does not see.

@@ -52,14 +52,12 @@ class DecoderModel:
     are must not change how they are computed, so that an answer does not depend on other requests.
 
     Attributes:
-        family: the model's `model_type`.
         windows: every layer's sliding window in tokens, None for a layer without; empty if no layer
             has one.
         heads: query heads of a layer; `own_heads` of them are computed in this process.
         kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
         ranks: the processes that compute the other heads; None if there are none.
         lead: makes them compute what this process does; None if nobody follows it.
-        lora: name of the LoRA adapter that all rows have; empty for the base model.
     """
 
     def __init__(self, model: Any) -> None:

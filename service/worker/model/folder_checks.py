@@ -30,7 +30,6 @@ class FolderFault:
 
     Attributes:
         problem: what is wrong, with the file's name.
-        remedy: what to do.
     """
 
     problem: str

@@ -43,7 +43,6 @@ def load(
     """Load the model in `folder` for inference.
 
     Args:
-        folder: a Hugging Face model folder.
         dtype: "float32", "float16", "bfloat16", or "auto" for the checkpoint's own where the
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.

@@ -67,9 +67,6 @@ class ModuleProjection:
     """A projection by modules of a library, each of which knows how its weights are stored.
 
     Nothing is known of how they compute: how many rows there are may change a row's result.
-
-    Attributes:
-        modules: that read the same rows.
     """
 
     modules: tuple[Any, ...]
@@ -206,8 +203,6 @@ def quantise(model: Any, method: str) -> None:
     Args:
         model: a transformers model that `quantisation_fault` finds nothing wrong with, on its
             device.
-        method: "int8" or "int4".
-
     """
     bits = BITS[method]
     for layer in model.model.layers:

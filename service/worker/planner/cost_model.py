@@ -19,8 +19,6 @@ class LoadableSegment:
     """A stored segment, or the rest of one that is being read.
 
     Attributes:
-        tokens: of the segment.
-        tier: where it is stored.
         nbytes: bytes still to be read.
         parts: number of parts in which these are read.
         prefix: tokens that stand before it when its chunk is computed by itself.
@@ -43,9 +41,6 @@ class Prompt:
     """A prompt whose stored segments can be either loaded or computed.
 
     Attributes:
-        tokens: of the whole prompt.
-        question: tokens of the question.
-        method: the prompt's fusion method.
         loads: segments that can be either loaded or computed.
         uncached_tokens: tokens of segments that must be computed.
         documents: tokens of each document that is already loaded, or whose chunk will be computed
@@ -76,8 +71,6 @@ class CostModel:
     """A prompt, and how long its parts take on this machine.
 
     Attributes:
-        prompt: the prompt.
-        shape: sizes of the model.
         overhead_s: seconds that any prompt takes, besides its operations.
         flop_s: seconds per floating-point operation.
         left_s: for each of the prompt's loads, seconds that its tier needs for what is left of it.
@@ -218,7 +211,6 @@ def hidden_ratio(model: CostModel, most: float, steps: int = 20) -> float:
     little must be allowed: work after the arrival of the last part cannot be hidden at all.
 
     Args:
-        most: upper bound of the ratio.
         steps: number of ratios tried between the method's own and `most`.
 
     Returns:

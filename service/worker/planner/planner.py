@@ -43,8 +43,6 @@ class Planner:
 
     Attributes:
         deciding: whether requests are planned by it; if not, everything that is stored is loaded.
-        tiers: estimates of read times.
-        compute: estimate of prefill times.
     """
 
     def __init__(
@@ -98,7 +96,6 @@ class Planner:
         """Learn from a finished prefill, and counts what was planned for its segments.
 
         Args:
-            flops: its floating-point operations.
             seconds: how long they took, without waiting.
             plans: of its segments, "load" or "recompute"; empty where there was no choice.
         """

@@ -73,11 +73,7 @@ class PrefixCache:
         return sum(p.kv.reserved_tokens for p in list(self._prompts)) / max(1, self._pool.tokens)
 
     def find(self, prompt: NewPrompt, others: Iterable[CachedPrompt] = ()) -> Reuse | None:
-        """Return what a prompt can reuse, which is then the last to be evicted.
-
-        Args:
-            others: prompts that can be continued, too.
-        """
+        """Return what a prompt can reuse, which is then the last to be evicted."""
         best = self.look_up(prompt, others)
         if best is not None and best.prompt in self._prompts:
             self._prompts.remove(best.prompt)
@@ -94,11 +90,7 @@ class PrefixCache:
         return best
 
     def is_repetition(self, prompt: NewPrompt, found: Reuse | None) -> bool:
-        """Return whether a prompt repeats an earlier one, also one that has been evicted.
-
-        Args:
-            found: what it can reuse.
-        """
+        """Return whether a prompt repeats an earlier one, also one that has been evicted."""
         if found is not None and found.prompt.is_repeated(found.tokens):
             return True
         evicted = self._evicted.find(prompt) if self._stores else None

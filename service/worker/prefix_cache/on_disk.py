@@ -49,11 +49,7 @@ MAX_READING_BYTES = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class PromptOnDisk(PromptRecord):
-    """A prompt whose KV is on disk.
-
-    Attributes:
-        address: of its KV.
-    """
+    """A prompt whose KV is on disk."""
 
     address: Address
 
@@ -303,11 +299,7 @@ class DiskPrefixCache:
 
 
 def _tensors(prompt: PromptRecord, logits: Tensor) -> dict[str, Tensor]:
-    """Return the extra tensors of a prompt.
-
-    Args:
-        logits: of the first answer token `[vocabulary]`.
-    """
+    """Return the extra tensors of a prompt."""
     facts = prompt.facts
     tokens = facts.pop("tokens")
     text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)

@@ -22,11 +22,7 @@ MOST_SKIPPED = 15
 
 
 class Drafter:
-    """Drafts the tokens of one answer.
-
-    Args:
-        prompt: token ids of the prompt.
-    """
+    """Drafts the tokens of one answer."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)

@@ -26,9 +26,7 @@ class Grammars:
     """Compiles grammars for one model, on a thread of its own, which the first one starts.
 
     Args:
-        tokenizer: the model's tokenizer.json.
         vocabulary: length of its logits.
-        end_ids: tokens that end an answer.
     """
 
     def __init__(self, tokenizer: Path, vocabulary: int, end_ids: Collection[int]) -> None:

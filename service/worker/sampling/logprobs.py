@@ -26,7 +26,6 @@ def token_logprobs(
     Args:
         counts: for each row, how many of the most likely tokens are reported; None for a row that
             reports nothing. If no row does, nothing is computed.
-        tokens: the token sampled from each row.
         logits: `[rows, vocabulary]` fp32.
     """
     wanted = [row for row, count in enumerate(counts) if count is not None]

@@ -137,7 +137,6 @@ class LogitAdjustments:
 
     Args:
         prompt: gives the token ids of the prompt `[n]`, which the repetition penalty counts too.
-        end_ids: tokens that end the answer.
     """
 
     def __init__(

@@ -30,8 +30,6 @@ class Admission:
     """Admits the requests of one engine. Errors name the wrong field and what to do about it.
 
     Attributes:
-        facts: sizes and calibration of the model.
-        pool_tokens: size of the KV pool in tokens.
         replace: from a method's name and the method, the one that the correctness gate allows
             instead; None if there is no gate.
         grammars: compiles what answers must match; None if there is no tokenizer.

@@ -26,7 +26,6 @@ class FoundSegment:
 
     Attributes:
         number: 0 for S, then 1 and up for the documents.
-        tokens: tokens of the segment.
         tier: the fastest tier that has it; `UNCACHED` if none has it or the method reads nothing.
         stored_bytes: bytes of its whole stored KV.
         load_bytes: bytes of it that the method reads.
@@ -105,10 +104,8 @@ def plan_loads(
     """Decide for every segment in a slow tier whether it is loaded or computed.
 
     Args:
-        segments: every segment of the prompt.
         planner: None to load everything that is stored.
         bytes_left: by tier, bytes that all requests are still reading.
-        crowded: whether other requests decode meanwhile, which slows prefill.
     """
 
     def prompt(loads: Sequence[FoundSegment], computed: Sequence[FoundSegment]) -> Prompt:
@@ -185,8 +182,6 @@ def waiting_prompt(
     Args:
         loads: this prompt's own loads that are not finished.
         bytes_left: by tier, bytes that all requests are still reading, these loads included.
-        crowded: whether other requests decode meanwhile, which slows prefill.
-        exact_layers_done: number of first layers that have been computed with every row.
     """
     segments = [load for load in sequence.segments if load is not None]
     documents = [load for load in sequence.segments[1:] if load is not None]

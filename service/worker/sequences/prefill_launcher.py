@@ -37,7 +37,6 @@ class PrefillLauncher:
     """Launches the prefills of one engine.
 
     Attributes:
-        facts: sizes and calibration of the model.
         missing: computes chunks by themselves that are not stored, and stores them.
     """
 
@@ -62,7 +61,6 @@ class PrefillLauncher:
         """Give a sequence that can start its layout, its KV and its steps.
 
         Args:
-            kv: the reserved part of the pool.
             crowded: whether other requests decode meanwhile, which slows prefill.
         """
         sequence.kv = kv

@@ -32,7 +32,6 @@ class ReadablePrompt:
     """A prompt on disk that a request could continue.
 
     Attributes:
-        prompt: the prompt on disk.
         tokens: how many of its tokens the request can take.
         read_s: expected seconds of reading it.
         total_s: expected seconds to the first token then.

@@ -30,12 +30,7 @@ from service.worker.steps import Steps
 
 @dataclass(frozen=True)
 class SparsePrefill:
-    """Prefills prompts with sparse methods.
-
-    Attributes:
-        model: sizes and calibration of the model.
-        missing: computes and stores chunks that are missing.
-    """
+    """Prefills prompts with sparse methods."""
 
     decoder: DecoderModel
     model: ModelFacts

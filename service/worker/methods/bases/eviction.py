@@ -30,14 +30,10 @@ class PromptAttention:
     """One layer of a prompt after its prefill.
 
     Attributes:
-        layer: number of the layer, from 0.
-        layout: the segments of the prompt.
         k: keys after RoPE `[kv_heads, n, head_dim]`.
         observed: the tensor that `EvictionMethod.observe` returned at this layer.
         kept_before: for each token, the number of earlier layers in which some head kept it
             `[n]` int64.
-        scale: factor of the attention scores before the softmax.
-        model: sizes and calibration of the model.
         rule: what this layer adds to causal attention: a window, a soft cap, sinks.
         ranks: the processes that have the other KV heads; None if all heads are here.
     """

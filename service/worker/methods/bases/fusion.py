@@ -34,9 +34,6 @@ class PromptShape:
     """The sizes of a prompt that decide its cost.
 
     Attributes:
-        tokens: tokens of the whole prompt.
-        question: tokens of the question.
-        layers: layers of the model.
         uncached: tokens of segments that must be computed, because they are not stored.
         documents: tokens of each document whose stored KV is used.
     """
@@ -98,7 +95,6 @@ def dense_phases(
         rows: rows computed at the layers after the full ones, question included.
         full_layers: number of first layers that compute every row; the layer after them still
             projects every row.
-        cache_from: first layer that needs stored KV.
     """
     last, n = shape.layers - 1, shape.tokens
     question = shape.question
@@ -151,11 +147,7 @@ class FusionMethod(ABC):
         """Return tokens of cached documents that are computed anew."""
 
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
-        """Return the largest number of document tokens that a layer holds.
-
-        Args:
-            documents: length of each document in tokens.
-        """
+        """Return the largest number of document tokens that a layer holds."""
         return sum(documents)
 
     def ranking(self, view: LayerView) -> Tensor | None:
@@ -177,9 +169,6 @@ class FusionMethod(ABC):
 
     def check_layer_exists(self, name: str, layer: int, model: ModelFacts) -> None:
         """Check that the model has a layer of this number; a helper for `check`.
-
-        Args:
-            name: the parameter that names the layer.
 
         Raises:
             InvalidRequest: there is no such layer.

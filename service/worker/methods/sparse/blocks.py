@@ -18,7 +18,6 @@ class BlockGrid:
     ├init┤────┤────┤──── middle ──── ┤local ┤
 
     Attributes:
-        tokens: length of the document.
         block: tokens of a block. The store reads blocks of 64; other sizes are for measurements on
             models with short contexts.
     """

@@ -27,8 +27,6 @@ class SketchedDocument:
 
     Attributes:
         start: the document's first row in the prompt.
-        grid: its blocks.
-        sketch: the sketch of its chunk.
     """
 
     start: int
@@ -147,7 +145,6 @@ def select(
     Args:
         queries: per document, the query with which its blocks are scored
             `[layers, heads, head_dim]` fp32.
-        stable_layers: layers in which P is measured.
         normalise: how scores are made comparable between documents: norm, minmax or softmax.
         limit: most blocks that a layer keeps; None for no limit.
     """
@@ -277,8 +274,6 @@ def make_plan(
     these are kept.
 
     Args:
-        system: tokens of S.
-        selection: the middle blocks that each layer keeps.
         outlier: per document, which blocks stand out in a layer `[layers, blocks]` bool.
     """
     edge = fixed_tokens(documents)

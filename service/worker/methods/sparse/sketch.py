@@ -122,7 +122,6 @@ class SketchBuilder:
 
     Args:
         first: number of prefix rows before the chunk's own.
-        block: tokens of a block.
     """
 
     def __init__(self, first: int, block: int = BLOCK) -> None:
@@ -192,8 +191,6 @@ def attention_mass(
         q: queries after RoPE `[T, heads, head_dim]`.
         k: keys after RoPE `[kv_heads, first + T, head_dim]`; the first rows are a prefix that the
             queries see but that is not scored.
-        scale: factor of the scores before the softmax.
-        rule: what the layer adds to causal attention.
 
     Returns:
         The mean over heads and later queries, `[T]` fp32, NaN at tokens with fewer than

@@ -60,10 +60,8 @@ class LoraConfig:
 
     Attributes:
         rank: of modules that no pattern of `ranks` names.
-        alpha: likewise.
         rank_stabilised: whether the scale is alpha / √rank instead of alpha / rank.
         ranks: by pattern of the module's name.
-        alphas: by pattern of the module's name.
         base: the model that it was trained with, as PEFT knows it.
     """
 
@@ -90,7 +88,6 @@ class LoraTensor:
 
     Attributes:
         module: full name of the linear module.
-        layer: number of the layer.
         side: "A" or "B".
     """
 

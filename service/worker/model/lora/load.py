@@ -43,9 +43,7 @@ class _Place:
     """Where a linear module is computed.
 
     Attributes:
-        projection: name of the projection.
         first: which of its outputs is the module's first.
-        width: number of its outputs.
     """
 
     projection: str
