@@ -17,7 +17,6 @@ from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.ingest_loops import IngestLoops, TokenRate
 from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.job_service import JobService
-from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
@@ -27,6 +26,7 @@ from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.precomputed_behind import PrecomputedBehind
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.service_database import ServiceDatabase
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.shared.metrics import JOB_STATES
@@ -47,7 +47,7 @@ class Corpus:
     def __init__(
         self,
         *,
-        database: JobDatabase,
+        database: ServiceDatabase,
         retriever: AsyncRetriever,
         worker: Worker,
         prompts: PromptBuilder,
