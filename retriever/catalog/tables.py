@@ -134,8 +134,8 @@ marks = Table(
     sqlite_with_rowid=False,
 )  # fmt: skip
 
-# Which chunks a chunk is precomputed behind (prefix_chunks.py, primer_groups.py). `companion_id`
-# is no foreign key, because the rows that name it outlive it.
+# Which chunks a chunk is precomputed behind (prefix_chunks.py). `companion_id` is no foreign key,
+# because the rows that name it outlive it.
 accompanied = Table(
     "accompanied", metadata,
     Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True, autoincrement=False),

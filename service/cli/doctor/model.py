@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from service.cli.doctor.findings import Finding, fail, ok, warn
+from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.output import size
 from service.errors import InvalidSetting, KvstitchError, ModelRefused
 from service.models.conversion_process import needed_bytes

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstitch.client import Client, errors
-from service.cli.documents.account import sentence
 from service.cli.documents.files import DocumentToSend, Read, read
 from service.cli.documents.folder import Found, SourceFile, scan
-from service.cli.documents.ingest_run import Ingest
+from service.cli.documents.ingest_run import Ingest, sentence
 from service.cli.output import console, emit_line, plain
 from service.cli.service_client import WrongArgument, message_of
 from service.cli.service_client import client as connect

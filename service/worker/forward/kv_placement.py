@@ -84,8 +84,8 @@ class KVPlacer:
             transfers.begin(layer + 1)
             return
         parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
-        if (kernel := rotation.placement_kernel_for(parts, k_all, v_all, positions)) is not None:
-            kernel.place(parts, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
+        if rotation.supports_placement(parts, k_all, v_all, positions):
+            rotation.place(parts, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
             return
         for start, k, v in parts:
             span = slice(start, start + len(k))
@@ -131,8 +131,8 @@ def write_rows(
     if rotation_gpu.supports(k) and k_all.dtype == k.dtype:
         rotation_gpu.write(k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin)
         return
-    if (kernel := rotation.row_write_kernel_for(k, v, k_all, v_all, rows)) is not None:
-        kernel.write(k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin)
+    if rotation.supports_write(k, v, k_all, v_all, rows):
+        rotation.write(k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin)
         return
     rotated = rope.rotate(k, rows).transpose(0, 1)
     if len(rows) == k_all.shape[1]:

@@ -67,9 +67,9 @@ def attend_rows(
     if m == 1:
         seen = int(rows[0]) + 1 if key_rows is None else int((key_rows <= rows[0]).sum())
         return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
-    if (kernel := prefill_attention.kernel_for(q, k, v)) is not None:
+    if prefill_attention.supports(q, k, v):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
-        return kernel.attend(q, k, v, counts, scale)
+        return prefill_attention.attend(q, k, v, counts, scale)
     dtype = q.dtype
     if cpu_linear.is_faster_in_fp32(q):
         q, k, v = q.float(), k.float(), v.float()
@@ -125,10 +125,11 @@ def attend_with_scores(
         The attention `[m, heads * head_dim]`, and the scores of the keys `[n]` fp32.
     """
     differs = rule is not PLAIN and _differs(rule, k, rows, key_rows)
-    kernel = None if differs else prefill_attention.kernel_for(q, k, v)
-    if kernel is not None and isinstance(scoring, Tensor):
+    if isinstance(scoring, Tensor) and not differs and prefill_attention.supports(q, k, v):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
-        return kernel.attend_with_scores(q, k, v, counts, row_weights=scoring, scale=scale)
+        return prefill_attention.attend_with_scores(
+            q, k, v, counts, row_weights=scoring, scale=scale
+        )
     scores, attended = torch.zeros(k.shape[1], device=k.device), []
     for a in range(0, len(rows), ROW_TILE):
         tile = slice(a, a + ROW_TILE)

@@ -71,8 +71,8 @@ class RotaryTable:
             return rotation_gpu.rotate(x, positions, cos=self.cos, sin=self.sin)
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        if (kernel := rotation.kernel_for(x, positions, out)) is not None:
-            return kernel.rotate(x, out, positions=positions, cos=self.cos, sin=self.sin)
+        if rotation.supports(x, positions, out):
+            return rotation.rotate(x, out, positions=positions, cos=self.cos, sin=self.sin)
         return self.at(positions)(x, out)
 
     def at(self, positions: Tensor) -> Rotation:

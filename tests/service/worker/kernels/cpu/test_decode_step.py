@@ -47,10 +47,10 @@ def steps(decoder: DecoderModel, lengths: tuple[int, ...] = LONG, ragged: bool =
 
 
 @pytest.fixture
-def by_kernel(monkeypatch: pytest.MonkeyPatch, compiled: Any, bf16_dot: bool) -> None:
+def by_kernel(monkeypatch: pytest.MonkeyPatch, bf16_dot: None) -> None:
     def made(weights: DecoderWeights, k: list[Tensor], v: list[Tensor]) -> Kernel:
         assert decode_step.supports(weights, k, v)
-        return Kernel(compiled, weights, k, v, bf16_dot=bf16_dot)
+        return Kernel(weights, k, v)
 
     monkeypatch.setattr(decode, "kernel_for", made)
 
@@ -117,7 +117,7 @@ def test_windows(by_kernel: None, monkeypatch: pytest.MonkeyPatch, ragged: bool)
 
 
 @pytest.fixture
-def layer(compiled: Any, bf16_dot: bool) -> SimpleNamespace:
+def layer(bf16_dot: None) -> SimpleNamespace:
     """One layer that only attends: its head reads the first head's output, others nothing."""
     d, rows = 64, 40
     eye, nothing = torch.eye(d).bfloat16(), torch.zeros(d, d).bfloat16()
@@ -135,7 +135,7 @@ def layer(compiled: Any, bf16_dot: bool) -> SimpleNamespace:
     )  # fmt: skip
     random = torch.Generator().manual_seed(1)
     k, v = ([torch.randn(rows, d, generator=random).bfloat16()] for _ in range(2))
-    kernel = Kernel(compiled, weights, k, v, bf16_dot=bf16_dot)
+    kernel = Kernel(weights, k, v)
     return SimpleNamespace(kernel=kernel, weights=weights, k=k[0], v=v[0], d=d)
 
 

@@ -1,19 +1,27 @@
-"""`kvstitch ask`: streams an answer, then shows its sources and what it cost."""
+"""`kvstitch ask`: streams an answer, then shows its sources and what it cost.
+
+With --compare it asks one question with several methods, full prefill first. The requests run one
+after another, so that none slows another down. A later method finds in the memory tier what an
+earlier one has loaded; the tier column shows it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvstitch.client import Done, Token
+from kvstitch.client import Client, Done, Token, errors
 from kvstitch.client.options import GenerateOptions
+from kvstitch.client.results import MethodInfo
 from kvstitch.client.sync_client import AnswerStream
-from service.cli.ask import answer_tables
-from service.cli.ask.compare import compare
+from service.cli import answer_tables
 from service.cli.options import add_client_options, parse_pairs
 from service.cli.output import console, emit, emit_line, plain
-from service.cli.service_client import client
+from service.cli.service_client import WrongArgument, client, message_of
+
+FULL_PREFILL = "vanilla"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     with client(args) as service:
         if args.compare is not None:
-            return compare(
+            return _compare(
                 service, args.question, options, args.compare, args.ratio, as_json=args.json
             )
         fusion: dict[str, Any] = {} if args.method is None else {"method": args.method}
@@ -103,3 +111,77 @@ def _show(events: AnswerStream, *, as_json: bool) -> None:
         elif isinstance(event, Done):
             print()
             answer_tables.show_result(console(), data)
+
+
+def _compare(
+    client: Client,
+    question: str,
+    options: GenerateOptions,
+    names: Sequence[str],
+    ratio: float | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Ask with full prefill and with every method of `names`.
+
+    Args:
+        client: Of the service.
+        question: To be asked.
+        options: Of the request, without fusion.
+        names: Methods, each NAME or NAME:RATIO.
+        ratio: For methods that have a ratio and were named without one.
+        as_json: Print JSON instead of tables.
+
+    Returns:
+        0; 1 if a method failed.
+    """
+    offered = {info.name: info for info in client.methods().fusion}
+    fusions = [{"method": FULL_PREFILL}]
+    for text in names:
+        fusion = _fusion(text, offered, ratio)
+        if fusion not in fusions:
+            fusions.append(fusion)
+    outcomes = [_outcome(client, question, options, fusion) for fusion in fusions]
+    if as_json:
+        emit(
+            {
+                "question": question,
+                "results": [
+                    {"fusion": fusion, "result": found.result, "error": found.error or None}
+                    for fusion, found in zip(fusions, outcomes, strict=True)
+                ],
+            }
+        )
+    else:
+        answer_tables.show_comparison(outcomes)
+    return 1 if any(found.result is None for found in outcomes) else 0
+
+
+def _fusion(text: str, offered: Mapping[str, MethodInfo], ratio: float | None) -> dict[str, Any]:
+    name, colon, own = text.partition(":")
+    if name not in offered:
+        known = ", ".join(sorted(offered))
+        raise WrongArgument(
+            f"--compare {name}: known methods: {known}", code="unknown_method", field="compare"
+        )
+    if colon:
+        try:
+            return {"method": name, "ratio": float(own)}
+        except ValueError:
+            raise WrongArgument(
+                f"--compare {text}: the ratio is not a number", field="compare"
+            ) from None
+    takes = "ratio" in offered[name].parameters
+    return {"method": name, "ratio": ratio} if takes and ratio is not None else {"method": name}
+
+
+def _outcome(
+    client: Client, question: str, options: GenerateOptions, fusion: dict[str, Any]
+) -> answer_tables.Outcome:
+    label = fusion["method"] + (f":{fusion['ratio']:g}" if "ratio" in fusion else "")
+    try:
+        # What an earlier prompt left would hide what the method costs.
+        asked: GenerateOptions = {**options, "fusion": fusion, "prefix_cache": False}
+        return answer_tables.Outcome(label, client.generate(question, **asked).raw)
+    except errors.ServiceError as error:
+        return answer_tables.Outcome(label, None, message_of(error))

@@ -1,12 +1,18 @@
-"""Prints answers and dry runs as tables."""
+"""Prints answers, dry runs and comparisons as tables."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
 
+from service.cli.output import console as new_console
 from service.cli.output import milliseconds, plain, size, table
 
 NUMBERS = ("#", "score", "tokens", "read", "stored", "recomputed", "load", "expected load")
@@ -62,6 +68,65 @@ def show_forecast(console: Console, result: Mapping[str, Any]) -> None:
         f"{milliseconds(result['full_prefill_ttft_s'])} (speeds {basis}; without a queue)"
     )
     _warn(console, result["warnings"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one method, or why there is none."""
+
+    label: str
+    result: Mapping[str, Any] | None
+    error: str = ""
+
+
+def show_comparison(outcomes: Sequence[Outcome]) -> None:
+    """Print what methods cost beside the first one, and their answers."""
+    full = outcomes[0].result
+    shown = table(
+        "method", "TTFT", "of full", "TPOT", "cached", "recomputed", "operations", "tiers",
+        "answer", numbers=("TTFT", "of full", "TPOT", "cached", "recomputed", "operations"),
+    )  # fmt: skip
+    for found in outcomes:
+        shown.add_row(*_comparison_row(found, full))
+    out = new_console()
+    out.print(shown)
+    panels = [
+        Panel(
+            Text(plain(found.result["text"]) if found.result else plain(found.error)),
+            title=Text(found.label),
+            title_align="left",
+        )
+        for found in outcomes
+    ]
+    out.print(Columns(panels, equal=True, expand=True))
+    if full is not None:
+        for cited in full["citations"]:
+            out.print(plain(f"[{cited['index']}] {cited['title'] or cited['doc_id']}"))
+
+
+def _comparison_row(found: Outcome, full: Mapping[str, Any] | None) -> tuple[str, ...]:
+    result = found.result
+    if result is None:
+        return (found.label, *["-"] * 7, "failed")
+    timing, usage, cache = result["timing"], result["usage"], result["cache"]
+    tiers = Counter(document["tier"] for document in cache["documents"])
+    if full is None:
+        relative, answer = "-", "-"
+    else:
+        relative = f"{timing['ttft_s'] / full['timing']['ttft_s']:.2f}"
+        same = result["text"] == full["text"]
+        answer = "the reference" if result is full else "the same" if same else "another"
+    return (
+        method(result),
+        milliseconds(timing["ttft_s"]),
+        relative,
+        milliseconds(timing["tpot_s"]),
+        f"{usage['prompt_tokens_details']['cached_tokens']}/{usage['prompt_tokens']}",
+        str(cache["recomputed_tokens"]),
+        share(cache["flops"], cache["full_prefill_flops"]),
+        ", ".join(f"{n} {tier}" for tier, n in sorted(tiers.items())),
+        answer,
+    )
 
 
 def facts(result: Mapping[str, Any]) -> str:

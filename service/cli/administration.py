@@ -1,4 +1,4 @@
-"""`kvstitch keys`: makes, lists and revokes API keys in the data folder, or in PostgreSQL."""
+"""`kvstitch keys` and `kvstitch migrate`: both work on a data folder or its database itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from service.cli.output import console, emit, table
@@ -17,12 +18,13 @@ from service.gateway.auth.key_text import SCOPES
 from service.gateway.auth.keys import KeyStore, StoredKey
 from service.gateway.auth.quotas import Limits
 from service.gateway.databases import key_store
+from service.gateway.migration import migrate
 from service.settings import default_data_dir, load
 
 DAY_S = 86_400
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_key_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Works on the data folder itself, also while a service runs from it."
     commands = parser.add_subparsers(required=True, metavar="ACTION")
     create_command = commands.add_parser("create", help="make a key; it is shown once")
@@ -138,3 +140,28 @@ def _tenant(key: StoredKey) -> str:
 
 def _day(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Copy catalog, jobs, deletions, receipts and keys of a data folder to PostgreSQL, all of "
+        "them or nothing. No service may run from the folder, which stays as it is."
+    )
+    parser.add_argument("--from", dest="from_", metavar="DIR", help="the service's data folder")
+    parser.add_argument("--to", metavar="URL", required=True, help="an empty database, "
+                        "postgresql://user:password@host/name")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    parser.set_defaults(command=copy)
+
+
+def copy(args: argparse.Namespace) -> int:
+    """Copy, and print how much."""
+    settings = load(database=args.to, data_dir=args.from_)
+    counts = migrate(Path(settings.data_dir), settings.database)
+    if args.json:
+        emit(counts)
+        return 0
+    print(", ".join(f"{number} {name}" for name, number in counts.items()) + " copied")
+    print(f"Serve with KVSTITCH_DATABASE set; {settings.data_dir} stays as it is, and its KV is "
+          "kept if a gateway starts from it within ten minutes.")  # fmt: skip
+    return 0
