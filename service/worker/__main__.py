@@ -38,7 +38,7 @@ from service.errors import KvstitchError
 from service.messages.replies import LoraInfo, ModelInfo, Ready
 from service.messages.wire import PROTOCOL
 from service.shared.model_fingerprint import fingerprint
-from service.shared.tracing import tracing
+from service.shared.tracing import Tracing
 from service.shared.worker_settings import WorkerSettings
 from service.worker.engine.engine import Engine
 from service.worker.forward import selfcheck
@@ -230,7 +230,7 @@ def _serve(
             protocol=PROTOCOL,
         )
         link = Link(settings.address, inbox.receive, settings.fleet_secret)
-        traces = tracing(settings.otlp_endpoint, "worker")
+        traces = Tracing(settings.otlp_endpoint, "worker")
         server = WorkerServer(
             engine,
             store,

@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.router import Router
@@ -71,13 +73,12 @@ async def spread_precompute(
     names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
     replies: asyncio.Queue[Precomputed | Exception] = asyncio.Queue()
 
-    async def compute(member: Member, part: Sequence[ChunkTokens]) -> None:
+    async def compute(member: Member, part: list[ChunkTokens]) -> None:
         pending_s = member.compute_s(part)
         member.precompute_s += pending_s
         try:
-            async for reply in member.client.precompute(
-                message.system, part, message.prefix_mode, message.tenant, message.lora
-            ):
+            own = msgspec.structs.replace(message, documents=part)
+            async for reply in member.client.precompute(own):
                 replies.put_nowait(reply)
         except Exception as error:  # raised again below, where it is waited for
             replies.put_nowait(error)

@@ -33,7 +33,7 @@ from service.messages.replies import (
     Stats,
 )
 from service.messages.reports import Forecast
-from service.messages.requests import ChunkNames, ChunkTokens, Generate, Precompute, Prefetch
+from service.messages.requests import ChunkNames, Generate, Precompute, Prefetch, Purge
 
 # Tokens that an answer is expected to have before there was one, and the weight of the newest.
 USUAL_ANSWER = 64.0
@@ -199,16 +199,8 @@ class WorkerPool:
         self.directory.expect(choice.number, work.names)
         self._by_number[choice.number].client.prefetch(message)
 
-    async def precompute(
-        self,
-        system: list[int],
-        chunks: Sequence[ChunkTokens],
-        prefix_mode: str,
-        tenant: str,
-        lora: str = "",
-    ) -> AsyncGenerator[Precomputed, None]:
+    async def precompute(self, message: Precompute) -> AsyncGenerator[Precomputed, None]:
         self.require()
-        message = Precompute("", system, list(chunks), prefix_mode, tenant, lora)
         if not (takers := self._takers()):
             raise WorkerUnavailable("all workers are about to end", retry_after_s=RETRY_AFTER_S)
         spread = all_workers.spread_precompute(message, takers, self._router, self.directory)
@@ -216,21 +208,13 @@ class WorkerPool:
             async for reply in replies:
                 yield reply
 
-    async def purge(
-        self, system: list[int], chunks: Sequence[ChunkTokens], prefix_mode: str, tenant: str
-    ) -> Purged:
-        """Delete the KV of chunks in every tier of every worker.
-
-        Raises:
-            WorkerUnavailable: A worker may still hold some; one whose process has ended holds none.
-        """
+    async def purge(self, message: Purge) -> Purged:
         loras = ("", *(adapter.name for adapter in self.require().adapters))
         holding = [member for member in self.members if not member.holds_nothing]
-        named = [ChunkNames(system, prefix_mode, tenant, lora) for lora in loras]
-        done = await asyncio.gather(
-            *(member.client.purge(system, chunks, prefix_mode, tenant) for member in holding)
-        )
-        self.directory.deleted(names.of(chunk) for names in named for chunk in chunks)
+        done = await asyncio.gather(*(member.client.purge(message) for member in holding))
+        for lora in loras:
+            names = ChunkNames(message.system, message.prefix_mode, message.tenant, lora)
+            self.directory.deleted(map(names.of, message.documents))
         if (reason := self._absent()) is not None:
             raise WorkerUnavailable(reason, retry_after_s=RETRY_AFTER_S)
         return all_workers.purged(done)

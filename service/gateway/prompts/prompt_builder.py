@@ -138,6 +138,7 @@ class PromptBuilder:
         *,
         max_context: int,
         alone: bool = False,
+        inline: bool = False,
     ) -> int:
         """Count the tokens of a prompt.
 
@@ -146,26 +147,34 @@ class PromptBuilder:
             question: From `encode_question`.
             max_context: Tokens that the model takes.
             alone: The question is the whole prompt, from `encode_alone`.
+            inline: The documents came with the request: there is no top_k to lower.
 
         Raises:
             PromptTooLong: The context would have no room for even one token of the answer.
         """
         system = 0 if alone else len(self.system)
         tokens = system + sum(len(d.ids) for d in documents) + len(question)
-        if tokens >= max_context:
-            raise PromptTooLong(
-                f"the prompt has {tokens} tokens, the model takes {max_context - 1} and an "
-                f"answer: lower top_k (now {len(documents)}) or shorten the question "
-                f"({len(question)} tokens)",
-                field="question" if len(question) >= max_context else "top_k",
+        if tokens < max_context:
+            return tokens
+        sizes = f"the prompt has {tokens} tokens, the model takes {max_context - 1} and an answer"
+        if inline:
+            remedy, field = "send less text in inline_documents", "inline_documents"
+        else:
+            remedy = (
+                f"lower top_k (now {len(documents)}) or shorten the question "
+                f"({len(question)} tokens)"
             )
-        return tokens
+            field = "question" if len(question) >= max_context else "top_k"
+        raise PromptTooLong(f"{sizes}: {remedy}", field=field)
 
-    def estimate(self, turns: Sequence[Turn], top_k: int, tools: ToolSet | None = None) -> int:
+    def estimate(
+        self, turns: Sequence[Turn], tools: ToolSet | None, top_k: int, inline_chars: int
+    ) -> int:
         """About how many tokens a prompt will have, known before any work is done."""
         chars = sum(turn.chars for turn in turns) + (0 if tools is None else len(tools.text))
         question = chars // CHARS_PER_TOKEN_ESTIMATE
-        return len(self.system) + top_k * self.format.chunk_tokens + question
+        documents = top_k * self.format.chunk_tokens + inline_chars // CHARS_PER_TOKEN_ESTIMATE
+        return len(self.system) + documents + question
 
     def answer_text(
         self,

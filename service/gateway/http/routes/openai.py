@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from service.errors import KvstitchError, ModelNotFound
-from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
+from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.http.answering import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep, Generating
 from service.gateway.http.json_body import JsonRoute
@@ -97,7 +97,7 @@ async def methods(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
     return {
         "fusion": [asdict(info) for info in ready.fusion],
         "eviction": [asdict(info) for info in ready.eviction],
-        "defaults": gateway.default_methods.describe(codec=ready.model.codec, offered=ready.fusion),
+        "defaults": gateway.default_methods.describe(ready),
     }
 
 
@@ -146,11 +146,11 @@ def _envelopes(
 async def _answer(
     exchange: AnswerExchange,
     asked: TranslatedRequest,
-    framing: Callable[[AnswerGroup], EventFraming[NumberedEvent]],
+    framing: Callable[[AnswerGroup], EventFraming],
     whole: Callable[[AnswerGroup, Sequence[GenerateResponse]], BaseModel],
 ) -> Any:
     """Respond to a request; errors name its fields as the client has sent them."""
     try:
-        return await exchange.answers_to(asked.requests, framing, whole)
+        return await exchange.answer(asked.requests, framing, whole)
     except KvstitchError as error:
         raise asked.renamed(error) from None

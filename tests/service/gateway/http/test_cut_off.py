@@ -9,24 +9,24 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.gateway.answers.answer_stream import AnswerEvent, TextDelta
+from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
+from service.gateway.answers.answer_stream import TextDelta
 from service.gateway.http.middleware import BodyLimits, RequestContext
 from service.gateway.http.sse import EventStream, NamedEvents
 from service.gateway.prometheus import GatewayMetrics
 
 
-class Endless:
+class Endless(AnswerGroup):
     """An answer that stops after its first piece of text, and does not end."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    closed = False
 
-    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        yield TextDelta("so far")
+    async def events(self) -> AsyncGenerator[NumberedEvent, None]:
+        yield NumberedEvent(0, TextDelta("so far"))
         await asyncio.Event().wait()
 
     async def aclose(self) -> None:
-        self.closed = True
+        type(self).closed = True
 
 
 async def _never(scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +63,7 @@ async def test_a_request_without_an_answer_yet_is_told_to_come_again() -> None:
 
 
 async def test_a_stream_ends_in_an_error_event() -> None:
-    source = Endless()
+    source = Endless([])
     stream = EventStream(source, NamedEvents(), ping_s=10, headers={})
     start, first, last = await cancelled(stream)
     assert start["status"] == 200 and b"so far" in first["body"]

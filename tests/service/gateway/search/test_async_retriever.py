@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ async def search(
 ) -> FoundPassages:
     query = SearchQuery(text, top_k, **{"scope": ACME, **fields})
     passages = passages_of(retriever, deadline_s)
-    found = await retriever.run(passages.find, query)
-    return await passages.rerank(query, found) if query.rerank else found
+    find = partial(passages.find, query)
+    return await passages.search(find, lambda found: found, rerank=query.rerank)
 
 
 async def test_passages_are_found_and_used_on_one_search_thread(retriever: AsyncRetriever) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from service.messages import wire
 from service.messages.replies import Failed, Precomputed, TokenItem, Tokens
-from service.shared.tracing import tracing
+from service.shared.tracing import Tracing
 from service.worker.server.reply_sender import ReplySender
 
 
@@ -27,7 +27,7 @@ def send(sender: ReplySender, *replies: Any) -> list[tuple[bytes, Any]]:
 
 
 def a_sender() -> ReplySender:
-    return ReplySender(tracing("", "worker"))
+    return ReplySender(Tracing("", "worker"))
 
 
 def test_tokens_of_a_step_are_one_message_for_each_gateway() -> None:

@@ -15,15 +15,11 @@ from dataclasses import replace
 
 from retriever import Passage
 from retriever.index.rank_fusion import K
-from service.gateway.search.passage_search import FoundPassages, PassageSearch, SearchQuery
 from service.prompt import Turn
 
 EARLIER_QUESTIONS = 3
 QUESTION_CHARS = 400
 """Of each earlier question; of a longer one the beginning."""
-# Rankings are fused this deep, so that what stands low in both can rise.
-FUSED_FACTOR = 4
-FUSED_MIN_PASSAGES = 20
 
 
 def joined_query(turns: Sequence[Turn]) -> str | None:
@@ -40,40 +36,6 @@ def joined_query(turns: Sequence[Turn]) -> str | None:
         return None
     earlier = (text[:QUESTION_CHARS] for text in asked[1 : 1 + EARLIER_QUESTIONS])
     return " ".join([asked[0], *earlier])
-
-
-def find_with_joined(
-    passages: PassageSearch, search: SearchQuery, joined: str | None
-) -> tuple[FoundPassages, str | None]:
-    """Find passages for a question and for the joined one. Blocks.
-
-    Args:
-        passages: Searches.
-        search: For the question.
-        joined: From `joined_query`; None: the question alone is searched.
-
-    Returns:
-        The passages, and `joined`; None where it added nothing. Raises as `PassageSearch.find`.
-    """
-    if joined is None:
-        return passages.find(search), None
-    deep = replace(search, top_k=max(FUSED_FACTOR * search.top_k, FUSED_MIN_PASSAGES))
-    own = passages.find(deep)
-    beside = passages.find(replace(deep, text=joined))
-    found = own.passages
-    if adds_something(own.passages, beside.passages):
-        found = fuse(own.passages, beside.passages)
-    else:
-        joined = None
-    # A reranker gets as many candidates as one search gives it.
-    most = len(own.passages) if search.rerank else search.top_k
-    result = replace(
-        own,
-        passages=found[:most],
-        embed_s=own.embed_s + beside.embed_s,
-        retrieve_s=own.retrieve_s + beside.retrieve_s,
-    )
-    return result, joined
 
 
 def adds_something(own: Sequence[Passage], joined: Sequence[Passage]) -> bool:
