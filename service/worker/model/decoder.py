@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.model.attention_rule import PLAIN, AttentionRule
-from service.worker.model.lora.update import Lora, rows_by_name, with_updates
+from service.worker.model.lora_projection import Lora, rows_by_name, with_updates
 from service.worker.model.projection import (
     DenseProjection,
     LayerProjections,

@@ -1,1 +1,1 @@
-"""LoRA adapters: what their folders hold, how they are read, and what they add to products."""
+"""LoRA adapters: what their folders hold, and how they are read."""

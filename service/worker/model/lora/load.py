@@ -23,7 +23,7 @@ from service.worker.model.lora.folder import (
     read_config,
     tensor_names,
 )
-from service.worker.model.lora.update import Lora, LoraLayer, LoraUpdate, LowRank
+from service.worker.model.lora_projection import Lora, LoraLayer, LoraUpdate, LowRank
 from service.worker.steps import on_all_ranks
 
 log = logging.getLogger("kvstitch.lora")
