@@ -95,10 +95,10 @@ class TierCaller:
             self._seconds[op] += time.perf_counter() - started
         return CallResult(value, problem)
 
-    def ask(self, op: str, work: Callable[[], T | None]) -> CallResult[T]:
-        """Do the work like `call`, and count it under its problem, or as ok."""
+    def ask(self, op: str, work: Callable[[], T | None], nbytes: int = 0) -> CallResult[T]:
+        """Do the work like `call`, and count it under its problem, or as ok with these bytes."""
         result = self.call(op, work)
-        self.count(op, result.problem or "ok")
+        self.count(op, result.problem or "ok", nbytes if result.problem is None else 0)
         return result
 
     def count(self, op: str, outcome: str, nbytes: int = 0, times: int = 1) -> None:

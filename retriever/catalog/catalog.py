@@ -35,7 +35,7 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import InvalidQuery, InvalidVectors
+from retriever.errors import CatalogError, InvalidQuery, InvalidVectors
 from retriever.index import bm25, postings
 from retriever.index.full_text import FullText
 from retriever.marks import Place
@@ -268,7 +268,8 @@ class Catalog:
         """
         with self.database.write() as write:
             self._words.purge(write)
-        self.database.scrub()
+        if not self.database.scrub():
+            raise CatalogError("the log of changes is being read, and was not emptied; try again")
 
     def vectors(
         self, space: EmbeddingSpace, batch: int = 4096

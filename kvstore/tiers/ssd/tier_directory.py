@@ -44,7 +44,7 @@ class TierDirectory:
 
     def __init__(self, root: Path, member: int | None) -> None:
         self.root = root
-        self.scan = ScanReport(0, 0, 0, 0)
+        self.scan = ScanReport()
         self._member = member
         self._lock_fd: int | None = None
         self._temporary_root = root / TEMPORARY
@@ -93,12 +93,15 @@ class TierDirectory:
 
     def scan_all(self) -> list[tuple[str, StoredFile]]:
         """Remove what a crash left and what cannot be read; return the chunks, oldest first."""
-        self.scan, found = DirectoryScan(self.root).run()
-        return found
+        scan = DirectoryScan(self.root)
+        self.scan = scan.report
+        return scan.run()
 
     def sweep_own(self) -> None:
         """Remove what this member's predecessor was writing; what others write stays."""
-        self.scan = DirectoryScan(self.root).sweep_only(self._temporary_root)
+        scan = DirectoryScan(self.root)
+        self.scan = scan.report
+        scan.sweep_only(self._temporary_root)
 
     def make_temporary_directory(self) -> None:
         """Make the directory for files being written, under another name if this one is taken.
