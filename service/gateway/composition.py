@@ -45,7 +45,18 @@ logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """All parts of one gateway process."""
+    """All parts of one gateway process.
+
+    Args:
+        settings: Of the whole service.
+        model_folder: With tokenizer and prompt format.
+        embedder: Used instead of the one that the settings name.
+        processes: How worker processes are started and watched.
+
+    Raises:
+        ModelRefused: The model folder's tokenizer or prompt format cannot be used.
+        InvalidSetting: The calibration that is set cannot be used.
+    """
 
     def __init__(
         self,
@@ -55,18 +66,6 @@ class Gateway:
         embedder: Embedder | None = None,
         processes: ProcessOptions = OWN_PROCESSES,
     ) -> None:
-        """Build all parts, in the order of their dependencies; nothing is started.
-
-        Args:
-            settings: Of the whole service.
-            model_folder: With tokenizer and prompt format.
-            embedder: Used instead of the one that the settings name.
-            processes: How worker processes are started and watched.
-
-        Raises:
-            ModelRefused: The model folder's tokenizer or prompt format cannot be used.
-            InvalidSetting: The calibration that is set cannot be used.
-        """
         calibrated = calibration.find(settings, model_folder)
         self.settings = settings if calibrated is None else calibrated.settings(settings)
         self.failure: str | None = None

@@ -60,16 +60,14 @@ class RequestContext:
 
     A client's X-Request-Id is echoed if it is harmless, else replaced. A body above the limit is
     refused by its Content-Length, or cut off while it comes in.
+
+    Args:
+        app: The application.
+        limits: How long bodies may be.
+        metrics: Where responses are counted.
     """
 
     def __init__(self, app: ASGIApp, *, limits: BodyLimits, metrics: GatewayMetrics) -> None:
-        """Wrap `app`.
-
-        Args:
-            app: The application.
-            limits: How long bodies may be.
-            metrics: Where responses are counted.
-        """
         self._app = app
         self._metrics = metrics
         self._limits = limits

@@ -45,6 +45,11 @@ SEARCH_THREADS = 4
 class AsyncRetriever:
     """Documents and passages, for coroutines. Usable once start() has returned.
 
+    Args:
+        retriever: Not started.
+        reranker: Not started.
+        disk: Recognises errors of a full disk; None: they are errors like any other.
+
     Attributes:
         retriever: Finds and stores. Its calls block.
         catalog: Its documents. Its calls block.
@@ -59,13 +64,6 @@ class AsyncRetriever:
         *,
         disk: DiskGuard | None = None,
     ) -> None:
-        """Wrap `retriever`.
-
-        Args:
-            retriever: Not started.
-            reranker: Not started.
-            disk: Recognises errors of a full disk; None: they are errors like any other.
-        """
         self.retriever = retriever
         self.catalog = retriever.catalog
         self.reranker = reranker
