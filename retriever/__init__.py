@@ -12,7 +12,10 @@ from retriever.documents import (
     Document,
     DocumentInfo,
     DocumentPage,
+    Mark,
+    MarkKind,
     Passage,
+    Place,
     SearchMode,
     StoredDocument,
 )
@@ -20,7 +23,6 @@ from retriever.embedders import Embedder, EndpointEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
 from retriever.index.vector_index import VectorIndex
 from retriever.ingest import EmbeddedDocument, IngestResult
-from retriever.marks import Mark, MarkKind, Place
 from retriever.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.retriever import Retriever, StartReport
