@@ -24,6 +24,7 @@ BLOCKED = (
 NEED_MORE = {
     "service.worker.__main__",
     "service.worker.server.worker_server",
+    "service.worker.server.composition",
     "service.worker.server.link",
     "service.worker.server.reply_sender",
     "service.worker.server.reporter",
