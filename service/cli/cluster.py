@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +229,7 @@ def _say(text: str) -> None:
 
 def _show(states: Sequence[ActorState], args: argparse.Namespace) -> None:
     if args.json:
-        emit([state.fields() for state in states])
+        emit([asdict(state) for state in states])
         return
     shown = table("worker", "machine", "address", "process", "version", "starts", "state",
                   numbers=("process", "starts"))  # fmt: skip

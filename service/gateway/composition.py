@@ -23,7 +23,7 @@ from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.rate_counters import RateCounters
 from service.gateway.data_folder import DiskGuard, lock_folder, make_private
-from service.gateway.databases import databases
+from service.gateway.databases import Databases
 from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.corpus import Corpus
 from service.gateway.fleet.shared_workers import SharedWorkers
@@ -75,7 +75,7 @@ class Gateway:
         self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
         self._tracing = Tracing(settings.otlp_endpoint, "gateway")
-        self._databases = databases(self.settings, self.disk)
+        self._databases = Databases(self.settings, self.disk)
         self.prompts = PromptBuilder(model_folder, self.settings)
         if self.prompts.model in settings.loras:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")

@@ -23,7 +23,6 @@ from service.models.model_finder import ModelFinder, gguf_file, is_gguf
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint
 from service.shared.worker_settings import MIB
-from service.worker.model import lora_folder
 from service.worker.model.folder_checks import (
     facts,
     family_fault,
@@ -31,6 +30,7 @@ from service.worker.model.folder_checks import (
     rope_fault,
     weights_fault,
 )
+from service.worker.model.lora import folder as lora_folder
 from service.worker.model.quantisation import quantisation_fault
 
 

@@ -74,15 +74,7 @@ class AnswerService:
             raise
         return AnswerStream(
             worker=self._worker,
-            model=self._prompts.model,
-            text=self._prompts.answer_text(
-                request.stop,
-                request.tools,
-                free=request.guided is None,
-                own_stops=not request.ignore_eos,
-                min_tokens=request.min_tokens,
-            ),
-            tokenizer=self._prompts.tokenizer,
+            prompts=self._prompts,
             metrics=self._metrics,
             plan=plan,
             slot=slot,

@@ -62,7 +62,8 @@ class DefaultMethods:
                     f"profile already chooses the methods: leave out {name}, or profile",
                     field="profile",
                 )
-        fusion = chosen_method("fusion", self._fusion_choice(request, ready), ready.fusion)
+        choice = self._fusion_choice(request, ready)
+        fusion = chosen_method("fusion", choice, ready.fusion)
         if request.eviction is None:
             return fusion, None
         eviction = chosen_method("eviction", request.eviction, ready.eviction)

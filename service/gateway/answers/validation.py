@@ -47,12 +47,11 @@ class RequestValidator:
             NotCalibrated: The service is to choose a method, and nothing was measured.
             WorkerUnavailable: The worker or the index is not ready.
         """
-        inline = request.inline_documents
         self._check_question(request)
-        turns = normalize_turns(request.turns)
         _check_marks(request)
-        if inline is not None:
+        if (inline := request.inline_documents) is not None:
             _refuse_search_fields(request)
+        turns = normalize_turns(request.turns)
         query = self._passages.query(
             request,
             question_of(turns),
@@ -61,6 +60,7 @@ class RequestValidator:
         )
         ready = self._worker.require()
         self._retriever.require()
+        adapter = chosen_adapter(request.adapter, call.principal, ready)
         fusion, eviction = self._methods.chosen(request, ready)
         chars = 0 if inline is None else sum(len(document.text) for document in inline)
         searched = query.top_k if inline is None else 0
@@ -71,7 +71,7 @@ class RequestValidator:
             search=query if searched else None,
             fusion=fusion,
             eviction=eviction,
-            adapter=chosen_adapter(request.adapter, call.principal, ready),
+            adapter=adapter,
             condense=request.condense or self._settings.condense,
             max_context=ready.model.max_context,
             estimated_tokens=self._prompts.estimate(turns, request.tools, searched, chars),

@@ -18,13 +18,13 @@ from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.ingest_loops import IngestLoops, TokenRate
 from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.job_service import JobService
-from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.prometheus import GatewayMetrics
+from service.gateway.service_database import ServiceDatabase
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.shared.metrics import JOB_STATES
@@ -45,7 +45,7 @@ class Corpus:
     def __init__(
         self,
         *,
-        database: JobDatabase,
+        database: ServiceDatabase,
         chunks: ChunkKVs,
         worker: Worker,
         quotas: Quotas,

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from retriever.sql.errors import AlreadyThere
 from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.ingest_loops import TokenRate
-from service.gateway.documents.jobs.job_database import AlreadyAccepted
 from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument, Job, JobPage
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
@@ -89,7 +89,7 @@ class JobService:
                         digest,
                         check=self._room_for(principal),
                     )
-                except AlreadyAccepted:  # by another gateway, since we looked
+                except AlreadyThere:  # by another gateway, since we looked
                     assert idempotency_key is not None
                     known = await asyncio.to_thread(self._jobs.find, tenant, idempotency_key)
                     if known is None:  # and it was pruned since

@@ -20,11 +20,10 @@ from itertools import groupby
 from types import TracebackType
 
 from retriever import Scope
-from retriever.sql.postgresql import Postgresql
+from retriever.sql.database import Database
 from service.errors import TierUnreached
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
 from service.gateway.documents.deletion_store import DeletionStore, PendingPurge
-from service.gateway.shared_schema import translated
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import ChunkTokens, Purge
 
@@ -185,11 +184,11 @@ class CatalogLock:
     `async with`, and not reentrant.
 
     Args:
-        postgresql: The database that is shared; None: it is not.
+        database: That is shared; None: it is not.
     """
 
-    def __init__(self, postgresql: Postgresql | None = None) -> None:
-        self._postgresql = postgresql
+    def __init__(self, database: Database | None = None) -> None:
+        self._database = database
         self._local = asyncio.Lock()
         self._held: AbstractContextManager[None] | None = None
 
@@ -200,10 +199,10 @@ class CatalogLock:
             DatabaseUnavailable: PostgreSQL does not answer.
         """
         await self._local.acquire()
-        if self._postgresql is None:
+        if self._database is None:
             return
-        lock = self._postgresql.locked(CHANGING)
-        entering = asyncio.create_task(asyncio.to_thread(_enter, lock))
+        lock = self._database.locked(CHANGING)
+        entering = asyncio.create_task(asyncio.to_thread(lock.__enter__))
         try:
             await asyncio.shield(entering)
         except asyncio.CancelledError:
@@ -224,21 +223,11 @@ class CatalogLock:
         held, self._held = self._held, None
         try:
             if held is not None:
-                await asyncio.shield(asyncio.to_thread(_leave, held))
+                await asyncio.shield(asyncio.to_thread(held.__exit__, None, None, None))
         finally:
             self._local.release()
 
     def _give_back(self, done: asyncio.Task[None], lock: AbstractContextManager[None]) -> None:
         if not done.cancelled() and done.exception() is None:
-            _leave(lock)
+            lock.__exit__(None, None, None)
         self._local.release()
-
-
-def _enter(lock: AbstractContextManager[None]) -> None:
-    with translated():
-        lock.__enter__()
-
-
-def _leave(lock: AbstractContextManager[None]) -> None:
-    with translated():
-        lock.__exit__(None, None, None)

@@ -15,6 +15,7 @@ from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
 from service.gateway.prompts.tool_conversation import tool_conversation
+from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
 from service.messages.requests import ChunkTokens
 from service.prompt import Turn, document_ids, system_ids
@@ -113,6 +114,27 @@ class PromptBuilder:
             template += self.format.answer_prefix
         return self.tokenizer.encode_template(template, **texts)
 
+    def encode_if_long(
+        self,
+        turns: Sequence[Turn],
+        tools: ToolSet | None,
+        *,
+        begin_answer: bool,
+        max_context: int,
+    ) -> list[int] | None:
+        """`encode_question` of a question that may not fit, because embedding it in vain takes
+        seconds; None: it surely fits, as a token has at least one byte.
+
+        Raises:
+            PromptTooLong: It does not fit.
+        """
+        texts = [turn.text for turn in turns] + ([] if tools is None else [tools.text])
+        if sum(len(text.encode()) for text in texts) <= max_context // 2:
+            return None
+        question = self.encode_question(turns, tools, begin_answer=begin_answer)
+        self.check_length([], question, max_context=max_context)
+        return question
+
     def encode_alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[int] | None:
         """The whole prompt of a conversation with tools and without documents.
 
@@ -176,34 +198,18 @@ class PromptBuilder:
         documents = top_k * self.format.chunk_tokens + inline_chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + documents + question
 
-    def answer_text(
-        self,
-        stops: Sequence[str],
-        tools: ToolSet | None = None,
-        *,
-        free: bool = True,
-        own_stops: bool = True,
-        min_tokens: int = 0,
-    ) -> AnswerText:
-        """Collects one answer's text.
-
-        Args:
-            stops: Strings at which it ends.
-            tools: That it may call.
-            free: Whether the answer may be anything. If not, its form says where it ends, and the
-                prompt has not begun it.
-            own_stops: Whether a free answer ends at the model's own stop strings, too.
-            min_tokens: Tokens before which no string ends it.
-        """
-        own = self.format.stop if free and own_stops else ()
+    def answer_text(self, request: GenerateRequest) -> AnswerText:
+        """Collects the text of the answer to a request."""
+        # An answer of a given form ends where its form says, and the prompt has not begun it.
+        free, tools = request.guided is None, request.tools
+        own = self.format.stop if free and not request.ignore_eos else ()
+        decode = self.tokenizer.decode
         return AnswerText(
-            self.tokenizer.decode
-            if tools is None
-            else self.tokenizer.decoder(self.tool_form.opens),
+            decode if tools is None else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
-            [*own, *stops],
+            [*own, *request.stop],
             prefix=self.format.answer_prefix if free and tools is None else "",
-            min_tokens=min_tokens,
+            min_tokens=request.min_tokens,
         )
 
 

@@ -132,8 +132,6 @@ class _Recording:
     Attributes:
         numbers: the batch's numbers that the recorded operations read, on the device.
         staged: host memory (pinned) from which `numbers` is copied.
-        logits: the tensor that the recorded operations write.
-        run: replays the operations.
     """
 
     numbers: Tensor
@@ -175,5 +173,5 @@ def _power_of_two(number: int) -> int:
 
 
 def _host_copy(numbers: Tensor) -> Tensor:
-    """Uninitialised host memory of the same shape, pinned if there is a GPU."""
+    """Return uninitialised host memory of the same shape, pinned if there is a GPU."""
     return torch.empty_like(numbers, pin_memory=torch.cuda.is_available())

@@ -2,6 +2,10 @@
 
 Within each of these, rows do not depend on one another, so tiles only change when a row is
 computed. The size of a tile depends only on the device.
+
+The functions take rows of a prompt, ascending `[m]`, with their hidden states before the layer, x
+`[m, hidden]`, their queries after RoPE, q `[m, heads, head_dim]`, and the keys and values of the
+layer, `[kv_heads, n, head_dim]`.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class SparseRows(NamedTuple):
 
 
 def tile_rows(device: torch.device) -> int:
-    """Most rows that are computed at once."""
+    """Return how many rows are computed at once at most."""
     return TILE_ROWS.get(device.type, ROWS_ELSEWHERE)
 
 
@@ -59,20 +63,14 @@ def tiles(rows: int, size: int) -> list[slice]:
 def project(
     decoder: DecoderModel, layer: int, x: Tensor, rows: Tensor, kv: tuple[Tensor, Tensor]
 ) -> Steps[ProjectedRows]:
-    """Compute queries, keys and values of `rows`, and write the latter two to the cache.
-
-    Args:
-        x: hidden states of the rows `[m, hidden]`.
-        rows: prompt rows, ascending `[m]`.
-        kv: the layer's keys and values `[kv_heads, n, head_dim]`.
-    """
+    """Compute queries, keys and values of `rows`, and write the latter two to the cache."""
     fresh_q, k, v = yield from qkv(decoder, layer, x)
     write_rows(decoder.ropes[layer], *kv, k, v, rows)
     return ProjectedRows(decoder.ropes[layer].rotate(fresh_q, rows), fresh_q, k, v)
 
 
 def qkv(decoder: DecoderModel, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
-    """Queries, keys and values of x `[m, hidden]` before RoPE, each `[m, heads, head_dim]`."""
+    """Project x `[m, hidden]` to q, k and v before RoPE, each `[m, heads, head_dim]`."""
     cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
         return decoder.qkv(layer, x)
@@ -98,9 +96,6 @@ def attend_and_finish(
     """Compute the rest of a layer after its projections.
 
     Args:
-        x: hidden states of the rows before the layer `[m, hidden]`.
-        q: queries of the rows after RoPE `[m, heads, head_dim]`.
-        rows: prompt rows, ascending `[m]`.
         kv: the layer's keys and values `[kv_heads, n, head_dim]`, all that the rows see in place.
         sparse: rows that do not see all keys; None for none.
 
@@ -121,10 +116,6 @@ def attend_and_finish(
 
 def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
     """Compute the rest of a layer after its attention.
-
-    Args:
-        x: hidden states of the rows before the layer `[m, hidden]`.
-        attended: of the rows `[m, heads * head_dim]`.
 
     Returns:
         Hidden states after the layer `[m, hidden]`.
@@ -170,7 +161,6 @@ class AttentionPass:
     every layer, so it can run while the cache is still being loaded layer by layer.
 
     Attributes:
-        kv: the prompt's KV cache.
         flops: the prompt's FLOP count, to which the pass adds its work.
         rows: prompt rows that are computed, ascending `[m]`.
         layers: layers whose attention counts; the pass ends after the last of them.
@@ -239,11 +229,6 @@ class AttentionPass:
 
 class _Keys:
     """Some keys and values of a layer, without a copy if they are all of them.
-
-    Args:
-        k: keys of the whole prompt after RoPE `[kv_heads, n, head_dim]`.
-        v: its values, likewise.
-        chosen: prompt rows, ascending `[m]`.
 
     Attributes:
         rows: the chosen rows; None if they are all of the prompt's.

@@ -27,12 +27,7 @@ from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.layer_view import (
-    CachedSegment,
-    LayerView,
-    PrefillResult,
-    ProjectedRows,
-)
+from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult, ProjectedRows
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
 from service.worker.steps import Steps, on_all_ranks
@@ -84,7 +79,6 @@ def prefill(
 
     Args:
         cached: stored KV of every segment, None where it must be computed.
-        kv: the prompt's KV cache, which is filled.
         eviction: its `observe` is called at every layer; it may also start over with fewer rows.
         capture: called at every layer; precompute uses it to store the computed KV.
         on_pass: called for every layer of an attention pass, for token traces.
@@ -256,15 +250,12 @@ class PromptLoop:
         )
 
     def _start_over(self, kept: Tensor) -> Steps[PrefillResult]:
-        """Full prefill of a shorter prompt, the rows `kept` `[b]` at positions 0..b-1."""
+        """Prefill a shorter prompt in full, the rows `kept` `[b]` at positions 0..b-1."""
         shorter = self.layout.only(kept)
         nothing = [None] * len(shorter.segments)
         result = yield from prefill(self.decoder, shorter, nothing, Vanilla(), self.kv)
         return replace(
-            result,
-            rows=kept[result.rows],
-            flops=self._flops.total + result.flops,
-            kept_ids=kept,
+            result, rows=kept[result.rows], flops=self._flops.total + result.flops, kept_ids=kept
         )
 
 
@@ -278,6 +269,6 @@ def _count_attention(flops: FlopCount, rows: Tensor, sparse: SparseRows | None) 
 
 
 def _restrict(x: Tensor, q: Tensor, rows: Tensor, subset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states and queries of a subset of the rows, and that subset."""
+    """Return hidden states and queries of a subset of the rows, and that subset."""
     index = torch.searchsorted(rows, subset)
     return x[index], q[index], subset

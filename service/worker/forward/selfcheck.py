@@ -28,7 +28,7 @@ from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import LayerView
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora_load import LoraMatrices, load_lora, lora_matrices
+from service.worker.model.lora.load import LoraMatrices, load_lora, lora_matrices
 from service.worker.model.rope import static_positions
 from service.worker.steps import on_all_ranks, run
 
@@ -104,7 +104,7 @@ def check(decoder: DecoderModel, theirs: Tensor | None = None) -> tuple[float, f
 
 @torch.inference_mode()
 def transformers_logits(model: Any) -> Tensor:
-    """Logits `[vocabulary]` of the probe's last token by transformers' forward pass."""
+    """Return logits `[vocabulary]` of the probe's last token by transformers' forward pass."""
     device = model.get_input_embeddings().weight.device
     ids = torch.tensor([_probe_ids(model.config)], device=device)
     logits: Tensor = model(ids).logits[0, -1].float()
@@ -114,7 +114,7 @@ def transformers_logits(model: Any) -> Tensor:
 @on_all_ranks
 @torch.inference_mode()
 def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
-    """Logits `[vocabulary]` of the probe's last token: of full prefill and of a stitched prompt."""
+    """Return the last token's logits `[vocabulary]` by full prefill, and stitched."""
     ids = _probe_ids(decoder.model.config)
     s, _, q = PROBE
     d = len(ids) - s - q
@@ -229,12 +229,7 @@ def check_lora(
 
 @contextmanager
 def added(model: Any, matrices: Mapping[str, LoraMatrices]) -> Iterator[None]:
-    """Within it, transformers' modules compute with the adapter.
-
-    Args:
-        model: the transformers model.
-        matrices: of the adapter, by the modules' full names.
-    """
+    """Within it, transformers' modules compute with the adapter."""
     hooks = [
         model.get_submodule(module).register_forward_hook(_adding(own))
         for module, own in matrices.items()

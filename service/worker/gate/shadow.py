@@ -22,7 +22,6 @@ from service.worker.gate.policy import Observation
 from service.worker.kv.pool import KVPool
 from service.worker.layout import PromptLayout
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.segment_load import PartialLoad
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.addressing import Address
@@ -39,7 +38,7 @@ class Shadow:
 
     Attributes:
         launcher: without a planner, whose estimates must not learn from what spare time allows, and
-            without prompts on disk: the run is to show what the method computes.
+            without a prefix cache: the run is to show what the method computes.
     """
 
     launcher: PrefillLauncher
@@ -60,7 +59,7 @@ class Shadow:
     def steps(
         self, request: Generate, addresses: Sequence[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
-        """The run, in steps; closing the generator gives everything back.
+        """Return the run, in steps; closing the generator gives everything back.
 
         Returns:
             Logits `[vocabulary]`; None if no document's stored KV was used, because such logits
@@ -68,15 +67,10 @@ class Shadow:
         """
         asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = EngineSequence(
-            asked,
-            fusion,
-            None,
-            list(addresses),
-            max_tokens=1,
-            sampler=Sampler(asked.sampling),
+            asked, fusion, None, list(addresses), max_tokens=1, sampler=Sampler(asked.sampling)
         )
         try:
-            self.launcher.start_loading(sequence)
+            self.launcher.loads.start(sequence)
             yield from _loaded(sequence)
             if fusion.reads is Reads.PARTS and not _stored(sequence):
                 return None  # the run would compute and store the missing chunks
@@ -94,20 +88,14 @@ class Shadow:
 
     def _give_back(self, sequence: EngineSequence) -> None:
         self._sequence, self._wants = None, 0
-        self.launcher.stop_loading(sequence)
-        if sequence.steps is not None:
-            sequence.steps.close()
-        if sequence.kv is not None:
-            sequence.kv.release()
-            sequence.kv = None
+        self.launcher.loads.stop(sequence)
+        sequence.release()
         # Full prefill reads no chunks, so nothing else would notice that these are missing.
-        for load in sequence.segments:
-            if load is not None and load.missed:
-                self.precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
+        self.precompute_queue.add_missed(sequence.segments)
 
 
 def _loaded(sequence: EngineSequence) -> Steps[None]:
-    """Waits until it is known which chunks can be used."""
+    """Wait until it is known which chunks can be used."""
     if sequence.found is not None:
         yield sequence.found
         sequence.found.result()
@@ -125,7 +113,7 @@ WORST_NATS = 20.0
 
 
 def compare(full: Tensor, fused: Tensor) -> Observation:
-    """Compares logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
+    """Compare logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
     p, q = (torch.log_softmax(logits.double(), -1) for logits in (full, fused))
     # A token with probability 0 in full prefill adds nothing, even where log q is -inf.
     kl = float(torch.where(p > -math.inf, p.exp() * (p - q), 0.0).sum())
@@ -135,7 +123,7 @@ def compare(full: Tensor, fused: Tensor) -> Observation:
 
 
 def full_logits(decoder: DecoderModel, request: Generate) -> Steps[Tensor]:
-    """Logits `[vocabulary]` of the first answer token by full prefill.
+    """Return logits `[vocabulary]` of the first answer token by full prefill.
 
     No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.
     """

@@ -79,7 +79,7 @@ def reads_whole_chunks(fusion: str) -> bool:
 
 
 def describe(methods: Mapping[str, type[Any]], model: ModelFacts) -> list[MethodInfo]:
-    """Descriptions of methods, for `GET /v1/methods` and for the gateway's parameter checks.
+    """Return descriptions of methods, for `GET /v1/methods` and for the gateway's parameter checks.
 
     Each has the name, the first paragraph of the class docstring, and the schema of the parameters
     that the served model allows.

@@ -23,8 +23,6 @@ class Address:
 
     Attributes:
         key: of the chunk in the store.
-        spec: shape, dtype and codec of the chunk.
-        ids: token ids of the segment.
         parts: what stands before the segment while it is precomputed, one after the other.
         stitched: each part but the first was computed as if it alone stood behind the first.
         part_key: of the segment as a part of others; empty if it is none.
@@ -53,9 +51,6 @@ class Addressing:
     """Makes addresses for one model and codec.
 
     Args:
-        decoder: the model.
-        fingerprint: of the model.
-        codec: name of the codec that chunks are stored with.
         secret: keyed into the hashes of the default tenant's chunks; empty for plain hashes.
         tenants_secret: each named tenant's own secret is derived from it.
         lora: name of the LoRA adapter that chunks are computed with; empty for the base model.
@@ -144,7 +139,7 @@ class Addressing:
         tenant: str,
         behind: Sequence[Sequence[int]],
     ) -> set[str]:
-        """Every key under which these tokens may be stored, in whatever prefix mode."""
+        """Return every key under which these tokens may be stored, in whatever prefix mode."""
         keys: set[str] = set()
         for mode in PREFIX_MODES:
             address = self.document(ids, mode, system, tenant, behind)
@@ -153,7 +148,7 @@ class Addressing:
         return keys
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
-        """Token ids that a chunk is precomputed behind; their own KV is not stored."""
+        """Return the token ids that a chunk is precomputed behind; their own KV is not stored."""
         if prefix_mode == "system" or prefix_mode in COMPANION_MODES:
             return tuple(system)
         if prefix_mode == "bos":

@@ -46,7 +46,7 @@ def attend_rows(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Index-causal attention: every row sees the keys up to its own position.
+    """Attend index-causally: every row sees the keys up to its own position.
 
     Args:
         q: `[m, heads, head_dim]`, after RoPE.
@@ -110,16 +110,9 @@ def attend_with_scores(
     """`attend_rows` for few rows, and scores of the keys made from the softmax weights.
 
     Args:
-        q: `[m, heads, head_dim]`, after RoPE.
-        k: `[kv_heads, n, head_dim]`, after RoPE.
-        v: `[kv_heads, n, head_dim]`.
-        rows: ascending positions of the queries, `[m]`.
         scoring: a weight for every row, `[m]` fp32: the scores are then the softmax weights times
             their row's weight, summed over heads and rows. Or a function that makes scores of the
             softmax weights; what it returns for the tiles of rows is added up.
-        scale: factor of the scores before the softmax.
-        key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
-        rule: what the layer adds to causal attention.
 
     Returns:
         The attention `[m, heads * head_dim]`, and the scores of the keys `[n]` fp32.
@@ -240,7 +233,7 @@ def _attend_by_rule(
 def attend_last(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, rule: AttentionRule = PLAIN
 ) -> Tensor:
-    """One query that sees all keys: q `[heads, d]`, k and v `[kv_heads, n, d]` → `[heads * d]`.
+    """Attend by one query to all keys: q `[heads, d]`, k, v `[kv_heads, n, d]` → `[heads * d]`.
 
     Of `rule` the window is not looked at: the keys are those within it.
     """
@@ -266,15 +259,7 @@ def attention_probabilities(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Return softmax weights of few rows (a question, a scoring window) over all keys.
-
-    Args:
-        q: `[m, heads, head_dim]`, after RoPE.
-        k: `[kv_heads, n, head_dim]`, after RoPE.
-        rows: positions of the queries, `[m]`.
-        scale: factor of the scores before the softmax.
-        key_rows: positions of the keys, `[n]`; 0..n-1 by default.
-        rule: what the layer adds to causal attention.
+    """Return softmax weights of few rows over all keys, from the arguments of `attend_rows`.
 
     Returns:
         `[heads, m, n]` fp32; 0 for keys that the row does not see.
@@ -289,7 +274,7 @@ def attention_probabilities(
 
 
 def weighted_values(weights: Tensor, v: Tensor) -> Tensor:
-    """weights `[heads, m, n]` fp32, v `[kv_heads, n, d]` → `[m, heads * d]` in v's dtype."""
+    """Multiply weights `[heads, m, n]` and v `[kv_heads, n, d]` → `[m, heads * d]`, v's dtype."""
     heads, m, n = weights.shape
     kv_heads, _, d = v.shape
     grouped = weights.view(kv_heads, heads // kv_heads * m, n).to(v.dtype)

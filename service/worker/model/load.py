@@ -43,7 +43,6 @@ def load(
     """Load the model in `folder` for inference.
 
     Args:
-        folder: a Hugging Face model folder.
         dtype: "float32", "float16", "bfloat16", or "auto" for the checkpoint's own where the
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
@@ -140,7 +139,7 @@ def _try(model: Any, folder: str) -> None:
 
 
 def _dequantised(config: Any) -> dict[str, Any]:
-    """Arguments that make transformers dequantise MXFP4 weights (gpt-oss) when it loads them."""
+    """Return arguments by which transformers dequantises MXFP4 weights (gpt-oss) on loading."""
     quantisation = getattr(config, "quantization_config", None) or {}
     if quantisation.get("quant_method") != DEQUANTISED:
         return {}
@@ -236,7 +235,7 @@ def _stand_ins() -> dict[str, ModuleType]:
 
 
 def _undecorated(function: Any = None, *_args: Any, **_options: Any) -> Any:
-    """As a decorator, with arguments or without, leaves a function as it is."""
+    """Leave a function as it is, as a decorator with arguments or without."""
     return function if callable(function) else _undecorated
 
 

@@ -24,8 +24,7 @@ class Projection(Protocol):
     """One linear module, or several that read the same rows, one after the other."""
 
     def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        """x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderModel`."""
-        ...
+        """Multiply x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderModel`."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,6 @@ class ModuleProjection:
     """A projection by modules of a library, each of which knows how its weights are stored.
 
     Nothing is known of how they compute: how many rows there are may change a row's result.
-
-    Attributes:
-        modules: that read the same rows.
     """
 
     modules: tuple[Any, ...]
@@ -98,7 +94,7 @@ class LayerProjections:
 
 
 def fuse(*modules: Any) -> Projection:
-    """One product of the modules, which read the same rows; also useful for a single module.
+    """Fuse modules that read the same rows into one product; also useful for a single module.
 
     Parameters are concatenated in huge pages. The modules' own become views of the result, so the
     modules keep working, and extra memory is needed only for a moment, for one module group.
@@ -207,8 +203,6 @@ def quantise(model: Any, method: str) -> None:
     Args:
         model: a transformers model that `quantisation_fault` finds nothing wrong with, on its
             device.
-        method: "int8" or "int4".
-
     """
     bits = BITS[method]
     for layer in model.model.layers:

@@ -66,7 +66,7 @@ class RotaryTable:
         return table
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-        """x `[rows, heads, head_dim]` rotated to `positions` `[rows]`; x's dtype, or into `out`."""
+        """Rotate x `[rows, heads, head_dim]` to `positions` `[rows]`, into `out` if it is given."""
         if out is None and rotation_gpu.supports(x):
             return rotation_gpu.rotate(x, positions, cos=self.cos, sin=self.sin)
         if out is None:
@@ -147,7 +147,7 @@ class Rotation:
     sin: Tensor
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x `[rows, heads, head_dim]` rotated, in x's dtype or into `out`."""
+        """Rotate x `[rows, heads, head_dim]`, in x's dtype or into `out`."""
         half = x.shape[-1] // 2
         left, right = x[..., :half].float(), x[..., half:].float()
         if out is None:

@@ -1,4 +1,4 @@
-"""Prompts on disk: their KV, the record of each, and the threads that read and write them.
+"""The prefix cache on disk: KV of prompts, the record of each, and threads that read and write.
 
 They have a folder and a bound of their own, so that prompts never take the place of documents; the
 least recently used goes first. All are known at any time, so a deletion finds every prompt that
@@ -49,11 +49,7 @@ MAX_READING_BYTES = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class PromptOnDisk(PromptRecord):
-    """A prompt whose KV is on disk.
-
-    Attributes:
-        address: of its KV.
-    """
+    """A prompt whose KV is on disk."""
 
     address: Address
 
@@ -79,8 +75,8 @@ class KVFromDisk:
                 target.copy_(source[:tokens].transpose(0, 1))
 
 
-class PromptsOnDisk:
-    """The prompts of one model on disk. Use as a context manager, or start and close it.
+class DiskPrefixCache:
+    """The prefix cache of one model on disk. Use as a context manager, or start and close it.
 
     Args:
         tier: where they are; nothing else may be stored in it.
@@ -124,7 +120,7 @@ class PromptsOnDisk:
             else:
                 self._index.add(prompt)
         if unknown:
-            log.info("%d stored prompts are of another model, or incomplete: deleted", len(unknown))
+            log.info("%d cached prompts are of another model, or incomplete: deleted", len(unknown))
             self._store.delete(unknown)
 
     def close(self) -> None:
@@ -303,11 +299,7 @@ class PromptsOnDisk:
 
 
 def _tensors(prompt: PromptRecord, logits: Tensor) -> dict[str, Tensor]:
-    """Return the extra tensors of a prompt.
-
-    Args:
-        logits: of the first answer token `[vocabulary]`.
-    """
+    """Return the extra tensors of a prompt."""
     facts = prompt.facts
     tokens = facts.pop("tokens")
     text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)

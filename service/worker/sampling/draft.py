@@ -22,11 +22,7 @@ MOST_SKIPPED = 15
 
 
 class Drafter:
-    """Drafts the tokens of one answer.
-
-    Args:
-        prompt: token ids of the prompt.
-    """
+    """Drafts the tokens of one answer."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)
@@ -37,7 +33,7 @@ class Drafter:
         self._skipped = 0
 
     def draft(self, answer: Sequence[int], most: int) -> list[int]:
-        """At most `most` tokens that may follow the answer so far, often none."""
+        """Return at most `most` tokens that may follow the answer so far, often none."""
         self._text.extend(answer[self._answer :])
         self._answer = len(answer)
         if most <= 0 or self._skipped:
@@ -51,7 +47,7 @@ class Drafter:
         return self._text[place : place + most]
 
     def checked(self, drafted: int, accepted: int) -> None:
-        """Notes how many tokens of a draft were accepted. After misses fewer are made."""
+        """Note how many tokens of a draft were accepted. After misses fewer are made."""
         if accepted:
             self._rejected = 0
         elif drafted:
@@ -59,13 +55,13 @@ class Drafter:
             self._skipped = min(MOST_SKIPPED, 2**self._rejected - 1)
 
     def _index(self) -> None:
-        """Notes all places but the end of the text, after which nothing follows."""
+        """Note all places but the end of the text, after which nothing follows."""
         for end in range(max(self._indexed, SHORTEST), len(self._text)):
             self._places.setdefault(tuple(self._text[end - SHORTEST : end]), []).append(end)
         self._indexed = max(self._indexed, len(self._text))
 
     def _alike(self, place: int) -> int:
-        """How many tokens before a place are the text's last ones."""
+        """Return how many tokens before a place are the text's last ones."""
         text, end = self._text, len(self._text)
         for n in range(SHORTEST, LONGEST):
             if n >= place or text[place - n - 1] != text[end - n - 1]:

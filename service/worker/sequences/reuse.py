@@ -14,14 +14,14 @@ from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.fusion.pie import Method as QuestionOnly
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
-from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, Reuse
 from service.worker.sequences.sequence import EngineSequence, prompt_tokens
 from service.worker.steps import Steps
 
 
 def find_reuse(
-    cache: PromptsInPool, sequence: EngineSequence, running: Iterable[EngineSequence] = ()
+    cache: PrefixCache, sequence: EngineSequence, running: Iterable[EngineSequence] = ()
 ) -> Reuse | None:
     """Return what a sequence can reuse, and note in it whether it repeats an earlier prompt.
 

@@ -24,7 +24,7 @@ ALERTED = (
 
 
 def tier_values(tier: TierStats) -> list[Sample]:
-    """Samples of one tier: operations, bytes and seconds, and its size."""
+    """Return samples of one tier: operations, bytes and seconds, and its size."""
     name = {"tier": tier.name}
     values: list[Sample] = [
         ("kvstitch_tier_operations_total", {**name, "op": op, "outcome": outcome}, count)
@@ -52,7 +52,7 @@ def tier_values(tier: TierStats) -> list[Sample]:
 
 
 def store_values(stats: StoreStats) -> list[Sample]:
-    """Samples of the store: its tiers, keys and writes."""
+    """Return samples of the store: its tiers, keys and writes."""
     values = [value for tier in stats.tiers for value in tier_values(tier)]
     values.append(("kvstitch_store_new_keys_total", {}, stats.new_keys))
     values.append(("kvstitch_store_already_present_total", {}, stats.already_present))
@@ -62,13 +62,13 @@ def store_values(stats: StoreStats) -> list[Sample]:
 
 
 def own_values(ready: Ready, backlog_s: float) -> list[Sample]:
-    """Samples of the worker itself: what it is, and how long a prompt that comes now would wait."""
+    """Return what the worker is, and how long a prompt that comes now would wait."""
     what = {"device": ready.model.device, "version": __version__}
     return [("kvstitch_worker_info", what, 1.0), ("kvstitch_backlog_seconds", {}, backlog_s)]
 
 
 def engine_values(engine: Engine) -> list[Sample]:
-    """Samples of the engine: sequences by state, pool, decode steps, precompute, gate, planner."""
+    """Return samples of the engine: sequences, pool, decode steps, precompute, gate, planner."""
     scheduler = engine.scheduler
     states = {
         "waiting": len(scheduler.waiting),
@@ -79,15 +79,15 @@ def engine_values(engine: Engine) -> list[Sample]:
         ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
     ]
     values.append(("kvstitch_pool_free_ratio", {}, engine.pool_free_share))
-    values.append(("kvstitch_pool_kept_ratio", {}, engine.prompts_in_pool.share))
+    values.append(("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.share))
     values.extend(
         ("kvstitch_continued_prompts_total", {"place": place}, count)
-        for place, count in engine.prompts_in_pool.counts.items()
+        for place, count in engine.prefix_cache.counts.items()
     )
-    if engine.prompts_on_disk is not None:
+    if engine.disk_prefix_cache is not None:
         values.extend(
             ("kvstitch_stored_prompts_total", {"outcome": outcome}, count)
-            for outcome, count in engine.prompts_on_disk.counts.items()
+            for outcome, count in engine.disk_prefix_cache.counts.items()
         )
     values.append(("kvstitch_decode_steps_total", {}, engine.answering.steps))
     values.extend(
@@ -98,7 +98,7 @@ def engine_values(engine: Engine) -> list[Sample]:
         ("kvstitch_precomputed_chunks_total", {"status": status}, count)
         for status, count in engine.precompute_queue.counts.items()
     )
-    values.append(("kvstitch_shared_reads_total", {}, engine.streams.shared))
+    values.append(("kvstitch_shared_reads_total", {}, engine.loader.streams.shared))
     if engine.gate is not None:
         values.extend(engine.gate.values())
     return values + (_planner_values(engine.planner) if engine.planner is not None else [])
@@ -134,7 +134,7 @@ class LoadMeter:
         self._token_bytes = stored_bytes(address) / SAMPLE_TOKENS
 
     def measure(self) -> WorkerLoad:
-        """The load now."""
+        """Return the load now."""
         engine, scheduler = self._engine, self._engine.scheduler
         compute, decode = engine.estimator.compute, engine.decode_times
         token_s = self._token_flops * compute.flop_s
@@ -162,7 +162,7 @@ class LoadMeter:
 
 
 def _rows(sequence: EngineSequence, layers: int) -> int:
-    """Rows that its prefill computes, as far as is known."""
+    """Return rows that its prefill computes, as far as is known."""
     if sequence.reuse is not None:
         return sequence.prompt_tokens - sequence.reuse.tokens
     if not sequence.segments:  # the method reads nothing, or the chunks have not been looked up

@@ -42,11 +42,7 @@ class TwoPassMethod(DenseMethod):
         raise NotImplementedError
 
     def question_pass_layers(self, layers: int) -> range:
-        """Layers whose attention counts; the question pass ends after the last of them.
-
-        Args:
-            layers: number of layers of the model.
-        """
+        """Return the layers whose attention counts; the question pass ends with the last."""
         return range(layers)
 
     def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:

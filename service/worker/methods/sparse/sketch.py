@@ -122,7 +122,6 @@ class SketchBuilder:
 
     Args:
         first: number of prefix rows before the chunk's own.
-        block: tokens of a block.
     """
 
     def __init__(self, first: int, block: int = BLOCK) -> None:
@@ -186,14 +185,12 @@ def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
 def attention_mass(
     q: Tensor, k: Tensor, scale: float, rule: AttentionRule = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Return mean attention that each token receives from later queries.
+    """Return the mean attention that each token receives from later queries.
 
     Args:
         q: queries after RoPE `[T, heads, head_dim]`.
         k: keys after RoPE `[kv_heads, first + T, head_dim]`; the first rows are a prefix that the
             queries see but that is not scored.
-        scale: factor of the scores before the softmax.
-        rule: what the layer adds to causal attention.
 
     Returns:
         The mean over heads and later queries, `[T]` fp32, NaN at tokens with fewer than
@@ -285,7 +282,7 @@ def later_attention(
 
 
 def decays(columns: Tensor, representative: Tensor) -> Tensor:
-    """Decay alpha of attention with distance: the least-squares fit of log y = c - alpha · log x.
+    """Return alpha, how fast attention decays: least squares of log y = c - alpha · log x.
 
     y is the attention that the representative receives from the query x tokens after it.
 

@@ -60,10 +60,8 @@ class LoraConfig:
 
     Attributes:
         rank: of modules that no pattern of `ranks` names.
-        alpha: likewise.
         rank_stabilised: whether the scale is alpha / √rank instead of alpha / rank.
         ranks: by pattern of the module's name.
-        alphas: by pattern of the module's name.
         base: the model that it was trained with, as PEFT knows it.
     """
 
@@ -75,7 +73,7 @@ class LoraConfig:
     base: str = ""
 
     def rank_of(self, module: str) -> int:
-        """Of a module by its full name, like model.layers.0.self_attn.q_proj."""
+        """Return the rank of a module by its full name, like model.layers.0.self_attn.q_proj."""
         return int(_matching(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
@@ -90,7 +88,6 @@ class LoraTensor:
 
     Attributes:
         module: full name of the linear module.
-        layer: number of the layer.
         side: "A" or "B".
     """
 

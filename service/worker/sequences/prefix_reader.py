@@ -1,4 +1,4 @@
-"""Reads the prompt on disk that a request continues, where that brings its first token sooner.
+"""Reads what a request continues from the prefix cache on disk, where that is faster.
 
 The request waits for it as for its chunks, while others compute. If the prompt is damaged, gone or
 late, the request is computed as if there were none.
@@ -15,13 +15,8 @@ from dataclasses import dataclass
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
-from service.worker.prefix_cache.on_disk import PromptOnDisk, PromptsOnDisk
-from service.worker.prefix_cache.prompts import (
-    MIN_TOKENS,
-    CachedPrompt,
-    NewPrompt,
-    PromptRecord,
-)
+from service.worker.prefix_cache.on_disk import DiskPrefixCache, PromptOnDisk
+from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, PromptRecord
 from service.worker.sequences.load_plan import LoadPlan
 from service.worker.sequences.reuse import new_prompt
 from service.worker.sequences.sequence import EngineSequence
@@ -37,7 +32,6 @@ class ReadablePrompt:
     """A prompt on disk that a request could continue.
 
     Attributes:
-        prompt: the prompt on disk.
         tokens: how many of its tokens the request can take.
         read_s: expected seconds of reading it.
         total_s: expected seconds to the first token then.
@@ -49,23 +43,18 @@ class ReadablePrompt:
     total_s: float
 
 
-class PromptReader:
+@dataclass(frozen=True)
+class PrefixReader:
     """Starts the reads of prompts on disk.
 
-    Args:
+    Attributes:
         planner: estimates how long reads and prefills take; if it does not decide, whatever is on
             disk is read.
     """
 
-    def __init__(
-        self,
-        decoder: DecoderModel,
-        store: PromptsOnDisk,
-        planner: Planner,
-    ) -> None:
-        self.store = store
-        self._decoder = decoder
-        self._planner = planner
+    decoder: DecoderModel
+    store: DiskPrefixCache
+    planner: Planner
 
     def choose(
         self, sequence: EngineSequence, otherwise_s: float | None = None
@@ -86,20 +75,20 @@ class PromptReader:
         total_s = read_s + self._compute_s(prompt, tokens)
         if otherwise_s is None:
             otherwise_s = self._compute_s(prompt, taken)
-        if self._planner.deciding and total_s >= otherwise_s:
+        if self.planner.deciding and total_s >= otherwise_s:
             return None
         return ReadablePrompt(stored, tokens, read_s, total_s)
 
     def forecast_s(self, plan: LoadPlan) -> float:
         """Return the expected seconds to the first token where chunks are loaded by this plan."""
-        return self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])[0]
+        return self.planner.forecast(plan.prompt)[0]
 
     def worth(self, prompt: PromptRecord) -> bool:
         """Return whether reading a prompt is expected to be faster than a full prefill of it."""
-        if not self._planner.deciding:
+        if not self.planner.deciding:
             return True
-        flops = full_prefill(self._decoder, len(prompt.tokens))
-        return self._read_s(prompt) < self._planner.compute_s(flops)
+        flops = full_prefill(self.decoder, len(prompt.tokens))
+        return self._read_s(prompt) < self.planner.compute_s(flops)
 
     def begin(
         self,
@@ -119,15 +108,42 @@ class PromptReader:
         chosen = self.choose(sequence, otherwise_s)
         if chosen is None or not self.store.reserve(chosen.prompt):
             return False
-        sequence.restoring = Future()
-        read = _Read(self.store, self._planner, sequence, chosen.prompt, otherwise)
-        if self._planner.deciding:
-            self.store.after(chosen.read_s + max(LATE_S, chosen.total_s), read.give_up)
-        self.store.run(read.run)
+        restoring: Future[None] = Future()
+        sequence.restoring = restoring
+        ended = threading.Lock()  # taken by what ends the wait: the read, or that it is late
+
+        def end(cached: CachedPrompt | None, seconds: float = 0.0) -> None:
+            if not ended.acquire(blocking=False):
+                return
+            try:
+                if cached is None:
+                    otherwise()
+                else:
+                    sequence.restored, sequence.restored_s = cached, seconds
+            finally:
+                restoring.set_result(None)
+                self.store.on_ready()
+
+        def read() -> None:
+            started = time.monotonic()
+            cached: CachedPrompt | None = None
+            try:
+                cached = self.store.read(chosen.prompt)
+            finally:
+                now = time.monotonic()
+                if cached is not None:
+                    nbytes = self.store.bytes_of(cached)
+                    self.planner.tiers.add(self.store.name, nbytes, started, now)
+                end(cached, now - started)
+
+        if self.planner.deciding:
+            late_s = chosen.read_s + max(LATE_S, chosen.total_s)
+            self.store.after(late_s, lambda: end(None))
+        self.store.run(read)
         return True
 
     def _read_s(self, prompt: PromptRecord) -> float:
-        tiers, name = self._planner.tiers, self.store.name
+        tiers, name = self.planner.tiers, self.store.name
         tier = name if tiers.measured(name) or not tiers.measured(SSD) else SSD
         return tiers.seconds(tier, self.store.bytes_of(prompt))
 
@@ -136,57 +152,4 @@ class PromptReader:
         rest = len(prompt.tokens) - taken
         if not rest:
             return 0.0
-        return self._planner.compute_s(full_prefill(self._decoder, rest, behind=taken))
-
-
-class _Read:
-    """The read of a prompt on disk for one request, which waits for it until it is late."""
-
-    def __init__(
-        self,
-        store: PromptsOnDisk,
-        planner: Planner,
-        sequence: EngineSequence,
-        prompt: PromptOnDisk,
-        otherwise: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._planner = planner
-        self._sequence = sequence
-        self._prompt = prompt
-        self._otherwise = otherwise
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def run(self) -> None:
-        """Read the prompt."""
-        started = time.monotonic()
-        cached: CachedPrompt | None = None
-        try:
-            cached = self._store.read(self._prompt)
-        finally:
-            ended = time.monotonic()
-            if cached is not None:
-                nbytes = self._store.bytes_of(cached)
-                self._planner.tiers.add(self._store.name, nbytes, started, ended)
-            self._end(cached, ended - started)
-
-    def give_up(self) -> None:
-        """Let the request go on without the prompt, if that has not been read yet."""
-        self._end(None, 0.0)
-
-    def _end(self, cached: CachedPrompt | None, seconds: float) -> None:
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-        sequence = self._sequence
-        assert sequence.restoring is not None
-        try:
-            if cached is None:
-                self._otherwise()
-            else:
-                sequence.restored, sequence.restored_s = cached, seconds
-        finally:
-            sequence.restoring.set_result(None)
-            self._store.on_ready()
+        return self.planner.compute_s(full_prefill(self.decoder, rest, behind=taken))

@@ -49,11 +49,7 @@ class LoraUpdate:
 
     @classmethod
     def of(cls, parts: Sequence[LowRank], width: int) -> LoraUpdate:
-        """From those of the modules that the adapter changes.
-
-        Args:
-            width: number of the projection's outputs.
-        """
+        """Join what is added to the modules that the adapter changes."""
         a = torch.cat([part.a for part in parts])
         b, rank = a.new_zeros(width, len(a)), 0
         for part in parts:
@@ -70,8 +66,6 @@ class LoraUpdate:
         """Add to a projection's output.
 
         Args:
-            out: `[m, sum of out]`, of all rows.
-            x: what the projection read `[m, in]`.
             rows: those that are the adapter's `[k]`, each once; None for all.
             batch: as in `DecoderModel`.
         """
@@ -96,11 +90,7 @@ class Lora:
     """A LoRA adapter in the form that a decoder computes with.
 
     Attributes:
-        name: what requests call it.
         fingerprint: hash of all that KV computed with it depends on; its name is not.
-        layers: what it adds to each layer.
-        rank: the largest of its modules'.
-        modules: names of the modules that it changes, sorted.
     """
 
     name: str
@@ -115,7 +105,6 @@ class LoraProjection:
     """A projection, and what adapters add to it.
 
     Attributes:
-        base: of the base model.
         updates: each with the rows that it is for `[k]`; None for all rows.
     """
 

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from service.errors import ModelRefused
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora import Lora, LoraLayer, LoraUpdate, LowRank
-from service.worker.model.lora_folder import (
+from service.worker.model.lora.folder import (
     WEIGHTS,
     LoraConfig,
     LoraRefused,
     read_config,
     tensor_names,
 )
+from service.worker.model.lora_projection import Lora, LoraLayer, LoraUpdate, LowRank
 from service.worker.steps import on_all_ranks
 
 log = logging.getLogger("kvstitch.lora")
@@ -31,10 +31,7 @@ log = logging.getLogger("kvstitch.lora")
 # The linear modules of every projection in the order in which their outputs stand in it. A family
 # has those of one of the lines.
 _PROJECTIONS: Mapping[str, Sequence[Sequence[str]]] = {
-    "qkv": (
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        ("self_attn.qkv_proj",),
-    ),
+    "qkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.qkv_proj",)),
     "output": (("self_attn.o_proj",),),
     "gate_up": (("mlp.gate_proj", "mlp.up_proj"), ("mlp.gate_up_proj",)),
     "down": (("mlp.down_proj",),),
@@ -46,9 +43,7 @@ class _Place:
     """Where a linear module is computed.
 
     Attributes:
-        projection: name of the projection.
         first: which of its outputs is the module's first.
-        width: number of its outputs.
     """
 
     projection: str
@@ -180,7 +175,7 @@ def _module(block: Any, name: str) -> Any:
 
 
 def _fingerprint(matrices: Mapping[str, LoraMatrices]) -> str:
-    """32 hex characters over all weights and scales."""
+    """Return 32 hex characters over all weights and scales."""
     digest = hashlib.blake2b(digest_size=16)
     for module in sorted(matrices):
         own = matrices[module]
