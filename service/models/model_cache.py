@@ -102,7 +102,7 @@ class ModelCache:
         return folder
 
     def all(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yields every whole conversion and what was noted about its source."""
+        """Yield every whole conversion and what was noted about its source."""
         for folder in sorted(self.folder.glob("[!.]*/")):
             if _is_whole(folder):
                 yield folder, _read(folder / SOURCE_FILE)

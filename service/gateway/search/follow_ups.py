@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retriever import Passage
-from retriever.index.rank_fusion import K
+from retriever.search import K
 from service.prompt import Turn
 
 EARLIER_QUESTIONS = 3

@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 from retriever import DocFilter, DocumentInfo, Filter, Passage, Scope, SearchMode, rerank
 from retriever.filters import MATCH_ALL
-from retriever.index.rank_fusion import MAX_FUSED_SCORE
 from retriever.scope import DEFAULT_SCOPE
+from retriever.search import MAX_FUSED_SCORE
 from service.errors import InvalidRequest, NotFound
 from service.gateway.schemas.answer import Citation
 from service.gateway.schemas.generate import SearchChoices
