@@ -32,10 +32,9 @@ from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
-from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.passage_search import PassageSearch
-from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
+from service.gateway.search.text_calls import EmbeddingService, RerankService
 from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
@@ -157,7 +156,6 @@ class Gateway:
             validator=RequestValidator(
                 self.worker,
                 self.retriever,
-                passages,
                 self.prompts,
                 self.default_methods,
                 settings,

@@ -32,7 +32,7 @@ from retriever.errors import RetrieverError
 from retriever.scope import DEFAULT_SCOPE, Scope
 from service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from service.gateway.data_folder import DiskGuard
-from service.gateway.search.document_scope import service_error
+from service.gateway.search.search_query import service_error
 from service.settings import Settings
 
 P = ParamSpec("P")

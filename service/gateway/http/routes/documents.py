@@ -22,7 +22,7 @@ from service.gateway.schemas.admin import (
     MarkOut,
     ReceiptOut,
 )
-from service.gateway.search.document_scope import document_scope, metadata_filter
+from service.gateway.search.search_query import document_scope, metadata_filter
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 
