@@ -88,7 +88,15 @@ class RequestSlot:
 
 
 class ConcurrencyLimiter:
-    """Refuses requests above its limits at once with 503, so that no client waits in vain."""
+    """Refuses requests above its limits at once with 503, so that no client waits in vain.
+
+    Args:
+        max_running: Sequences that are decoded together.
+        max_waiting: Requests that may wait besides them.
+        max_waiting_tokens: Prompt tokens that may wait.
+        metrics: Where requests are counted.
+        max_per_key: Requests of one API key; 0: half of all that may be in flight.
+    """
 
     def __init__(
         self,
@@ -99,15 +107,6 @@ class ConcurrencyLimiter:
         metrics: GatewayMetrics,
         max_per_key: int = 0,
     ) -> None:
-        """Set the limits.
-
-        Args:
-            max_running: Sequences that are decoded together.
-            max_waiting: Requests that may wait besides them.
-            max_waiting_tokens: Prompt tokens that may wait.
-            metrics: Where requests are counted.
-            max_per_key: Requests of one API key; 0: half of all that may be in flight.
-        """
         self._per_key = max_per_key
         self._of_key: Counter[str] = Counter()
         self._max_waiting = max_waiting

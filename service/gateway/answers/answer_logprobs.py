@@ -26,17 +26,15 @@ class _Waiting:
 class AnswerLogprobs:
     """Those of one answer.
 
+    Args:
+        text: The answer's text; it gets every token before `push` does.
+        piece: Text and bytes of a token.
+
     Attributes:
         released: All that were released, in the answer's order.
     """
 
     def __init__(self, text: AnswerText, piece: Callable[[int], TokenPiece]) -> None:
-        """None yet.
-
-        Args:
-            text: The answer's text; it gets every token before `push` does.
-            piece: Text and bytes of a token.
-        """
         self._text = text
         self._piece = piece
         self._waiting: deque[_Waiting] = deque()

@@ -88,7 +88,7 @@ async def spread_precompute(
     backlogs = {member.number: member.precompute_s for member in members}
     by_number = {member.number: member for member in members}
     parts: dict[int, list[ChunkTokens]] = {}
-    by_id: dict[int, list[bytes]] = {}  # a chunk may be wanted alone and behind others
+    by_id: dict[int, list[bytes]] = {}  # a chunk may be wanted with and without a prefix
     for chunk in message.documents:
         name = names.of(chunk)
         by_id.setdefault(chunk.chunk_id, []).append(name)

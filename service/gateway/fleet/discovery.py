@@ -102,7 +102,16 @@ class DnsName:
 
 
 class RayActors:
-    """The addresses of the workers that `kvstitch cluster up` has started."""
+    """The addresses of the workers that `kvstitch cluster up` has started.
+
+    Args:
+        url: ray://auto, or ray://HOST:PORT of the cluster's Ray Client server.
+        command: Prints lists; the address is its argument.
+        backoff_s: First and longest pause before it is started again.
+
+    Raises:
+        InvalidSetting: The URL is another, or Ray is not installed.
+    """
 
     def __init__(
         self,
@@ -111,16 +120,6 @@ class RayActors:
         command: Sequence[str] = COMMAND,
         backoff_s: tuple[float, float] = (1.0, 30.0),
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            url: ray://auto, or ray://HOST:PORT of the cluster's Ray Client server.
-            command: Prints lists; the address is its argument.
-            backoff_s: First and longest pause before it is started again.
-
-        Raises:
-            InvalidSetting: The URL is another, or Ray is not installed.
-        """
         place = url.removeprefix(SCHEME).strip("/")
         if not url.startswith(SCHEME) or (place != "auto" and ":" not in place):
             raise InvalidSetting(f"{url!r} must be ray://auto or ray://HOST:PORT")

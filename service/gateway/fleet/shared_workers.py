@@ -32,6 +32,13 @@ AGAIN_S = 5.0  # after which a source that failed is asked again
 class SharedWorkers:
     """Workers that a source lists, for as long as it lists them.
 
+    Args:
+        deletions: Asked at the start for a secret that only those gateways have that make one
+            another's deletions.
+        heartbeat_timeout_s: A worker that is silent for so long counts as gone.
+        on_count: Called with the number of ready workers when it changes.
+        source: Of addresses; by default the one that the settings name.
+
     Attributes:
         worker: what the rest of the gateway talks to.
     """
@@ -46,15 +53,6 @@ class SharedWorkers:
         on_count: Callable[[int], None] = lambda ready: None,
         source: Source | None = None,
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            deletions: Asked at the start for a secret that only those gateways have that make one
-                another's deletions.
-            heartbeat_timeout_s: A worker that is silent for so long counts as gone.
-            on_count: Called with the number of ready workers when it changes.
-            source: Of addresses; by default the one that the settings name.
-        """
         self._settings = settings
         self._metrics = metrics
         self._deletions = deletions
@@ -73,7 +71,7 @@ class SharedWorkers:
             settings.routing,
             metrics,
             slower_tiers=bool(settings.ssd_tier_gib or settings.redis_url or settings.s3_url),
-            kept_prompts=settings.prefix_cache,
+            prefix_cache=settings.prefix_cache,
             none_known=f"no worker is known at {settings.worker_addresses}",
             absent=lambda: None if self._known is None else self._known.absent(),
         )

@@ -25,18 +25,17 @@ CHARS_PER_TOKEN_ESTIMATE = 3
 
 
 class PromptBuilder:
-    """Turns chunks and conversations into segments of token ids."""
+    """Turns chunks and conversations into segments of token ids.
+
+    Args:
+        path: The model folder.
+        settings: Override the folder's chunk_tokens, top_k and prefix_mode where they are set.
+
+    Raises:
+        ModelRefused: The tokenizer or the prompt format cannot be used.
+    """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        """Read tokenizer and prompt format from a model folder.
-
-        Args:
-            path: The model folder.
-            settings: Override the folder's chunk_tokens, top_k and prefix_mode where they are set.
-
-        Raises:
-            ModelRefused: The tokenizer or the prompt format cannot be used.
-        """
         folder = ModelFolder(path)
         fmt = load_format(folder)
         self.tokenizer = ServingTokenizer(folder, bos=fmt.bos)

@@ -29,15 +29,14 @@ class TokenPiece(NamedTuple):
 
 
 class TokenPieces:
-    """Looks single tokens of one vocabulary up."""
+    """Looks single tokens of one vocabulary up.
+
+    Args:
+        tokenizer: The tokenizer.
+        content: Its tokenizer.json.
+    """
 
     def __init__(self, tokenizer: Tokenizer, content: str) -> None:
-        """Find out how the vocabulary spells bytes.
-
-        Args:
-            tokenizer: The tokenizer.
-            content: Its tokenizer.json.
-        """
         self._tokenizer = tokenizer
         self._added = {
             id: (token.content, bool(token.special))

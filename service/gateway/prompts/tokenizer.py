@@ -27,6 +27,13 @@ from service.gateway.prompts.token_bytes import TokenPieces
 class ServingTokenizer:
     """A `service.prompt.Encoder`, and the chunker's token counter. Thread-safe.
 
+    Args:
+        folder: The model folder.
+        bos: Text of the token that starts a prompt. Empty: ask the tokenizer; None: no token.
+
+    Raises:
+        ModelRefused: tokenizer.json is missing or unreadable, or `bos` is not in it.
+
     Attributes:
         revision: Changes when texts may have other ids, or other numbers of them.
         bos: The token that starts a prompt, None if there is none.
@@ -36,15 +43,6 @@ class ServingTokenizer:
     """
 
     def __init__(self, folder: ModelFolder, *, bos: str | None = "") -> None:
-        """Load tokenizer.json.
-
-        Args:
-            folder: The model folder.
-            bos: Text of the token that starts a prompt. Empty: ask the tokenizer; None: no token.
-
-        Raises:
-            ModelRefused: tokenizer.json is missing or unreadable, or `bos` is not in it.
-        """
         file = folder.path / "tokenizer.json"
         if not file.is_file():
             raise ModelRefused(

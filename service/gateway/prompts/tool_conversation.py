@@ -228,16 +228,14 @@ class ProtectedText:
     writes them as it likes. A special token spelled in them would become one. So it is replaced by
     a {name} before the template is rendered, and is filled in as user text.
 
+    Args:
+        added_texts: Texts that would become single tokens.
+
     Attributes:
         texts: Name to text, for `ServingTokenizer.encode_template`.
     """
 
     def __init__(self, added_texts: Collection[str]) -> None:
-        """Nothing is replaced yet.
-
-        Args:
-            added_texts: Texts that would become single tokens.
-        """
         longest_first = sorted((text for text in added_texts if text.strip()), key=len)[::-1]
         self._pattern = re.compile("|".join([*map(re.escape, longest_first), _NAMES]))
         self.texts: dict[str, str] = {}

@@ -45,15 +45,14 @@ class _Source:
 
 
 class SupportScorer:
-    """Scores sentences of one answer against its passages."""
+    """Scores sentences of one answer against its passages.
+
+    Args:
+        passages: (title, text) of each.
+        question: What was asked.
+    """
 
     def __init__(self, passages: Sequence[tuple[str, str]], question: str) -> None:
-        """Read the passages once.
-
-        Args:
-            passages: (title, text) of each.
-            question: What was asked.
-        """
         self._sources = [_source(title, text) for title, text in passages]
         self._question = frozenset(words(question))
         holding = Counter(

@@ -24,19 +24,18 @@ EXPECTED_S = 10.0
 
 
 class Directory:
-    """Which chunks workers hold in memory, by their numbers. For one event loop."""
+    """Which chunks workers hold in memory, by their numbers. For one event loop.
+
+    Args:
+        clock: In seconds.
+        on_gap: Called when changes of a worker are missing.
+    """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         on_gap: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is known yet.
-
-        Args:
-            clock: In seconds.
-            on_gap: Called when changes of a worker are missing.
-        """
         self._clock = clock
         self._on_gap = on_gap
         self._holders: dict[bytes, tuple[int, ...]] = {}  # most have one: a set is four times it
