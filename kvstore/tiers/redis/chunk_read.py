@@ -48,7 +48,7 @@ class ChunkRead:
         head: name of the header.
         plan: gives the ranges to read, given the header; None if only the header is wanted.
         allocate: gives the buffer for so many bytes.
-        on_progress: called after each range.
+        on_progress: called after each layer.
         give_up_at: deadline of the whole read, by `time.monotonic` (seconds).
         header: if it is known.
 
@@ -123,15 +123,17 @@ class ChunkRead:
                 nbytes = replies.fill(target)
                 if nbytes != len(target):
                     return self._missing(plan, nbytes)
-                self._advance(self.header, data, one)
+                self._advance(plan, self.header, data)
         if batches:
             replies.flags(len(plan.last))
         return True
 
-    def _advance(self, header: ChunkHeader, data: Tensor, one: ByteRange) -> None:
+    def _advance(self, plan: RangePlan, header: ChunkHeader, data: Tensor) -> None:
+        one = plan.ranges[self._done]
         self._done += 1
         self._filled += one.nbytes
-        if self._on_progress is not None:
+        following = plan.ranges[self._done : self._done + 1]
+        if self._on_progress is not None and not (following and following[0].layer == one.layer):
             self._on_progress(header, data, self._filled)
 
     def _missing(self, plan: RangePlan, nbytes: int | None) -> bool:
