@@ -176,6 +176,9 @@ class Explainer:
             parts = len(parts_of(segment.address))
             seconds = self.planner.tiers.seconds(segment.tier, segment.load_bytes, parts)
         documents = sequence.request.documents
+        computed: ColdMode | Literal[""] = ""
+        if segment.tokens and not loaded:
+            computed = "as_stored" if sequence.as_stored else "in_context"
         return SegmentForecast(
             chunk_id=documents[segment.number - 1].chunk_id if segment.number else -1,
             tokens=segment.tokens,
@@ -184,16 +187,9 @@ class Explainer:
             load_bytes=segment.load_bytes if loaded else 0,
             action="load" if loaded else "recompute",
             load_s=seconds,
-            computed=_computed(sequence, segment) if not loaded else "",
+            computed=computed,
             behind=len(documents[segment.number - 1].behind) if segment.number else 0,
         )
-
-
-def _computed(sequence: EngineSequence, segment: FoundSegment) -> ColdMode | Literal[""]:
-    """Return how a segment that is not loaded is computed; empty if it has no tokens."""
-    if not segment.tokens:
-        return ""
-    return "as_stored" if sequence.as_stored else "in_context"
 
 
 def _continued_segment(segment: SegmentForecast, reused: int, place: Place) -> SegmentForecast:

@@ -63,7 +63,7 @@ def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
 
 def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
     """Return a sequence's prompt and the answer so far, if others may continue it; None if not."""
-    kv, layout = sequence.kv, sequence.layout
+    kv, layout, reuse = sequence.kv, sequence.layout, sequence.reuse
     if not _takes_part(sequence) or kv is None or layout is None:
         return None
     if sequence.logits is None or sequence.deleted or sequence.held_in_part:
@@ -79,7 +79,7 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         tenant=sequence.request.tenant,
         lora=sequence.lora_fingerprint,
         method=_method(sequence),
-        exact=_is_exact(sequence),
+        exact=reuse.prompt.exact if reuse is not None else not sequence.reuses_documents,
         logits=sequence.logits,
         kv=kv,
         repeats=sequence.repeats,
@@ -91,12 +91,6 @@ def _takes_part(sequence: EngineSequence) -> bool:
     if not request.prefix_cache or sequence.eviction is not None or request.token_fates:
         return False
     return sequence.fusion.reads is not Reads.PARTS or not request.documents
-
-
-def _is_exact(sequence: EngineSequence) -> bool:
-    if sequence.reuse is not None:
-        return sequence.reuse.prompt.exact
-    return not sequence.reuses_documents
 
 
 def _method(sequence: EngineSequence) -> str:

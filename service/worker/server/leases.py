@@ -6,10 +6,10 @@ A lease is how long it may keep what it holds without hearing from those who may
                           │                                 is dropped
                           └──> a note beside the SSD tier: the next process goes on with it
 
-A domain is the place where deletions are noted: one gateway, or all that share a database, of which
-any renews the lease. A lease counts from the moment when the worker sent the counters that a `Ping`
-answers, by a clock that goes on while the machine is suspended. So whoever hears nothing of the
-worker knows when it will have dropped everything.
+A domain is one gateway, or all that share a database; any of them renews the lease. A lease counts
+from the moment when the worker sent the counters that a `Ping` answers, by a clock that goes on
+while the machine is suspended: a gateway that no longer hears from the worker knows when it will
+have dropped everything.
 """
 
 from __future__ import annotations
