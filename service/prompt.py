@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 from service.errors import InvalidRequest
 
 FORMAT_FILE = "kvstitch.json"
-COMPANION_MODES = ("primer", "neighbours")
+PREFIX_CHUNK_MODES = ("primer", "neighbours")
 """Prefix modes in which other chunks stand between S and a chunk when it is precomputed."""
-PREFIX_MODES = ("none", "bos", "bos_keep", "system", *COMPANION_MODES)
+PREFIX_MODES = ("none", "bos", "bos_keep", "system", *PREFIX_CHUNK_MODES)
 PASSAGE_ORDERS = ("best_first", "best_last")
 
 T = TypeVar("T")

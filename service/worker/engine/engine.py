@@ -45,7 +45,7 @@ from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.reuse import find_reuse
-from service.worker.sequences.sequence import prompt_tokens
+from service.worker.sequences.sequence import prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -229,7 +229,7 @@ class Engine:
             self.gate.forget(keys)
         self.prefix_cache.forget(texts)
         for sequence in self.scheduler.active:
-            tokens = prompt_tokens(sequence.request)
+            tokens = prompt_ids(sequence.request)
             sequence.deleted |= any(holds(tokens, ids) for ids in texts)
         return self.disk_prefix_cache is None or bool(self.disk_prefix_cache.forget(texts))
 

@@ -16,7 +16,7 @@ from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
 from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, Reuse
-from service.worker.sequences.sequence import EngineSequence, prompt_tokens
+from service.worker.sequences.sequence import EngineSequence, prompt_ids
 from service.worker.steps import Steps
 
 
@@ -50,7 +50,7 @@ def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
     if not _takes_part(sequence):
         return None
     request = sequence.request
-    tokens = prompt_tokens(request)
+    tokens = prompt_ids(request)
     return NewPrompt(
         tokens=tokens,
         question_start=len(tokens) - len(request.question),
@@ -72,7 +72,7 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         return None
     answer = sequence.tokens[: kv.filled_tokens - sequence.prompt_tokens]
     return CachedPrompt(
-        tokens=torch.cat([prompt_tokens(sequence.request), torch.tensor(answer).long()]),
+        tokens=torch.cat([prompt_ids(sequence.request), torch.tensor(answer).long()]),
         prompt_tokens=sequence.prompt_tokens,
         system_tokens=len(sequence.request.system),
         question_start=layout.question_start,
