@@ -236,8 +236,7 @@ class Engine:
     def forget_all(self) -> None:
         """Drop everything that may hold deleted text, but for what is stored.
 
-        For when it is not known what was deleted. Requests that are being answered end as they
-        would.
+        Requests that are being answered end as they would.
         """
         self.precompute_queue.forget_all()
         if self.gate is not None:
@@ -255,10 +254,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Reply]:
-        """Do one round of work; a fault in one sequence ends only that sequence.
+        """Do one round of work; return the replies since the last call.
 
-        Returns:
-            The replies since the last call.
+        A fault in one sequence ends only that sequence.
         """
         for sequence in self.scheduler.active:
             if sequence.abort_reason:

@@ -115,11 +115,7 @@ def attend_and_finish(
 
 
 def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
-    """Compute the rest of a layer after its attention.
-
-    Returns:
-        Hidden states after the layer `[m, hidden]`.
-    """
+    """Compute the rest of a layer after its attention; return hidden states `[m, hidden]`."""
     cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
         return (yield from decoder.finish_steps(layer, x, attended))
@@ -180,11 +176,7 @@ class AttentionPass:
     place: Callable[[int], Steps[None]]
 
     def run(self) -> Steps[Tensor]:
-        """Run the pass.
-
-        Returns:
-            Scores `[layers that count, n]` fp32; zero for tokens that are not cached or not scored.
-        """
+        """Return scores `[layers that count, n]` fp32; 0 for tokens that are not cached or scored."""
         decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
         n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
         scores = torch.zeros(len(self.layers), n, dtype=torch.float32, device=layout.ids.device)

@@ -178,14 +178,10 @@ def add_lora(
 
 @torch.inference_mode()
 def lora_logits(model: Any, name: str, folder: Path) -> tuple[Tensor, Tensor]:
-    """Compute a probe prompt by transformers' own modules, without and with a LoRA adapter.
+    """Return the last logits of a probe prompt by transformers, without and with an adapter.
 
     Hooks add scale · B·A·x to the outputs of the modules that the folder names, from its weights as
-    they are stored. That shares nothing with how the decoder fuses, scales, pads and adds, so a
-    factor that is missing, or matrices that are swapped or belong to another module, are found.
-
-    Returns:
-        Logits of the last token, `[vocabulary]` each.
+    they are stored. That shares nothing with how the decoder fuses, scales, pads and adds.
     """
     ids = torch.tensor([_random_ids(model.config, LORA_PROBE)], device=model.device)
     base = model(ids).logits[0, -1].float()

@@ -61,9 +61,7 @@ class Shadow:
     ) -> Steps[Tensor | None]:
         """Return the run, in steps; closing the generator gives everything back.
 
-        Returns:
-            Logits `[vocabulary]`; None if no document's stored KV was used, because such logits
-            are those of full prefill.
+        Its result are logits `[vocabulary]`; None if it used no document's stored KV.
         """
         asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = EngineSequence(

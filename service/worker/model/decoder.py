@@ -244,10 +244,9 @@ class DecoderModel:
         return F.embedding(ids, self.model.get_input_embeddings().weight)
 
     def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x `[m, hidden]` to q, k and v, before RoPE and after any norm of q and k.
+        """Project x `[m, hidden]` to q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`.
 
-        Returns:
-            q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`: this process's own heads.
+        Before RoPE, after any norm of q and k; this process's own heads.
         """
         block = self.blocks[layer]
         out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)

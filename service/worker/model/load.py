@@ -204,12 +204,10 @@ def set_threads(threads: int) -> None:
 def lean_import() -> Iterator[None]:
     """Import transformers' model files without compilers and libraries that serving never uses.
 
-    They import torch._dynamo for its decorators, DTensor for weights that transformers itself
-    shards, and SciPy for the loss of object detection: more than a quarter of the processor time
+    Its decorators (torch._dynamo), DTensor and SciPy take more than a quarter of the processor time
     until a worker is ready, and 57 MB that stay. Within this context torch._dynamo decorates
-    nothing, and the others seem not to be installed; afterwards all of it can be imported as
-    always. Where a name is missing or torch._dynamo is there already, it is left as it is: this
-    only saves time.
+    nothing, and the others seem not to be installed; afterwards all can be imported as always. What
+    is missing, or imported already, is left as it is.
     """
     with ExitStack() as stack:
         for module in (transformers.utils, import_utils):

@@ -185,8 +185,7 @@ class DiskPrefixCache:
     def forget(self, texts: Collection[Sequence[int]]) -> dict[str, int]:
         """Delete every prompt that holds one of these texts, also those that are being written.
 
-        Returns:
-            How many were deleted, by the tier's name; empty if it could not be reached.
+        Return how many were deleted, by the tier's name; nothing if it could not be reached.
         """
         with self._lock:
             writes = list(self._writes)
