@@ -109,27 +109,14 @@ class Explainer:
         """Return the forecast with what can be taken from an earlier prompt, if there is one."""
         prompt = new_prompt(sequence) if self.prefix_cache.on else None
         reuse = sequence.reuse = None if prompt is None else self.prefix_cache.look_up(prompt)
-        stored = None
+        reused, read_s = 0 if reuse is None else reuse.tokens, 0.0
+        place: Place = "pool"
         if self.reader is not None:
-            without_s = None if reuse is not None else fresh.first_token_s
-            stored = self.reader.choose(sequence, without_s)
-        if stored is not None:
-            return self._continued(
-                sequence, fresh, stored.tokens, crowded, place="prompts", read_s=stored.read_s
-            )
-        return fresh if reuse is None else self._continued(sequence, fresh, reuse.tokens, crowded)
-
-    def _continued(
-        self,
-        sequence: EngineSequence,
-        fresh: Forecast,
-        reused: int,
-        crowded: bool,
-        *,
-        place: Place = "pool",
-        read_s: float = 0.0,
-    ) -> Forecast:
-        """Return the forecast where the first `reused` tokens are taken from an earlier prompt."""
+            stored = self.reader.choose(sequence, fresh.first_token_s if reuse is None else None)
+            if stored is not None:
+                reused, read_s, place = stored.tokens, stored.read_s, "prompts"
+        if not reused:
+            return fresh
         rest = sequence.prompt_tokens - reused
         flops = full_prefill(self.decoder, rest, behind=reused) if rest else 0.0
         parts = reused_by_segment(sequence, reused)

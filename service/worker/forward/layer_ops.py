@@ -176,7 +176,7 @@ class AttentionPass:
     place: Callable[[int], Steps[None]]
 
     def run(self) -> Steps[Tensor]:
-        """Return scores `[layers that count, n]` fp32; 0 for tokens that are not cached or scored."""
+        """Return scores `[layers that count, n]` fp32; 0 for tokens not cached or not scored."""
         decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
         n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
         scores = torch.zeros(len(self.layers), n, dtype=torch.float32, device=layout.ids.device)

@@ -82,7 +82,7 @@ class DriftMonitor:
     def observe(self, level: int, seen: Observation) -> str:
         """Count a check of `level`; return why this changes the level, or "".
 
-        A check of another level than the current one and the one below is ignored: it comes too late.
+        A check of another level than the current one and the one below is too late and ignored.
         """
         if level == self.level < self.top:
             self.checks_at_level.append(seen)

@@ -156,7 +156,7 @@ class PromptLoads:
     ) -> float:
         """Give up the loads that take longer than computing their segments.
 
-        Does nothing if the last decision is too recent. Returns seconds after which to decide again.
+        Does nothing if the last decision is too recent. Returns seconds until the next one.
         """
         progress = sequence.progress
         assert progress is not None

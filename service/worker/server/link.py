@@ -168,9 +168,6 @@ class Outlet:
         self._socket.close(linger=1000)
 
 
-log = logging.getLogger("kvstitch.worker")
-
-
 Received = tuple[bytes, ToWorker, float]
 """Identity of the gateway on the link, what it sent, and when that came, by time.monotonic."""
 
