@@ -57,7 +57,7 @@ class DecoderModel:
         heads: query heads of a layer; `own_heads` of them are computed in this process.
         kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
         ranks: the processes that compute the other heads; None if there are none.
-        lead: makes them compute what this process does; None if nobody follows it.
+        lead: makes them compute what this process does; None if there are no others.
     """
 
     def __init__(self, model: Any) -> None:

@@ -114,8 +114,8 @@ def _planner_values(planner: Planner) -> list[Sample]:
     return [*values, ("kvstitch_prefill_estimated_flops_per_second", {}, rate)]
 
 
-SAMPLE_TOKENS = 512  # length of the prompt and of the chunk by which a token is reckoned
-LOOKED_AT = 16  # sequences of a long queue; the others are reckoned to be like these
+SAMPLE_TOKENS = 512  # length of the prompt and chunk from which seconds and bytes per token follow
+LOOKED_AT = 16  # sequences of a long queue; the others are assumed to be like these
 DIGITS = 4  # of reported seconds, so that small changes are not worth a message
 
 
