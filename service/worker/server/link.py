@@ -26,7 +26,7 @@ log = logging.getLogger("kvstitch.worker")
 # How long what is queued for a gateway may take to leave when the worker ends. A gateway that is
 # gone must not hold it up for longer.
 LINGER_MS = 5000
-# Over TCP, the machine of a gateway may vanish without a word: then its queued messages are dropped.
+# Over TCP, the machine of a gateway may vanish: then what is queued for it is dropped.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 20_000
 
 
