@@ -17,14 +17,16 @@ from retriever.documents import (
     Document,
     DocumentInfo,
     DocumentPage,
+    Mark,
+    MarkKind,
     Passage,
+    Place,
     SearchMode,
     StoredDocument,
 )
 from retriever.embedders import Embedder, EndpointEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
 from retriever.index.vector_index import VectorIndex
-from retriever.marks import Mark, MarkKind, Place
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.scope import Scope
 

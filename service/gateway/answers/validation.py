@@ -10,7 +10,7 @@ from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.passage_search import PassageSearch
+from service.gateway.search.search_query import search_query
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 
@@ -26,14 +26,12 @@ class RequestValidator:
         self,
         worker: Worker,
         retriever: AsyncRetriever,
-        passages: PassageSearch,
         prompts: PromptBuilder,
         methods: DefaultMethods,
         settings: Settings,
     ) -> None:
         self._worker = worker
         self._retriever = retriever
-        self._passages = passages
         self._prompts = prompts
         self._methods = methods
         self._settings = settings
@@ -52,11 +50,12 @@ class RequestValidator:
         if (inline := request.inline_documents) is not None:
             _refuse_search_fields(request)
         turns = normalize_turns(request.turns)
-        query = self._passages.query(
+        query = search_query(
             request,
             question_of(turns),
             tenant=call.principal.tenant,
             top_k=self._prompts.format.top_k,
+            settings=self._settings,
         )
         ready = self._worker.require()
         self._retriever.require()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvstore import ChunkSpec, chunk_key
-from service.prompt import COMPANION_MODES, PREFIX_MODES
+from service.prompt import CHUNK_PREFIX_MODES, PREFIX_MODES
 from service.worker.layout import Prefix
 from service.worker.model.decoder import DecoderModel
 
@@ -115,8 +115,8 @@ class Addressing:
                 primer and neighbours. Behind none of them it is the same chunk as in mode system.
         """
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
-        if not behind or prefix_mode not in COMPANION_MODES:
-            mode = "system" if prefix_mode in COMPANION_MODES else prefix_mode
+        if not behind or prefix_mode not in CHUNK_PREFIX_MODES:
+            mode = "system" if prefix_mode in CHUNK_PREFIX_MODES else prefix_mode
             return self._address(ids, mode, start, tenant)
         if prefix_mode == "primer":
             primer = [token for each in behind for token in each]
@@ -149,7 +149,7 @@ class Addressing:
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
         """Return the token ids that a chunk is precomputed behind; their own KV is not stored."""
-        if prefix_mode == "system" or prefix_mode in COMPANION_MODES:
+        if prefix_mode == "system" or prefix_mode in CHUNK_PREFIX_MODES:
             return tuple(system)
         if prefix_mode == "bos":
             bos = getattr(self._decoder.config, "bos_token_id", None)

@@ -19,7 +19,6 @@ from service.gateway.documents.parsing.tables import add_rows
 
 DEFAULT_TITLE = "PowerPoint Presentation"  # what PowerPoint writes where nobody wrote one
 MAX_ROWS = 1_048_576  # Excel's own limit; a file may name rows far beyond it
-ZIP_START = b"PK\x03\x04"
 OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 MAX_ENTRIES = 20_000
 MAX_UNPACKED_BYTES = 512 << 20  # of all entries: zipfile reads no more than an entry declares
