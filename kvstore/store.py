@@ -8,8 +8,8 @@ computes the chunk again.
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor
@@ -83,15 +83,11 @@ class TieredStore:
         Raises:
             TierError: a tier cannot work at all (directory in use, package missing, bad URL).
         """
-        started: list[FaultTolerantTier] = []
-        try:
+        with ExitStack() as started:
             for tier in self._tiers:
                 tier.start()
-                started.append(tier)
-        except BaseException:
-            for tier in started:
-                tier.close()
-            raise
+                started.callback(tier.close)
+            started.pop_all()
         for queue in self._queues.values():
             queue.start()
 
@@ -107,12 +103,7 @@ class TieredStore:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def put(self, key: str, chunk: EncodedChunk) -> bool:

@@ -123,7 +123,7 @@ vectors = Table(
     Column("space_id", Number, ForeignKey("spaces.space_id"), nullable=False),
     Column("vector", LargeBinary, nullable=False),
 )  # fmt: skip
-# Where pages, slides, sheets and headings begin in a document's text (see marks.py).
+# Where pages, slides, sheets and headings begin in a document's text (see documents.py).
 marks = Table(
     "marks", metadata,
     Column("document", Number, _refers("documents.document"), primary_key=True),

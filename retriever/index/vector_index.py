@@ -38,7 +38,7 @@ class VectorIndex(VectorSearch):
     """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`.
 
     Args:
-        exact_up_to: a scope with more vectors is searched approximately.
+        exact_up_to: A scope with more vectors is searched approximately.
     """
 
     def __init__(self, *, exact_up_to: int = EXACT_UP_TO) -> None:

@@ -10,17 +10,19 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.cli.output import console, emit, table
 from service.cli.service_client import WrongArgument
 from service.gateway.auth.key_text import SCOPES
-from service.gateway.auth.keys import KeyStore, StoredKey
 from service.gateway.auth.quotas import Limits
-from service.gateway.databases import key_store
-from service.gateway.migration import migrate
 from service.settings import default_data_dir, load
 
+if TYPE_CHECKING:
+    from service.gateway.auth.keys import KeyStore, StoredKey
+
+# The gateway's databases are imported where they are used, because every command imports this
+# module: with SQLAlchemy they take half a second of a core.
 DAY_S = 86_400
 
 
@@ -120,6 +122,8 @@ def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
             f"there is no folder {folder}, so no service would read keys from it: give the "
             "--data-dir of the service, or make the folder first"
         )
+    from service.gateway.databases import key_store
+
     with key_store(settings) as store:
         yield store
 
@@ -156,6 +160,8 @@ def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def copy(args: argparse.Namespace) -> int:
     """Copy, and print how much."""
+    from service.gateway.migration import migrate
+
     settings = load(database=args.to, data_dir=args.from_)
     counts = migrate(Path(settings.data_dir), settings.database)
     if args.json:

@@ -91,24 +91,22 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(args, settings)
     # Not by other commands: it takes seconds.
-    from service.bulk.driver import Pool
-    from service.bulk.run import Order, ingest
+    from service.bulk.records import Order
+    from service.bulk.run import ingest
 
     order = Order(
         input=args.input,
+        input_endpoint=_endpoint(args, settings),
+        input_region=settings.s3_region,
         tenant=args.tenant,
         collection=args.collection,
         metadata=parse_pairs(args.metadata, "--metadata"),
         range_documents=args.range_documents,
         again=args.again,
-        pool=Pool(
-            workers=args.workers,
-            gpus=args.gpus_per_worker,
-            cpus=args.cpus_per_worker,
-            address=args.ray_address,
-            input_endpoint=_endpoint(args, settings),
-            input_region=settings.s3_region,
-        ),
+        workers=args.workers,
+        gpus=args.gpus_per_worker,
+        cpus=args.cpus_per_worker,
+        ray_address=args.ray_address,
     )
     try:
         outcome = ingest(settings, order, show=_show_json if args.json else _show)

@@ -32,10 +32,9 @@ from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
-from service.gateway.search.embedding_service import EmbeddingService
 from service.gateway.search.passage_search import PassageSearch
-from service.gateway.search.rerank_service import RerankService
 from service.gateway.search.search_service import SearchService
+from service.gateway.search.text_calls import EmbeddingService, RerankService
 from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
@@ -45,7 +44,18 @@ logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """All parts of one gateway process."""
+    """All parts of one gateway process.
+
+    Args:
+        settings: Of the whole service.
+        model_folder: With tokenizer and prompt format.
+        embedder: Used instead of the one that the settings name.
+        processes: How worker processes are started and watched.
+
+    Raises:
+        ModelRefused: The model folder's tokenizer or prompt format cannot be used.
+        InvalidSetting: The calibration that is set cannot be used.
+    """
 
     def __init__(
         self,
@@ -55,18 +65,6 @@ class Gateway:
         embedder: Embedder | None = None,
         processes: ProcessOptions = OWN_PROCESSES,
     ) -> None:
-        """Build all parts, in the order of their dependencies; nothing is started.
-
-        Args:
-            settings: Of the whole service.
-            model_folder: With tokenizer and prompt format.
-            embedder: Used instead of the one that the settings name.
-            processes: How worker processes are started and watched.
-
-        Raises:
-            ModelRefused: The model folder's tokenizer or prompt format cannot be used.
-            InvalidSetting: The calibration that is set cannot be used.
-        """
         calibrated = calibration.find(settings, model_folder)
         self.settings = settings if calibrated is None else calibrated.settings(settings)
         self.failure: str | None = None
@@ -158,7 +156,6 @@ class Gateway:
             validator=RequestValidator(
                 self.worker,
                 self.retriever,
-                passages,
                 self.prompts,
                 self.default_methods,
                 settings,

@@ -12,7 +12,7 @@ Time is bounded per socket operation and per call.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from kvstore.format.buffers import BufferPool, ByteRange, view_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import require_extra_name
-from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
+from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
 from kvstore.tiers.redis.chunk_read import ChunkRead, RangePlan
 from kvstore.tiers.redis.chunk_values import ChunkNames, delete_keys
 from kvstore.tiers.redis.cluster import Cluster, Servers
@@ -38,7 +38,7 @@ CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 _BATCH_KEYS = 512  # per pipeline
 
 
-class RedisTier:
+class RedisTier(Tier):
     """Redis, holding chunks.
 
     Args:
@@ -271,9 +271,6 @@ class RedisTier:
             return TierUsage(None, sum(used), bound, sum(evicted), len(servers), down)
 
         return call_each((partial(ask, server) for server in servers), joined)
-
-    def scan_counts(self) -> Mapping[str, int]:
-        return {}
 
     def _present(self, server: RedisServer, keys: list[str]) -> set[str]:
         with server.session() as client:

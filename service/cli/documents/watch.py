@@ -138,7 +138,7 @@ class Watch:
         self._report({"event": "ingested", **result}, sentence(result))
 
     def _read(self, sources: Sequence[SourceFile], names: dict[Path, set[Name]]) -> Iterator[Read]:
-        """Yields the documents, and notes the names of each file's."""
+        """Yield the documents, and notes the names of each file's."""
         for source in sources:
             for document in read([source], self._metadata):
                 if isinstance(document, DocumentToSend):

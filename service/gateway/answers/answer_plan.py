@@ -8,7 +8,7 @@ from retriever import Passage, Scope
 from service.gateway.prompts.conversation import question_of
 from service.gateway.schemas.answer import Citation, Condense, RetrievalNote
 from service.gateway.schemas.generate import GenerateRequest
-from service.gateway.search.passage_search import SearchQuery
+from service.gateway.search.search_query import SearchQuery
 from service.messages.requests import Generate, Method
 from service.prompt import Turn
 

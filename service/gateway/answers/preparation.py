@@ -13,7 +13,6 @@ import asyncio
 import time
 import uuid
 from dataclasses import replace
-from functools import partial
 
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.attribution.marks import asking_for_marks
@@ -69,9 +68,10 @@ class RequestPreparer:
         """
         await self._choose_search(plan)
         loop = asyncio.get_running_loop()
+        hinting = loop if prefetch else None
         await self._passages.search(
-            partial(self._find, plan),
-            partial(self._complete, plan, traceparent, loop if prefetch else None),
+            lambda: self._find(plan),
+            lambda found: self._complete(plan, found, traceparent, hinting),
             rerank=plan.search is not None and plan.search.rerank,
         )
 
@@ -102,8 +102,13 @@ class RequestPreparer:
 
     def _find(self, plan: AnswerPlan) -> FoundPassages:
         """Find passages, the best first, or take those that came with the request, in its order."""
-        self._check_question(plan)
         request = plan.request
+        plan.question_ids = self._prompts.encode_if_long(
+            plan.turns,
+            request.tools,
+            begin_answer=request.guided is None,
+            max_context=plan.max_context,
+        )
         if request.inline_documents is not None:
             chunking = self._prompts.chunking()
             inline = inline_passages(request.inline_documents, chunking, plan.max_context)
@@ -114,26 +119,12 @@ class RequestPreparer:
             self._passages.require_documents(request.documents, plan.scope)
         return FoundPassages(None, [])
 
-    def _check_question(self, plan: AnswerPlan) -> None:
-        """Encode a question that may not fit now, because embedding it in vain takes seconds.
-
-        A token has at least one byte, so a question of fewer bytes surely fits.
-        """
-        request = plan.request
-        texts = [turn.text for turn in plan.turns]
-        texts += [] if request.tools is None else [request.tools.text]
-        if sum(len(text.encode()) for text in texts) > plan.max_context // 2:
-            plan.question_ids = self._prompts.encode_question(
-                plan.turns, request.tools, begin_answer=request.guided is None
-            )
-            self._prompts.check_length([], plan.question_ids, max_context=plan.max_context)
-
     def _complete(
         self,
         plan: AnswerPlan,
+        found: FoundPassages,
         traceparent: str,
         hinting: asyncio.AbstractEventLoop | None,
-        found: FoundPassages,
     ) -> None:
         started = time.perf_counter()
         request, turns, prompts = plan.request, plan.turns, self._prompts
@@ -141,11 +132,11 @@ class RequestPreparer:
         if found.query is not None:  # else they came with the request, in its order
             plan.passages = prompts.format.in_prompt_order(found.passages)
         documents = self._prefixes.in_prompt([passage.chunk for passage in plan.passages])
+        if request.cite == "inline" and plan.passages:
+            titles = [passage.chunk.title or passage.chunk.doc_id for passage in plan.passages]
+            turns, plan.question_ids = asking_for_marks(turns, titles), None
         alone = None if documents else prompts.encode_alone(turns, request.tools)
         question = plan.question_ids if alone is None else alone
-        if alone is None and request.cite == "inline" and plan.passages:
-            titles = [passage.chunk.title or passage.chunk.doc_id for passage in plan.passages]
-            turns, question = asking_for_marks(turns, titles), None
         if question is None:
             chars = sum(len(turn.text) for turn in plan.turns)
             if documents and hinting is not None and chars > PREFETCH_MIN_CHARS:

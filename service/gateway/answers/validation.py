@@ -10,7 +10,7 @@ from service.gateway.prompts.conversation import normalize_turns, question_of
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.passage_search import PassageSearch
+from service.gateway.search.search_query import search_query
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 
@@ -26,14 +26,12 @@ class RequestValidator:
         self,
         worker: Worker,
         retriever: AsyncRetriever,
-        passages: PassageSearch,
         prompts: PromptBuilder,
         methods: DefaultMethods,
         settings: Settings,
     ) -> None:
         self._worker = worker
         self._retriever = retriever
-        self._passages = passages
         self._prompts = prompts
         self._methods = methods
         self._settings = settings
@@ -47,20 +45,21 @@ class RequestValidator:
             NotCalibrated: The service is to choose a method, and nothing was measured.
             WorkerUnavailable: The worker or the index is not ready.
         """
-        inline = request.inline_documents
         self._check_question(request)
-        turns = normalize_turns(request.turns)
         _check_marks(request)
-        if inline is not None:
+        if (inline := request.inline_documents) is not None:
             _refuse_search_fields(request)
-        query = self._passages.query(
+        turns = normalize_turns(request.turns)
+        query = search_query(
             request,
             question_of(turns),
             tenant=call.principal.tenant,
             top_k=self._prompts.format.top_k,
+            settings=self._settings,
         )
         ready = self._worker.require()
         self._retriever.require()
+        adapter = chosen_adapter(request.adapter, call.principal, ready)
         fusion, eviction = self._methods.chosen(request, ready)
         chars = 0 if inline is None else sum(len(document.text) for document in inline)
         searched = query.top_k if inline is None else 0
@@ -71,7 +70,7 @@ class RequestValidator:
             search=query if searched else None,
             fusion=fusion,
             eviction=eviction,
-            adapter=chosen_adapter(request.adapter, call.principal, ready),
+            adapter=adapter,
             condense=request.condense or self._settings.condense,
             max_context=ready.model.max_context,
             estimated_tokens=self._prompts.estimate(turns, request.tools, searched, chars),

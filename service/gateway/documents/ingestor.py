@@ -87,6 +87,16 @@ class Ingestor:
 
     The two steps may run side by side: one batch is indexed while the KV of another is stored.
 
+    Args:
+        queue: Of documents.
+        chunks: Finds their chunks; with catalog and index.
+        worker: Computes and stores KV.
+        purges: Of KV of revisions that are replaced.
+        settings: Limits of files, and LoRA adapters with which chunks are computed.
+        on_reply: As of `KvStoring`.
+        wait_again_s: Pauses after which a batch is tried again of which no document could be
+            stored: perhaps a tier is away for a moment.
+
     Attributes:
         kv: Has KV stored.
     """
@@ -102,18 +112,6 @@ class Ingestor:
         on_reply: OnReply = lambda reply, lora, tokens: None,
         wait_again_s: Sequence[float] = (),
     ) -> None:
-        """Nothing is done yet.
-
-        Args:
-            queue: Of documents.
-            chunks: Finds their chunks; with catalog and index.
-            worker: Computes and stores KV.
-            purges: Of KV of revisions that are replaced.
-            settings: Limits of files, and LoRA adapters with which chunks are computed.
-            on_reply: As of `KvStoring`.
-            wait_again_s: Pauses after which a batch is tried again of which no document could be
-                stored: perhaps a tier is away for a moment.
-        """
         self._queue = queue
         self._retriever = chunks.retriever
         self._purges = purges

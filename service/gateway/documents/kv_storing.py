@@ -46,17 +46,15 @@ class BatchProgress:
     Those that are done during one transaction share the next, because every transaction waits for
     the disk.
 
+    Args:
+        note_done: Notes down documents that are done, given their numbers.
+
     Attributes:
         numbers: Of the documents.
         errors: By number, why a document fails; it is not noted down.
     """
 
     def __init__(self, note_done: Callable[[Sequence[int]], Awaitable[None]]) -> None:
-        """Empty.
-
-        Args:
-            note_done: Notes down documents that are done, given their numbers.
-        """
         self.numbers: set[int] = set()
         self.errors: dict[int, str] = {}
         self._left: Counter[int] = Counter()
@@ -206,7 +204,7 @@ class KvStoring:
             (LoRA adapter, reply) of each copy.
         """
         wanted = [copy for chunk in chunks for copy in self._wanted(chunk)]
-        wanted.sort(key=lambda copy: bool(copy.behind))  # those alone come first
+        wanted.sort(key=lambda copy: bool(copy.behind))  # those without a prefix come first
         prompts = self._chunks.prompts
         async with self._purges.storing([*chunks, *same]):
             for lora in self._models:

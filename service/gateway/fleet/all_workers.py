@@ -20,7 +20,7 @@ GATE_STATE_METRIC = "kvstitch_gate_state"
 
 
 def stats(parts: Sequence[Stats]) -> Stats:
-    """Sums of requests, the mean share of free pool; of the samples, the gate's worst states.
+    """Return sums of requests, the mean share of free pool, and the gate's worst states.
 
     All other samples are published for each worker by itself.
     """
@@ -51,7 +51,7 @@ def gate_states(parts: Sequence[GateStates]) -> GateStates:
 
 
 def purged(parts: Sequence[Purged]) -> Purged:
-    """Copies that all have deleted, and every tier that one of them could not reach."""
+    """Return how many copies all have deleted, and the tiers that one could not reach."""
     copies: dict[str, int] = {}
     for part in parts:
         for tier, count in part.copies.items():
@@ -88,7 +88,7 @@ async def spread_precompute(
     backlogs = {member.number: member.precompute_s for member in members}
     by_number = {member.number: member for member in members}
     parts: dict[int, list[ChunkTokens]] = {}
-    by_id: dict[int, list[bytes]] = {}  # a chunk may be wanted alone and behind others
+    by_id: dict[int, list[bytes]] = {}  # a chunk may be wanted with and without a prefix
     for chunk in message.documents:
         name = names.of(chunk)
         by_id.setdefault(chunk.chunk_id, []).append(name)

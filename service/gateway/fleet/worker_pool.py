@@ -47,6 +47,14 @@ MOST_MOVES = 1
 class WorkerPool:
     """The implementation of `worker_client.protocol.Worker` for several workers.
 
+    Args:
+        members: The workers that are known already.
+        policy: As of `Router`, like the two flags.
+        metrics: Count what went where.
+        none_known: The reason that is given while the pool has no worker.
+        absent: Says why a worker that is no member any more may still hold deleted text; None:
+            none does.
+
     Attributes:
         directory: what each holds in memory.
     """
@@ -58,17 +66,10 @@ class WorkerPool:
         metrics: GatewayMetrics,
         *,
         slower_tiers: bool,
-        kept_prompts: bool,
+        prefix_cache: bool,
         none_known: str = "no worker is known",
         absent: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """The arguments are those of `Router`, and where is counted what went where.
-
-        Args:
-            none_known: The reason that is given while the pool has no worker.
-            absent: Says why a worker that is no member any more may still hold deleted text; None:
-                none does.
-        """
         self._by_number = {member.number: member for member in members}
         self._none_known = none_known
         self._absent = absent
@@ -84,7 +85,7 @@ class WorkerPool:
             self.directory,
             self._prefixes,
             slower_tiers=slower_tiers,
-            kept_prompts=kept_prompts,
+            prefix_cache=prefix_cache,
         )
         self._metrics = metrics
         self._answer_tokens = USUAL_ANSWER
@@ -220,7 +221,7 @@ class WorkerPool:
         return all_workers.purged(done)
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
-        """The states at the worker that trusts a method least; a reset reaches all that are up."""
+        """Return the states at the worker that trusts a method least; reset all that are up."""
         self.require()
         calls = (member.client.gate(reset=reset) for member in self._ready_members())
         return all_workers.gate_states(await asyncio.gather(*calls))
@@ -287,7 +288,7 @@ class WorkerPool:
         return [m for m in self.members if m.takes_requests and m.number not in left_out]
 
     def _may_move(self, event: Event, member: Member, moves: int, tried: set[int]) -> bool:
-        """Whether a request that ends so at a worker can go to another."""
+        """Return whether a request that ends so at a worker can go to another."""
         failed = isinstance(event, Failed) and event.code in MOVED
         return failed and (member.draining or moves < MOST_MOVES) and bool(self._takers(tried))
 

@@ -10,7 +10,7 @@ from fastapi import Depends, Request, Response
 from pydantic import BaseModel
 
 from service.gateway.admission import CallContext
-from service.gateway.answers.answer_group import AnswerGroup, open_group
+from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
@@ -51,12 +51,12 @@ class AnswerExchange:
             whole: Makes the response body of whole answers.
         """
         if bodies[0].stream:
-            group = await open_group(self.answers, bodies, self.call)
+            group = await self.answers.open(bodies, self.call)
             headers = {"Server-Timing": server_timing(group.answers[0].plan.stages)}
             return EventStream(group, framing(group), ping_s=self.ping_s, headers=headers)
 
         async def collect() -> Response:
-            group = await open_group(self.answers, bodies, self.call)
+            group = await self.answers.open(bodies, self.call)
             results = await group.collect()
             total_s = max(result.timing.total_s for result in results)
             timing = server_timing(results[0].stages, total_s)

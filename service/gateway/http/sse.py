@@ -70,7 +70,14 @@ def _logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
 
 
 class EventStream(Response):
-    """Streams answers. A client that disconnects ends them at once, even between two tokens."""
+    """Streams answers. A client that disconnects ends them at once, even between two tokens.
+
+    Args:
+        answers: Closed in any case.
+        framing: How they are written.
+        ping_s: Seconds of silence after which a comment is sent to keep proxies connected.
+        headers: Additional response headers.
+    """
 
     media_type = "text/event-stream"
 
@@ -82,14 +89,6 @@ class EventStream(Response):
         ping_s: float,
         headers: Mapping[str, str],
     ) -> None:
-        """Prepare the stream.
-
-        Args:
-            answers: Closed in any case.
-            framing: How they are written.
-            ping_s: Seconds of silence after which a comment is sent to keep proxies connected.
-            headers: Additional response headers.
-        """
         self.status_code = 200
         self.background = None
         self._answers = answers

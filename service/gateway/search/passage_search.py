@@ -1,4 +1,4 @@
-"""Searches for passages: what a request asks for, what is found, and how it is cited.
+"""Searches for passages: what is found, and how it is cited.
 
 Every change of threads costs a quarter of a millisecond, so one visit to a search thread finds
 passages and does whatever is to be done with them. Only a reranker, which is a coroutine, makes two
@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from retriever import DocFilter, DocumentInfo, Filter, Passage, Scope, SearchMode, rerank
+from retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
 from retriever.filters import MATCH_ALL
-from retriever.index.rank_fusion import MAX_FUSED_SCORE
-from retriever.scope import DEFAULT_SCOPE
 from service.errors import InvalidRequest, NotFound
 from service.gateway.schemas.answer import Citation
 from service.gateway.schemas.generate import SearchChoices
 from service.gateway.schemas.search import RankedBy
 from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.document_scope import document_scope, metadata_filter
 from service.gateway.search.follow_ups import adds_something, fuse
+from service.gateway.search.search_query import SearchQuery
 from service.settings import Settings
 
 T = TypeVar("T")
@@ -38,36 +36,7 @@ _RANKED_BY: Final[dict[str, RankedBy]] = {
     "sparse": "bm25",
     "hybrid": "reciprocal_ranks",
 }
-_MEANINGS: Final = {"dense": "cosines", "hybrid": "sums of reciprocal ranks"}
-_HIGHEST_SCORES: Final = {"dense": 1.0, "hybrid": MAX_FUSED_SCORE}  # BM25 has none
 _NO_URLS: Final[Mapping[str, str]] = {}
-
-
-@dataclass(frozen=True)
-class SearchQuery:
-    """One search for passages.
-
-    Attributes:
-        text: What is searched for.
-        joined: The text together with earlier questions, searched beside it; None: nothing is.
-        top_k: Passages wanted.
-        scope: Tenant and collection.
-        doc_ids: Search only these documents; None: all.
-        where: Search only documents whose metadata passes.
-        mode: By meaning (dense), by words (sparse), or both.
-        rerank: Whether the reranker has the last word on the order.
-        min_score: Passages with a lower `score` are left out; None: none are.
-    """
-
-    text: str
-    top_k: int
-    scope: Scope = DEFAULT_SCOPE
-    doc_ids: tuple[str, ...] | None = None
-    where: Filter = MATCH_ALL
-    mode: SearchMode = "dense"
-    rerank: bool = False
-    min_score: float | None = None
-    joined: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +71,7 @@ class FoundPassages:
         return _RANKED_BY[self.query.mode]
 
     def above_floor(self) -> FoundPassages:
-        """The same without the passages whose score is lower than the query's `min_score`."""
+        """Return the same without the passages that score below the query's `min_score`."""
         if self.query is None or (floor := self.query.min_score) is None:
             return self
         kept = [passage for passage in self.passages if passage.score >= floor]
@@ -116,41 +85,6 @@ class PassageSearch:
     def __init__(self, retriever: AsyncRetriever, settings: Settings) -> None:
         self._retriever = retriever
         self._settings = settings
-
-    def query(self, choices: SearchChoices, text: str, *, tenant: str, top_k: int) -> SearchQuery:
-        """Make every check that takes no time.
-
-        Args:
-            choices: Of the request.
-            text: What is searched for.
-            tenant: Whose documents.
-            top_k: Passages, where the request does not say.
-
-        Raises:
-            InvalidRequest: A field is wrong; the error names it.
-        """
-        limit = self._settings.max_top_k
-        wanted = top_k if choices.top_k is None else choices.top_k
-        if wanted > limit:
-            raise InvalidRequest(f"top_k must be at most {limit}, not {wanted}", field="top_k")
-        if choices.documents is not None and not choices.documents:
-            raise InvalidRequest(
-                "documents is empty: name documents, or leave it out to search all of them",
-                field="documents",
-            )
-        mode = choices.retrieval or self._settings.retrieval
-        if not choices.rerank:
-            _check_floor(choices.min_score, mode)
-        return SearchQuery(
-            text=text,
-            top_k=wanted,
-            scope=document_scope(tenant, choices.collection),
-            doc_ids=None if choices.documents is None else tuple(choices.documents),
-            where=metadata_filter(choices.filter),
-            mode=mode,
-            rerank=choices.rerank,
-            min_score=choices.min_score,
-        )
 
     async def search(
         self,
@@ -260,7 +194,7 @@ class PassageSearch:
                 )
 
     def documents_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, DocumentInfo]:
-        """The documents of passages by doc_id, as far as they are stored. Blocks."""
+        """Return the documents of passages by doc_id, as far as they are stored. Blocks."""
         doc_ids = {passage.chunk.doc_id for passage in passages}
         if not doc_ids:
             return {}
@@ -269,7 +203,7 @@ class PassageSearch:
         return {info.doc_id: info for info in page.documents}
 
     def urls_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, str]:
-        """By doc_id, of the documents of passages whose metadata have one. Blocks."""
+        """Return, by doc_id, the URLs in the metadata of the passages' documents. Blocks."""
         found = self.documents_of(passages, scope)
         urls = {doc_id: info.metadata.get("url") for doc_id, info in found.items()}
         return {doc_id: url for doc_id, url in urls.items() if isinstance(url, str) and url}
@@ -292,21 +226,6 @@ class PassageSearch:
             f"there is no collection {query.scope.collection!r} (GET /admin/collections lists "
             "those that have documents)"
         )
-
-
-def _check_floor(floor: float | None, mode: SearchMode) -> None:
-    """Raise InvalidRequest if no passage can have such a score."""
-    highest = _HIGHEST_SCORES.get(mode)
-    if floor is None or highest is None or floor <= highest:
-        return
-    remedy = "lower it"
-    if mode == "hybrid":
-        remedy += ", or choose retrieval dense, whose scores are cosines"
-    raise InvalidRequest(
-        f"min_score must be at most {highest:.4g} with retrieval {mode}, whose scores are "
-        f"{_MEANINGS[mode]}, not {floor:g}: {remedy}",
-        field="min_score",
-    )
 
 
 def citations(

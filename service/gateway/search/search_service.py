@@ -10,6 +10,7 @@ from service.gateway.schemas.answer import FoundPassage
 from service.gateway.schemas.search import SearchRequest, SearchResponse, SearchResult
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
+from service.gateway.search.search_query import search_query
 from service.settings import Settings
 
 
@@ -43,8 +44,12 @@ class SearchService:
             DeadlineExceeded: The deadline passed meanwhile.
         """
         _check_text(request.query, self._settings.max_question_chars)
-        query = self._passages.query(
-            request, request.query, tenant=call.principal.tenant, top_k=max(1, self._top_k)
+        query = search_query(
+            request,
+            request.query,
+            tenant=call.principal.tenant,
+            top_k=max(1, self._top_k),
+            settings=self._settings,
         )
         self._retriever.require()
         slot = self._limiter.acquire(0, call.principal.key_id)

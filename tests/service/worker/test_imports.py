@@ -18,6 +18,7 @@ BLOCKED = (
     "zmq",
     "prometheus_client",
     "xxhash",
+    "sqlalchemy",
 )
 # The process's entry and its server.
 NEED_MORE = {

@@ -36,7 +36,7 @@ async def pooled(
         members.append(Member(number, client, supervisor))
         await worker.start()
         client.connect(worker.address)
-    pool = WorkerPool(members, "round_robin", metrics, slower_tiers=True, kept_prompts=True)
+    pool = WorkerPool(members, "round_robin", metrics, slower_tiers=True, prefix_cache=True)
     for member in members:
         await asyncio.wait_for(member.client.wait_ready(), 5)
     try:

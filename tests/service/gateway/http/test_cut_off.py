@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
 from service.gateway.answers.answer_stream import TextDelta
-from service.gateway.http.middleware import BodyLimits, RequestContext
+from service.gateway.http.middleware import RequestContext
 from service.gateway.http.sse import EventStream, NamedEvents
 from service.gateway.prometheus import GatewayMetrics
+from service.settings.serving import LimitSettings
 
 
 class Endless(AnswerGroup):
@@ -36,8 +37,7 @@ async def _never(scope: Scope, receive: Receive, send: Send) -> None:
 async def cancelled(app: ASGIApp) -> list[Message]:
     """What is sent by a request that is cancelled while it waits."""
     sent: list[Message] = []
-    limits = BodyLimits(request=1000, ingest=1000, upload=1000, timeout_s=10)
-    context = RequestContext(app, limits=limits, metrics=GatewayMetrics())
+    context = RequestContext(app, limits=LimitSettings(), metrics=GatewayMetrics())
     scope = {"type": "http", "method": "POST", "path": "/v1/rag/generate", "headers": []}
 
     async def receive() -> Message:

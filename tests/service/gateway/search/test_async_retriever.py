@@ -24,7 +24,8 @@ from retriever import (
 )
 from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
-from service.gateway.search.passage_search import FoundPassages, PassageSearch, SearchQuery
+from service.gateway.search.passage_search import FoundPassages, PassageSearch
+from service.gateway.search.search_query import SearchQuery
 from service.settings import Settings
 from tests.fakes.models import HashingEmbedder, OverlapReranker, WordCounter
 
