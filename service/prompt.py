@@ -16,15 +16,9 @@ from typing import Any, Protocol, TypeVar
 from service.errors import InvalidRequest
 
 FORMAT_FILE = "kvstitch.json"
-<<<<<<< HEAD
-PREFIX_CHUNK_MODES = ("primer", "neighbours")
-"""Prefix modes in which other chunks stand between S and a chunk when it is precomputed."""
-PREFIX_MODES = ("none", "bos", "bos_keep", "system", *PREFIX_CHUNK_MODES)
-=======
 CHUNK_PREFIX_MODES = ("primer", "neighbours")
 """Prefix modes in which other chunks stand between S and a chunk when it is precomputed."""
 PREFIX_MODES = ("none", "bos", "bos_keep", "system", *CHUNK_PREFIX_MODES)
->>>>>>> main
 PASSAGE_ORDERS = ("best_first", "best_last")
 
 T = TypeVar("T")

@@ -31,11 +31,7 @@ from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
 from service.gateway.service_database import shared_database
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-<<<<<<< HEAD
-from service.prompt import PREFIX_CHUNK_MODES
-=======
 from service.prompt import CHUNK_PREFIX_MODES
->>>>>>> main
 from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.worker_settings import WorkerSettings
@@ -63,11 +59,7 @@ def check(settings: Settings, prompts: PromptBuilder) -> None:
     written = [name for name in settings.write_tiers.split(",") if name]
     if written and not {"redis", "s3"} & set(written):
         raise InvalidSetting(f"write_tiers = {settings.write_tiers!r} names no tier that is shared")
-<<<<<<< HEAD
-    if prompts.prefix_mode in PREFIX_CHUNK_MODES:
-=======
     if prompts.prefix_mode in CHUNK_PREFIX_MODES:
->>>>>>> main
         raise InvalidSetting(
             f"bulk does not choose companions, which prefix_mode {prompts.prefix_mode} needs: "
             "ingest through a gateway, or serve with another prefix mode"

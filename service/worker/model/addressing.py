@@ -12,11 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvstore import ChunkSpec, chunk_key
-<<<<<<< HEAD
-from service.prompt import PREFIX_CHUNK_MODES, PREFIX_MODES
-=======
 from service.prompt import CHUNK_PREFIX_MODES, PREFIX_MODES
->>>>>>> main
 from service.worker.layout import Prefix
 from service.worker.model.decoder import DecoderModel
 
@@ -99,13 +95,8 @@ class Addressing:
                 primer and neighbours. Behind none of them it is the same chunk as in mode system.
         """
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
-<<<<<<< HEAD
-        if not behind or prefix_mode not in PREFIX_CHUNK_MODES:
-            mode = "system" if prefix_mode in PREFIX_CHUNK_MODES else prefix_mode
-=======
         if not behind or prefix_mode not in CHUNK_PREFIX_MODES:
             mode = "system" if prefix_mode in CHUNK_PREFIX_MODES else prefix_mode
->>>>>>> main
             return self._address(ids, mode, start, tenant)
         if prefix_mode == "primer":
             primer = [token for each in behind for token in each]
@@ -138,11 +129,7 @@ class Addressing:
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
         """Return the token ids that a chunk is precomputed behind; their own KV is not stored."""
-<<<<<<< HEAD
-        if prefix_mode == "system" or prefix_mode in PREFIX_CHUNK_MODES:
-=======
         if prefix_mode == "system" or prefix_mode in CHUNK_PREFIX_MODES:
->>>>>>> main
             return tuple(system)
         if prefix_mode == "bos":
             bos = getattr(self.decoder.config, "bos_token_id", None)
