@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from retriever.catalog.catalog import Catalog
 from retriever.documents import Chunk, Passage, SearchMode
 from retriever.embedders.base import Vectors
 from retriever.errors import InvalidQuery
 from retriever.index.vector_search import VectorSearch
 from retriever.scope import Scope
+
+if TYPE_CHECKING:
+    from retriever.catalog.catalog import Catalog
 
 K = 60
 MAX_FUSED_SCORE = 2 / (K + 1)  # of what is first in both rankings

@@ -148,7 +148,9 @@ def up(args: argparse.Namespace) -> int:
 
 def status(args: argparse.Namespace) -> int:
     """Print all workers; 0 if there are some and all are ready or draining, else 1."""
-    with _connected(args) as cluster:
+    from service.cluster.ray_cluster import connect
+
+    with connect(args.address) as cluster:
         states = cluster.states()
     _show(states, args)
     fine = bool(states) and all(state.phase in ("ready", "draining") for state in states)
@@ -175,21 +177,14 @@ def down(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _connected(args: argparse.Namespace) -> Iterator[RayCluster]:
-    from service.cluster.ray_cluster import connect
-
-    with connect(args.address) as cluster:
-        yield cluster
-
-
-@contextmanager
 def _scaling(args: argparse.Namespace) -> Iterator[tuple[RayCluster, Scaling]]:
     from service.cluster.plan import WorkerPlan
+    from service.cluster.ray_cluster import connect
     from service.cluster.scaling import Scaling
 
     settings = settings_of(args, without={"workers"})
     runtime_env = _runtime_env(getattr(args, "runtime_env", None))
-    with _connected(args) as cluster:
+    with connect(args.address) as cluster:
         gpus = getattr(args, "gpus_per_worker", None)
         plan = WorkerPlan.of(
             settings,
@@ -198,15 +193,10 @@ def _scaling(args: argparse.Namespace) -> Iterator[tuple[RayCluster, Scaling]]:
             resources=dict(getattr(args, "resource", None) or ()),
             ports=getattr(args, "ports", None),
         )
+        timeout_s = getattr(args, "timeout_s", 0.0)
         yield (
             cluster,
-            Scaling(
-                cluster,
-                plan,
-                say=_say,
-                timeout_s=getattr(args, "timeout_s", 0.0),
-                runtime_env=runtime_env,
-            ),
+            Scaling(cluster, plan, say=_say, timeout_s=timeout_s, runtime_env=runtime_env),
         )
 
 

@@ -16,10 +16,9 @@ from typing import Any
 from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.output import size
 from service.errors import InvalidSetting, KvstitchError, ModelRefused
-from service.models.conversion_process import needed_bytes
 from service.models.gguf_file import check as check_gguf
 from service.models.gguf_file import quantisation, read_header
-from service.models.model_finder import ModelFinder, gguf_file, is_gguf
+from service.models.model_finder import ModelFinder, gguf_file, is_gguf, needed_bytes
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint
 from service.shared.worker_settings import MIB

@@ -14,20 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import TaskID
 
 from kvstitch.client import Client, Job
 from service.cli.documents.files import DocumentToSend, Read
 from service.cli.documents.folder import HIDDEN, SkippedFile, UnsendableDocument
 from service.cli.documents.upload import Batch, all_errors, batches, poll, submit
-from service.cli.output import console, emit, plain, time_left
+from service.cli.output import emit, plain, progress_bars, time_left
 from service.cli.service_client import CommandError
 
 POLLED_JOBS = 4  # at a time; the service works jobs off in order
@@ -159,16 +152,7 @@ class Ingest:
         self.account = Account()
         self._resumed = 0
         self._hidden: set[str] = set()
-        stderr = console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            console=stderr,
-            disable=args.json or not stderr.is_terminal,
-        )
+        self.bar = progress_bars(as_json=args.json)
         self._sent: TaskID = self.bar.add_task("sent  ", total=total, note="")
         self._stored: TaskID = self.bar.add_task("stored", total=total, note="", start=False)
 
