@@ -149,7 +149,7 @@ class PromptFormat:
         return list(ranked) if self.passage_order == "best_first" else list(reversed(ranked))
 
     def render_document(self, title: str, text: str) -> str:
-        """The text of a document; one without a title has no line for it."""
+        """Return the text of a document; one without a title has no line for it."""
         # Not str.format, because user text may hold braces.
         if not title:
             return self.document.replace("{title}\n", "").replace("{text}", text)
@@ -158,13 +158,13 @@ class PromptFormat:
 
 
 def system_ids(fmt: PromptFormat, encoder: Encoder) -> list[int]:
-    """Ids of the system prompt S: BOS if the model has one, then the instruction."""
+    """Return ids of the system prompt S: BOS if the model has one, then the instruction."""
     bos = [] if encoder.bos is None else [encoder.bos]
     return bos + encoder.encode_template(fmt.system)
 
 
 def document_ids(fmt: PromptFormat, encoder: Encoder, title: str, text: str) -> list[int]:
-    """Ids of one chunk, the same when it is precomputed and at every request."""
+    """Return ids of one chunk, the same when it is precomputed and at every request."""
     ids = encoder.encode_text(fmt.render_document(title, text))
     if fmt.prefix_mode == "bos_keep" and encoder.bos is not None:
         return [encoder.bos, *ids]

@@ -20,7 +20,7 @@ from service.errors import KvstitchError
 from service.gateway.auth.access import is_loopback
 from service.gateway.auth.keys import StoredKey
 from service.gateway.databases import key_store
-from service.gateway.fleet.discovery import DnsName
+from service.gateway.fleet.discovery import look_up
 from service.gateway.server import listen
 from service.settings import Settings
 from service.shared.worker_settings import MIB
@@ -82,7 +82,7 @@ def check_workers(settings: Settings) -> Iterator[Finding]:
         return
     addresses = listed.split(",")
     if listed.startswith("dns://"):
-        found = asyncio.run(DnsName(listed).look_up())
+        found = asyncio.run(look_up(listed))
         addresses = found or []
         if not addresses:
             yield fail("workers", f"{listed} has no addresses", "start workers, or mend the name")

@@ -65,7 +65,7 @@ class AnswerGroup:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def collect(self) -> list[GenerateResponse]:
-        """The whole answers. Raises as `events`."""
+        """Return the whole answers. Raises as `events`."""
         tasks = [asyncio.create_task(answer.collect()) for answer in self.answers]
         try:
             return await asyncio.gather(*tasks)

@@ -108,7 +108,7 @@ class AnswerStream:
         return self._events
 
     async def collect(self) -> GenerateResponse:
-        """The whole answer. Raises as `events`."""
+        """Return the whole answer. Raises as `events`."""
         try:
             async for event in self.events():
                 if isinstance(event, Finished):
@@ -162,7 +162,7 @@ class AnswerStream:
         return TextDelta(text, None if self._logprobs is None else self._logprobs.release())
 
     def _take(self, item: TokenItem) -> str:
-        """Count a token; the text that it adds."""
+        """Count a token, and return the text that it adds."""
         now = time.perf_counter()
         if self._last_token_at is None:
             self._first_token_at = now
@@ -210,7 +210,7 @@ class AnswerStream:
         )
 
     async def _add_token_report(self, result: GenerateResponse, report: Report) -> None:
-        """Only if the request asked for it."""
+        """Add what became of every token, if the request asks for it."""
         if report.token_fates is not None:
             result.cache.tokens = await asyncio.to_thread(
                 response.token_report,
@@ -243,7 +243,7 @@ class AnswerStream:
 
 
 def outcome_of(error: BaseException) -> str:
-    """The label under which a failed answer is counted."""
+    """Return the label under which a failed answer is counted."""
     if isinstance(error, KvstitchError):
         return error.code
     if isinstance(error, asyncio.CancelledError | GeneratorExit):

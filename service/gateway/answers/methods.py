@@ -48,7 +48,7 @@ class DefaultMethods:
         self._told = False
 
     def chosen(self, request: Choices, ready: Ready) -> tuple[Method, Method | None]:
-        """The fusion and the eviction method of a request, with all their parameters.
+        """Return the fusion and the eviction method of a request, with all their parameters.
 
         Raises:
             NotCalibrated: It leaves the choice to the service, and nothing was measured.
@@ -102,7 +102,7 @@ class DefaultMethods:
         return MethodChoice.model_validate(found or {"method": FULL_PREFILL})
 
     def describe(self, ready: Ready) -> dict[str, Any]:
-        """The defaults, and where each comes from, for GET /v1/methods."""
+        """Return the defaults, and where each comes from, for GET /v1/methods."""
         offered = ready.fusion
         values = {
             "fusion": self._fusion(offered),
@@ -117,7 +117,7 @@ class DefaultMethods:
         }
 
     def _fusion(self, offered: Sequence[MethodInfo]) -> dict[str, Any]:
-        """What was tuned, unless an older release did so with what is gone by now."""
+        """Return the tuned method, or the built-in one where this release lacks what was tuned."""
         if self._calibration is None:
             return dict(BUILT_IN_FUSION)
         tuned = dict(self._calibration.defaults["fusion"])
@@ -145,7 +145,7 @@ class DefaultMethods:
 
 
 def _exists(fusion: Mapping[str, Any], offered: Sequence[MethodInfo]) -> bool:
-    """Whether the worker has this method with these parameters."""
+    """Return whether the worker has this method with these parameters."""
     named = set(fusion) - {"method"}
     return any(info.name == fusion["method"] and named <= set(info.parameters) for info in offered)
 
@@ -167,7 +167,7 @@ def _quality(parameters: dict[str, Any]) -> float:
 
 
 def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]) -> Method:
-    """The chosen method with all its parameters, defaults filled in.
+    """Return the chosen method with all its parameters, defaults filled in.
 
     Args:
         kind: "fusion" or "eviction"; prefixes the field in errors.
@@ -191,7 +191,7 @@ def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]
 
 
 def chosen_adapter(asked: str | None, principal: Principal, ready: Ready) -> str:
-    """The adapter's name; "" for the base model.
+    """Return the adapter's name; "" for the base model.
 
     Args:
         asked: What the request names; None: nothing.

@@ -28,7 +28,7 @@ STRUCTURED_MAX_TOKENS = 512
 def sampling(
     request: GenerateRequest, *, prompt_tokens: int, room: int, usual: int
 ) -> tuple[Sampling, list[str]]:
-    """How the worker chooses the answer's tokens, and warnings for the client.
+    """Return how the worker chooses the answer's tokens, and warnings for the client.
 
     Args:
         request: What is asked for.
@@ -86,7 +86,7 @@ def _check(request: SamplingFields) -> None:
 
 
 def grammar(guided: Guided) -> str:
-    """What the answer must match, in llguidance's form.
+    """Return what the answer must match, in llguidance's form.
 
     Raises:
         InvalidRequest: It is not valid, or uses what is not supported; the message says what.

@@ -20,7 +20,7 @@ GATE_STATE_METRIC = "kvstitch_gate_state"
 
 
 def stats(parts: Sequence[Stats]) -> Stats:
-    """Sums of requests, the mean share of free pool; of the samples, the gate's worst states.
+    """Return sums of requests, the mean share of free pool, and the gate's worst states.
 
     All other samples are published for each worker by itself.
     """
@@ -51,7 +51,7 @@ def gate_states(parts: Sequence[GateStates]) -> GateStates:
 
 
 def purged(parts: Sequence[Purged]) -> Purged:
-    """Copies that all have deleted, and every tier that one of them could not reach."""
+    """Return how many copies all have deleted, and the tiers that one could not reach."""
     copies: dict[str, int] = {}
     for part in parts:
         for tier, count in part.copies.items():

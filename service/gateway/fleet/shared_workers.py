@@ -83,7 +83,7 @@ class SharedWorkers:
         return None
 
     def states(self) -> list[WorkerState]:
-        """What is known of every worker that is listed."""
+        """Return what is known of every worker that is listed."""
         refused = [
             WorkerState(None, why, None, None, None, address)
             for address, why in self._refused.items()
@@ -114,7 +114,7 @@ class SharedWorkers:
     async def _watch(self) -> None:
         while True:
             try:
-                async for addresses in self._source.watch():
+                async for addresses in self._source():
                     await self._list(addresses)
                 return  # a list that never changes
             except Exception:
@@ -164,7 +164,7 @@ class SharedWorkers:
         self._known.left(address, gone=member.client.gone)
 
     def _unlike(self, address: str, ready: Ready) -> str | None:
-        """Why a worker cannot stand beside the others."""
+        """Return why a worker cannot stand beside the others."""
         first = self._model = self._model or ready.model
         if ready.model.fingerprint == first.fingerprint:
             return None
@@ -192,5 +192,5 @@ class SharedWorkers:
 
 
 def label(address: str) -> str:
-    """The worker in metrics: the same whenever it comes back."""
+    """Return the worker in metrics: the same whenever it comes back."""
     return address.partition("://")[2]

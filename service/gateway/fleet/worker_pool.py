@@ -221,7 +221,7 @@ class WorkerPool:
         return all_workers.purged(done)
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
-        """The states at the worker that trusts a method least; a reset reaches all that are up."""
+        """Return the states at the worker that trusts a method least; reset all that are up."""
         self.require()
         calls = (member.client.gate(reset=reset) for member in self._ready_members())
         return all_workers.gate_states(await asyncio.gather(*calls))
@@ -288,7 +288,7 @@ class WorkerPool:
         return [m for m in self.members if m.takes_requests and m.number not in left_out]
 
     def _may_move(self, event: Event, member: Member, moves: int, tried: set[int]) -> bool:
-        """Whether a request that ends so at a worker can go to another."""
+        """Return whether a request that ends so at a worker can go to another."""
         failed = isinstance(event, Failed) and event.code in MOVED
         return failed and (member.draining or moves < MOST_MOVES) and bool(self._takers(tried))
 

@@ -48,7 +48,7 @@ class ChunkPrefixes:
         self._count = count
 
     def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
-        """The segments of a prompt, in its order, each with its prefix."""
+        """Return the segments of a prompt, in its order, each with its prefix."""
         segments = self._prompts.segments(chunks)
         if self.kind is None or len(segments) < 2:
             return segments
@@ -82,7 +82,7 @@ class ChunkPrefixes:
         return ChosenPrefix(copy, [other for other in old if other != copy])
 
     def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[ChunkTokens]]:
-        """What is stored of these chunks with a prefix, and of others that have them in theirs.
+        """Return what is stored of these chunks with a prefix, and of chunks with them in theirs.
 
         Call it before any of them is removed: all of it holds their text, or follows from it.
         """
@@ -107,7 +107,7 @@ class ChunkPrefixes:
 
 
 def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:
-    """These copies, and before them their prefixes: a primer's prefix is stored as one chunk."""
+    """Return these copies after their prefixes, each of which is also stored as one chunk."""
     prefixes = {tuple(token for ids in copy.behind for token in ids): copy for copy in copies}
     return [ChunkTokens(copy.chunk_id, list(ids)) for ids, copy in prefixes.items() if ids] + list(
         copies

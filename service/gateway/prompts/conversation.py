@@ -57,7 +57,7 @@ def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def question_of(turns: Sequence[Turn]) -> str:
-    """What is answered, and what documents are searched for: the last text of the user."""
+    """Return what is answered, and what documents are searched for: the last text of the user."""
     return next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
 
 
@@ -74,7 +74,7 @@ class PlainConversationFormat:
     fmt: PromptFormat
 
     def template(self, roles: tuple[str, ...]) -> str:
-        """The template of Q for normalised turns: text with {t0}, {t1}, … in their places."""
+        """Return the template of Q for normalised turns, with {t0}, {t1}, … in their places."""
         out = ""
         for number, role in enumerate(roles):
             place = f"{{t{number}}}"
@@ -106,7 +106,7 @@ class ChatTemplateFormat:
         return question
 
     def _split(self, roles: tuple[str, ...]) -> tuple[str, str]:
-        """What the chat template writes before the documents, and after them."""
+        """Return what the chat template writes before the documents, and after them."""
 
         def later_turn(number: int) -> dict[str, Any]:
             return {"role": roles[number], "content": f"{{t{number}}}"}
@@ -165,7 +165,7 @@ def render_messages(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
-    """The text of a conversation.
+    """Return the text of a conversation.
 
     Raises:
         InvalidRequest: The template refuses it.

@@ -34,7 +34,7 @@ class Detokenizer:
         self._sent = 0  # characters of decode(ids[start:]) that were emitted
 
     def push(self, token: int) -> str:
-        """The text that is final now that `token` is known; may be empty."""
+        """Return the text that is final now that `token` is known; may be empty."""
         if token in self._skip:
             return ""
         self._ids.append(token)
@@ -65,7 +65,7 @@ class StopStrings:
         self.passed = 0
 
     def push(self, text: str, *, ending: bool = True) -> str:
-        """The text that may be sent now; empty once `stopped`.
+        """Return the text that may be sent now; empty once `stopped`.
 
         Args:
             ending: Whether a stop string that is complete now ends the answer.
@@ -87,7 +87,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The text held back, for an answer that ended without a stop string."""
+        """Return the text held back, for an answer that ended without a stop string."""
         text, self._held = self._held, ""
         self.passed += len(text)
         return text
@@ -158,7 +158,7 @@ class AnswerText:
         return range(self._blanks, self._stops.passed)
 
     def offset(self, start: int) -> int:
-        """The place in `text` of the character at `start` of a span."""
+        """Return the place in `text` of the character at `start` of a span."""
         return len(self.begun) + max(0, start - self._blanks)
 
     def _emit(self, text: str) -> str:

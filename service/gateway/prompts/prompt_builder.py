@@ -60,7 +60,7 @@ class PromptBuilder:
         return self.format.prefix_mode
 
     def chunking(self) -> ChunkSettings:
-        """How the retriever must cut documents so that their rendered segments fit."""
+        """Return how the retriever must cut documents so that their rendered segments fit."""
         bos_tokens = self.format.prefix_mode == "bos_keep" and self.tokenizer.bos is not None
         return ChunkSettings(
             tokenizer=self.tokenizer,
@@ -69,7 +69,7 @@ class PromptBuilder:
         )
 
     def segment(self, chunk: Chunk) -> list[int]:
-        """The token ids of a chunk, the same when it is precomputed and at every request."""
+        """Return the token ids of a chunk, the same when it is precomputed and at every request."""
 
         def encode() -> list[int]:
             return document_ids(self.format, self.tokenizer, chunk.title, chunk.text)
@@ -93,7 +93,7 @@ class PromptBuilder:
         *,
         begin_answer: bool = True,
     ) -> list[int]:
-        """Q of a normalised conversation, as token ids.
+        """Return Q of a normalised conversation, as token ids.
 
         Args:
             turns: The conversation.
@@ -121,8 +121,10 @@ class PromptBuilder:
         begin_answer: bool,
         max_context: int,
     ) -> list[int] | None:
-        """`encode_question` of a question that may not fit, because embedding it in vain takes
-        seconds; None: it surely fits, as a token has at least one byte.
+        """Encode a question that may not fit, because embedding it in vain takes seconds.
+
+        Returns:
+            As `encode_question`; None: it surely fits, as a token has at least one byte.
 
         Raises:
             PromptTooLong: It does not fit.
@@ -135,7 +137,7 @@ class PromptBuilder:
         return question
 
     def encode_alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[int] | None:
-        """The whole prompt of a conversation with tools and without documents.
+        """Return the whole prompt of a conversation with tools and without documents.
 
         Returns:
             Its ids, to which no S belongs; None where the prompt is S and Q as usual.
@@ -191,14 +193,14 @@ class PromptBuilder:
     def estimate(
         self, turns: Sequence[Turn], tools: ToolSet | None, top_k: int, inline_chars: int
     ) -> int:
-        """About how many tokens a prompt will have, known before any work is done."""
+        """Return about how many tokens a prompt will have, known before any work is done."""
         chars = sum(turn.chars for turn in turns) + (0 if tools is None else len(tools.text))
         question = chars // CHARS_PER_TOKEN_ESTIMATE
         documents = top_k * self.format.chunk_tokens + inline_chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + documents + question
 
     def answer_text(self, request: GenerateRequest) -> AnswerText:
-        """Collects the text of the answer to a request."""
+        """Return what collects the text of the answer to a request."""
         # An answer of a given form ends where its form says, and the prompt has not begun it.
         free, tools = request.guided is None, request.tools
         own = self.format.stop if free and not request.ignore_eos else ()
@@ -213,5 +215,5 @@ class PromptBuilder:
 
 
 def _about_tools(turns: Sequence[Turn]) -> bool:
-    """Whether earlier turns hold calls or what they gave."""
+    """Return whether earlier turns hold calls or what they gave."""
     return any(turn.calls or turn.role == "tool" for turn in turns)

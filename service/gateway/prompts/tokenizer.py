@@ -147,7 +147,7 @@ def fill(template: str, user_text: dict[str, str]) -> str:
 
 
 def _split(template: str, user_text: dict[str, str]) -> list[tuple[str | None, str]]:
-    """The template's parts in order: (None, text) or (name, "{name}")."""
+    """Return the template's parts in order: (None, text) or (name, "{name}")."""
     if not user_text:
         return [(None, template)]
     names = "|".join(map(re.escape, user_text))
@@ -164,7 +164,7 @@ def _load(content: str) -> Tokenizer:
 
 
 def _load_plain(content: str) -> Tokenizer:
-    """The same tokenizer without its added tokens.
+    """Return the same tokenizer without its added tokens.
 
     A model whose vocabulary is looked up by whole words could still yield one, so those words are
     taken out of the vocabulary. What the merges of ordinary text yield stays: ids of text without
@@ -201,7 +201,7 @@ class SegmentIdCache:
         self._lock = Lock()
 
     def get(self, chunk_id: int, revision: str, encode: Callable[[], list[int]]) -> list[int]:
-        """The ids of a chunk; calls `encode` if they are not cached."""
+        """Return the ids of a chunk; calls `encode` if they are not cached."""
         key = (chunk_id, revision)
         with self._lock:
             if (found := self._ids.get(key)) is not None:

@@ -62,21 +62,21 @@ class WrittenText:
 
 @dataclass(frozen=True)
 class PlainToolConversation:
-    """Tools, calls and results as text."""
+    """Writes tools, calls and results as text."""
 
     form: ToolForm
     plain: ConversationFormat
     template: ChatTemplate | None
 
     def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
-        """Q of a normalised conversation, to stand behind documents."""
+        """Return Q of a normalised conversation, to stand behind documents."""
         written = self._as_text(turns, tools)
         return WrittenText(
             self.plain.template(tuple(turn.role for turn in written)), _texts(written)
         )
 
     def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
-        """The whole prompt of one without documents; None: it is S and `question`."""
+        """Return the whole prompt of one without documents; None: it is S and `question`."""
         if self.template is None:
             return None
         written = self._as_text(turns, tools)
@@ -102,7 +102,7 @@ class PlainToolConversation:
 
 
 class TemplateToolConversation:
-    """All of it by a chat template that takes tools."""
+    """Writes tools, calls and results by a chat template that takes tools."""
 
     def __init__(
         self, form: ToolForm, template: ChatTemplate, added_texts: Collection[str]
@@ -174,7 +174,7 @@ class TemplateToolConversation:
         return message
 
     def _own_texts(self, written: str, turns: Sequence[Turn]) -> dict[str, str]:
-        """The turns' texts, as they are to stand in what was written."""
+        """Return the turns' texts, as they are to stand in what was written."""
         texts = _texts(turns)
         for number, turn in enumerate(turns):
             place = f"{{t{number}}}"
@@ -187,7 +187,7 @@ class TemplateToolConversation:
         return texts
 
     def _describe(self, definitions: str) -> WrittenText:
-        """What the template writes because of these tools, wherever it does."""
+        """Return what the template writes because of these tools, wherever it writes it."""
         protected = ProtectedText(self._added_texts)
         text = tools_text(self._template, protected.protect(json.loads(definitions)))
         return WrittenText(text, protected.texts)
@@ -241,7 +241,7 @@ class ProtectedText:
         self.texts: dict[str, str] = {}
 
     def protect(self, value: Any) -> Any:
-        """The value with all its strings, and keys, safe."""
+        """Return the value with all its strings, and keys, safe."""
         if isinstance(value, str):
             return self._pattern.sub(self._name, value)
         if isinstance(value, dict):

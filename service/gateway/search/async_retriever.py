@@ -198,7 +198,7 @@ class _IndexKeeper:
 
 
 def make_embedder(settings: Settings) -> Embedder:
-    """An embedder behind HTTP if an address is set, else a model in this process; not started."""
+    """Return an embedder behind HTTP if an address is set, else a local one; not started."""
     if settings.embedder_url:
         return EndpointEmbedder(
             settings.embedder_url,
@@ -210,7 +210,7 @@ def make_embedder(settings: Settings) -> Embedder:
 
 
 def make_reranker(settings: Settings) -> Reranker | None:
-    """A reranker behind HTTP if an address is set, else None; not started."""
+    """Return a reranker behind HTTP if an address is set, else None; not started."""
     if not settings.reranker_url:
         return None
     return EndpointReranker(

@@ -39,7 +39,7 @@ def joined_query(turns: Sequence[Turn]) -> str | None:
 
 
 def adds_something(own: Sequence[Passage], joined: Sequence[Passage]) -> bool:
-    """Whether the joined question is nearer to what it finds than the question alone.
+    """Return whether the joined question is nearer to what it finds than the question alone.
 
     Searches by words alone have no cosines to compare; they are always fused.
     """

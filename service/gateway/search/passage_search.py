@@ -71,7 +71,7 @@ class FoundPassages:
         return _RANKED_BY[self.query.mode]
 
     def above_floor(self) -> FoundPassages:
-        """The same without the passages whose score is lower than the query's `min_score`."""
+        """Return the same without the passages that score below the query's `min_score`."""
         if self.query is None or (floor := self.query.min_score) is None:
             return self
         kept = [passage for passage in self.passages if passage.score >= floor]
@@ -194,7 +194,7 @@ class PassageSearch:
                 )
 
     def documents_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, DocumentInfo]:
-        """The documents of passages by doc_id, as far as they are stored. Blocks."""
+        """Return the documents of passages by doc_id, as far as they are stored. Blocks."""
         doc_ids = {passage.chunk.doc_id for passage in passages}
         if not doc_ids:
             return {}
@@ -203,7 +203,7 @@ class PassageSearch:
         return {info.doc_id: info for info in page.documents}
 
     def urls_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, str]:
-        """By doc_id, of the documents of passages whose metadata have one. Blocks."""
+        """Return, by doc_id, the URLs in the metadata of the passages' documents. Blocks."""
         found = self.documents_of(passages, scope)
         urls = {doc_id: info.metadata.get("url") for doc_id, info in found.items()}
         return {doc_id: url for doc_id, url in urls.items() if isinstance(url, str) and url}

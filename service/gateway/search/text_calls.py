@@ -188,7 +188,7 @@ def _texts(request: EmbeddingsRequest) -> list[str]:
 
 
 def _body(vectors: npt.NDArray[np.float32], tokens: int, model: str, *, as_base64: bool) -> bytes:
-    """Written here: as models of pydantic a million numbers would take seconds."""
+    """Write the response here: as models of pydantic a million numbers would take seconds."""
     rows: list[Any]
     if as_base64:
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
@@ -250,7 +250,7 @@ class RerankService:
         )
 
     async def _scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """The score of every text; higher is better."""
+        """Return the score of every text; higher is better."""
         if self._retriever.reranker is None:
             raise NoReranker("this service has no reranker: set KVSTITCH_RERANKER_URL")
         timeout_s = self._settings.rerank_timeout_s
@@ -269,7 +269,7 @@ class RerankService:
 def _results(
     request: RerankRequest, texts: Sequence[str], scores: Sequence[float]
 ) -> list[RerankResult]:
-    """The best first; equal scores keep their order."""
+    """Return the results, the best first; equal scores keep their order."""
     order = sorted(range(len(texts)), key=lambda index: -scores[index])
     return [
         RerankResult(

@@ -211,7 +211,7 @@ class WorkerConnection:
             raise Overloaded("the worker does not take messages", retry_after_s=RETRY_AFTER_S)
 
     def note_left(self, call_id: str, tokens: int) -> None:
-        """A call ends early, after so many tokens; what comes for it later is counted."""
+        """Note that a call ends early, after so many tokens, to count what comes for it later."""
         self._left[call_id] = tokens
 
     # -- replies ---------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Worker(Protocol):
         ...
 
     def require(self) -> Ready:
-        """What `ready` holds.
+        """Return what `ready` holds.
 
         Raises:
             WorkerUnavailable: The worker is not ready.
@@ -56,7 +56,7 @@ class Worker(Protocol):
         ...
 
     async def explain(self, request: Generate) -> Forecast:
-        """What a request would take."""
+        """Return what a request would take."""
         ...
 
     def abort(self, request_id: str, reason: str) -> None:
@@ -84,7 +84,7 @@ class Worker(Protocol):
         ...
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
-        """The states of methods at the correctness gate.
+        """Return the states of methods at the correctness gate.
 
         Args:
             reset: A fusion method whose checks are forgotten first; "": all; None: none.

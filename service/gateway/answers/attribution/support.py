@@ -63,7 +63,7 @@ class SupportScorer:
         self._weight_of_unknown = _rarity(0, count)
 
     def scores(self, sentence: str) -> list[Support]:
-        """How far each passage supports a sentence, in their order."""
+        """Return how far each passage supports a sentence, in their order."""
         wanted = {word: self._weight(word) for word in words(sentence)}
         total = sum(wanted.values())
         return [_support(source, wanted, total) for source in self._sources]

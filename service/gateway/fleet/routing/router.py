@@ -122,7 +122,7 @@ class Router:
         self._prefixes.note(work.beginnings, number)
 
     def place(self, name: bytes, backlogs: Mapping[int, float]) -> int:
-        """The worker that computes a chunk ahead of any request: who holds it, else its home.
+        """Return the worker to compute a chunk ahead of requests: who holds it, else its home.
 
         Args:
             backlogs: seconds of such work that each worker has.
@@ -133,7 +133,7 @@ class Router:
     def _away(
         self, names: Sequence[bytes], held: npt.NDArray[np.bool_], numbers: Counts
     ) -> npt.NDArray[np.bool_]:
-        """Of documents that no candidate holds: the workers that are not their home."""
+        """Return which workers are not the home of documents that no candidate holds."""
         away = np.zeros_like(held)
         cold = np.flatnonzero(~held[:, numbers].any(axis=1))
         if len(cold):
@@ -155,5 +155,5 @@ class Router:
         return home(name, backlogs)
 
     def _place(self, name: bytes) -> Place:
-        """Where workers find a chunk that they do not hold in memory."""
+        """Return where workers find a chunk that they do not hold in memory."""
         return "slow" if self._slower_tiers and self._directory.is_stored(name) else "nowhere"

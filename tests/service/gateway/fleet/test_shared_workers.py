@@ -50,7 +50,7 @@ class Fleet:
             deletions=lambda: "of this database",
             heartbeat_timeout_s=1.5,
             on_count=self.counts.append,
-            source=self.listed,
+            source=self.listed.watch,
         )
         self.pool = self.shared._pool
 
