@@ -11,9 +11,12 @@ breaker opened.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+from kvstore.errors import TierTimeout
 
 State = Literal["closed", "open", "half-open"]
 
@@ -60,6 +63,23 @@ class CircuitBreaker:
                 return False
             self._probing = True
             return True
+
+    @contextmanager
+    def watching(self, answered: Callable[[Exception], bool]) -> Iterator[None]:
+        """Report how the block goes, after `allow`.
+
+        Args:
+            answered: whether an error that is raised means that the tier did answer.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Exception) and answered(error):
+                self.succeeded()
+            else:
+                self.failed(timeout=isinstance(error, TierTimeout | TimeoutError))
+            raise
+        self.succeeded()
 
     def succeeded(self) -> None:
         with self._lock:

@@ -173,9 +173,7 @@ class FaultTolerantTier:
             self._tier.put(key, chunk)
             return True
 
-        result = self._caller.call("write", work)
-        self._caller.count("write", result.problem or "ok", chunk.nbytes if result.value else 0)
-        return result.value is not None
+        return self._caller.ask("write", work, chunk.nbytes).value is not None
 
     def put_extra(self, key: str, extra: EncodedExtra) -> bool:
         """Store extra tensors; return False if the tier did not take them.
@@ -203,10 +201,11 @@ class FaultTolerantTier:
         """
         self._forget(keys)
         result = self._caller.ask("delete", lambda: self._tier.delete(keys))
-        if result.problem is not None:
-            with self._lock:
-                self._pending_deletes.update(keys)
-        return result.value
+        if result.problem is None:
+            return result.value
+        with self._lock:
+            self._pending_deletes.update(keys)
+        return None
 
     def delete_all(self) -> bool:
         """Delete every key; return False if some could not be listed or deleted: call it again."""

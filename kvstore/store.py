@@ -8,8 +8,8 @@ computes the chunk again.
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor
@@ -25,7 +25,7 @@ from kvstore.format.chunk_identity import ChunkSpec, require_chunk_key, require_
 from kvstore.format.extra_tensors import encode_extra
 from kvstore.outcomes import BlocksOutcome, ExtraOutcome, ReadOutcome, ReadProblem, StoreStats
 from kvstore.tiers.base import Tier
-from kvstore.write_behind import BackgroundWrites, QueueLimits
+from kvstore.write_behind import QueueLimits, WriteBehindQueue
 
 
 class TieredStore:
@@ -63,7 +63,12 @@ class TieredStore:
             raise StoreConfigError(f"no such tiers to write to: {', '.join(sorted(unknown))}")
         self._write_through = write_through
         self._tiers = [FaultTolerantTier(tier, breaker or BreakerSettings()) for tier in tiers]
-        self._writer = BackgroundWrites(self._tiers, write_behind or QueueLimits())
+        self._limits = write_behind or QueueLimits()
+        self._queues = {
+            tier: WriteBehindQueue(tier, self._limits)
+            for tier in self._tiers
+            if tier.kind != "memory"
+        }
         self._reads: SingleFlight[tuple[str, ChunkSpec | None], ReadOutcome] = SingleFlight()
         self._puts: SingleFlight[str, bool] = SingleFlight()
         self._deletions = DeletionEpoch()
@@ -78,20 +83,19 @@ class TieredStore:
         Raises:
             TierError: a tier cannot work at all (directory in use, package missing, bad URL).
         """
-        started: list[FaultTolerantTier] = []
-        try:
+        with ExitStack() as started:
             for tier in self._tiers:
                 tier.start()
-                started.append(tier)
-        except BaseException:
-            for tier in started:
-                tier.close()
-            raise
-        self._writer.start()
+                started.callback(tier.close)
+            started.pop_all()
+        for queue in self._queues.values():
+            queue.start()
 
     def close(self) -> None:
         """Finish background writes for a few seconds, then close every tier."""
-        self._writer.close()
+        self.flush(self._limits.drain_s)
+        for queue in self._queues.values():
+            queue.close()
         for tier in self._tiers:
             tier.close()
 
@@ -99,12 +103,7 @@ class TieredStore:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def put(self, key: str, chunk: EncodedChunk) -> bool:
@@ -201,7 +200,7 @@ class TieredStore:
         require_chunk_key(key)
         extra = encode_extra(name, version, tensors, key=key)
         return tiered_parts.put_extra(
-            self._tiers, self._writer, self._deletions, key, extra, write_to=self._write_to
+            self._tiers, self._queues, self._deletions, key, extra, write_to=self._write_to
         )
 
     def read_extra(self, key: str, name: str, version: int) -> ExtraOutcome | None:
@@ -262,7 +261,8 @@ class TieredStore:
         wanted = {require_chunk_key(key) for key in keys}
         self._puts.join(wanted)
         self._deletions.advance()  # a read under way will not store what it found
-        self._writer.discard(wanted)
+        for queue in self._queues.values():
+            queue.discard(wanted)
         counts = {tier.name: tier.delete(wanted) for tier in self._tiers}
         return {name: count for name, count in counts.items() if count is not None}
 
@@ -275,7 +275,8 @@ class TieredStore:
             Whether all of it is gone; if not, call it again.
         """
         self._deletions.advance()  # a read under way will not store what it found
-        self._writer.discard_all()
+        for queue in self._queues.values():
+            queue.discard()
         own = [tier for tier in self._tiers if tier.kind != "shared"]
         return all([tier.delete_all() for tier in own])
 
@@ -291,12 +292,19 @@ class TieredStore:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait for the background writes; return False if `timeout` (seconds) ran out first."""
-        return self._writer.flush(timeout)
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        # All are asked, also after one that did not become empty in time.
+        empty = [
+            queue.flush(None if give_up_at is None else max(give_up_at - time.monotonic(), 0))
+            for queue in self._queues.values()
+        ]
+        return all(empty)
 
     def stats(self) -> StoreStats:
         """Return a snapshot of the counters; every healthy tier is asked what it holds."""
         tiers = tuple(tier.stats() for tier in self._tiers)
-        dropped, pending = self._writer.dropped, self._writer.pending
+        queues = self._queues.values()
+        dropped, pending = sum(q.dropped for q in queues), sum(q.pending for q in queues)
         with self._lock:
             return StoreStats(
                 tiers, self._new_keys, self._already_present, self._shared_reads, dropped, pending
@@ -306,12 +314,13 @@ class TieredStore:
         new = True
         refused: list[str] = []
         for tier in self._tiers:
-            if self._writer.holds(tier, key) or tier.contains([key]):
+            queue = self._queues.get(tier)
+            if (queue is not None and queue.holds(key)) or tier.contains([key]):
                 new = False
             elif tier.name not in self._write_to:
                 continue
-            elif tier.kind == "shared" and not self._write_through:
-                self._writer.submit(tier, key, chunk)
+            elif queue is not None and tier.kind == "shared" and not self._write_through:
+                queue.submit(key, chunk)
             elif not tier.put(key, chunk):
                 refused.append(tier.name)
         if refused and self._write_through:
@@ -343,6 +352,6 @@ class TieredStore:
                 if tier.kind == "memory":
                     tier.put(key, chunk)
                 else:
-                    self._writer.submit(tier, key, chunk)
+                    self._queues[tier].submit(key, chunk)
 
         self._deletions.run_if_unchanged(epoch, keep)

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar, cast
 from kvstore.circuit_breaker import BreakerSettings, CircuitBreaker
 from kvstore.errors import (
     ChunkCorrupt,
+    ChunkError,
     ChunkRefused,
     ChunkSpecError,
     TierError,
@@ -22,9 +23,6 @@ from kvstore.errors import (
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-# With these problems the tier did answer, so they do not count against its health.
-_ANSWERED = frozenset({"corrupt", "refused", "rejected"})
 
 
 @dataclass(frozen=True)
@@ -71,34 +69,24 @@ class TierCaller:
         started = time.perf_counter()
         value: T | None = None
         problem: str | None = None
-        of_tier = True
         try:
-            value = work()
+            with self._breaker.watching(_answered):
+                value = work()
         except ChunkSpecError:
-            self._breaker.succeeded()
             raise
         except Exception as error:
             problem = _problem(error)
             _log.warning("%s %s: %s: %s", self._name, op, problem, error)
             if isinstance(error, TierError) and error.server is not None:
-                # One of its servers, which has a circuit breaker of its own.
-                of_tier = False
                 value = cast("T | None", error.found)
-        except BaseException:
-            self._breaker.failed()
-            raise
-        if problem is None or problem in _ANSWERED or not of_tier:
-            self._breaker.succeeded()
-        else:
-            self._breaker.failed(timeout=problem == "timeout")
         with self._lock:
             self._seconds[op] += time.perf_counter() - started
         return CallResult(value, problem)
 
-    def ask(self, op: str, work: Callable[[], T | None]) -> CallResult[T]:
-        """Do the work like `call`, and count it under its problem, or as ok."""
+    def ask(self, op: str, work: Callable[[], T | None], nbytes: int = 0) -> CallResult[T]:
+        """Do the work like `call`, and count it under its problem, or as ok with these bytes."""
         result = self.call(op, work)
-        self.count(op, result.problem or "ok")
+        self.count(op, result.problem or "ok", nbytes if result.problem is None else 0)
         return result
 
     def count(self, op: str, outcome: str, nbytes: int = 0, times: int = 1) -> None:
@@ -116,6 +104,13 @@ class TierCaller:
         """Return the counters: calls by (op, outcome), bytes by op, seconds by op."""
         with self._lock:
             return dict(self._ops), dict(self._bytes), dict(self._seconds)
+
+
+def _answered(error: Exception) -> bool:
+    """Return whether the tier is well, or of its servers all but one, which has its own breaker."""
+    if isinstance(error, TierError) and error.server is not None:
+        return True
+    return isinstance(error, ChunkError | TierFull)
 
 
 def _problem(error: Exception) -> str:

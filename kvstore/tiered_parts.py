@@ -6,7 +6,7 @@ bring the whole chunk into memory.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from kvstore.coordination import DeletionEpoch
@@ -15,7 +15,7 @@ from kvstore.format.chunk_blocks import BlockSelection
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.extra_tensors import EncodedExtra
 from kvstore.outcomes import BadBlock, BlocksOutcome, ExtraOutcome, ReadProblem
-from kvstore.write_behind import BackgroundWrites
+from kvstore.write_behind import WriteBehindQueue
 
 
 def read_blocks(
@@ -60,7 +60,7 @@ def read_blocks(
 
 def put_extra(
     tiers: Sequence[FaultTolerantTier],
-    writer: BackgroundWrites,
+    queues: Mapping[FaultTolerantTier, WriteBehindQueue],
     deletions: DeletionEpoch,
     key: str,
     extra: EncodedExtra,
@@ -75,7 +75,7 @@ def put_extra(
         False when no tier holds the chunk, or when a delete came in between.
     """
     epoch = deletions.current()
-    queued = [tier for tier in tiers if writer.holds(tier, key)]
+    queued = [tier for tier, queue in queues.items() if queue.holds(key)]
     holders = [tier for tier in tiers if tier not in queued and tier.contains([key])]
     if not queued and not holders:
         return False
@@ -85,7 +85,7 @@ def put_extra(
         for tier in tiers:
             shared = tier in holders and tier.kind == "shared" and tier.name in write_to
             if tier in queued or shared:
-                writer.submit(tier, key, extra)
+                queues[tier].submit(key, extra)
 
     if not deletions.run_if_unchanged(epoch, keep):
         return False

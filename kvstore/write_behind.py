@@ -7,7 +7,7 @@ most likely to be read by other processes.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvstore.fault_tolerant_tier import FaultTolerantTier
@@ -17,12 +17,12 @@ from kvstore.format.extra_tensors import EncodedExtra
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds of the queue; the one that is reached first counts.
+    """Bounds of a queue; the one that is reached first counts.
 
     Attributes:
         items: writes in the queue.
         bytes: bytes of the chunks in the queue; they stay in memory until they are written.
-        drain_s: longest wait for the queue at close, in seconds.
+        drain_s: longest wait for all queues when the store is closed, in seconds.
     """
 
     items: int = 256
@@ -35,7 +35,6 @@ Item = EncodedChunk | EncodedExtra
 
 @dataclass(frozen=True)
 class _Write:
-    tier: FaultTolerantTier
     key: str
     item: Item
 
@@ -44,24 +43,18 @@ class _Write:
         """Name of the extra tensors; None for a chunk."""
         return self.item.name if isinstance(self.item, EncodedExtra) else None
 
-    def run(self) -> None:
-        if isinstance(self.item, EncodedExtra):
-            self.tier.put_extra(self.key, self.item)
-        else:
-            self.tier.put(self.key, self.item)
-
 
 class WriteBehindQueue:
-    """One queue and its thread.
+    """The queue of one tier and its thread, which also tries the tier's failed deletes again.
 
     Args:
-        limits: bounds of the queue.
-        chores: called about once a second by the thread.
+        tier: is written to.
+        limits: bounds of the queue. A chunk that waits in two queues is in memory once.
     """
 
-    def __init__(self, limits: QueueLimits, chores: Callable[[], None]) -> None:
+    def __init__(self, tier: FaultTolerantTier, limits: QueueLimits) -> None:
+        self._tier = tier
         self._limits = limits
-        self._chores = chores
         self._changed = threading.Condition()
         self._queue: deque[_Write] = deque()
         self._queued_bytes = 0
@@ -87,14 +80,10 @@ class WriteBehindQueue:
         self._thread = threading.Thread(target=self._run, name="kvstore-writer", daemon=True)
         self._thread.start()
 
-    def close(self, drain_s: float | None = None) -> None:
-        """Write as much as possible within so many seconds (default: the limit's); drop the rest.
-
-        What is dropped is counted.
-        """
+    def close(self) -> None:
+        """Drop and count what still waits, and end the thread after the write under way."""
         if self._thread is None:
             return
-        self.flush(self._limits.drain_s if drain_s is None else drain_s)
         with self._changed:
             self._stopping = True
             while self._queue:
@@ -103,15 +92,15 @@ class WriteBehindQueue:
         self._thread.join()
         self._thread = None
 
-    def submit(self, tier: FaultTolerantTier, key: str, item: Item) -> None:
+    def submit(self, key: str, item: Item) -> None:
         """Queue a write unless the same chunk is already waiting.
 
         Writes are done in order, so extra tensors queued after their chunk find it in the tier.
         """
-        write = _Write(tier, key, item)
+        write = _Write(key, item)
         with self._changed:
             # A chunk never changes, but extra tensors may come again in another version.
-            if write.extra is None and self._holds(tier, key):
+            if write.extra is None and self._holds(key):
                 return
             self._queue.append(write)
             self._queued_bytes += item.nbytes
@@ -119,27 +108,22 @@ class WriteBehindQueue:
                 self._drop_oldest()
             self._changed.notify_all()
 
-    def holds(self, tier: FaultTolerantTier, key: str) -> bool:
+    def holds(self, key: str) -> bool:
         """Return whether a write of that chunk is waiting or under way."""
         with self._changed:
-            return self._holds(tier, key)
+            return self._holds(key)
 
-    def discard(self, keys: Collection[str]) -> None:
-        """Drop the waiting writes of these keys, and wait for one that is under way."""
-        with self._changed:
-            kept = [write for write in self._queue if write.key not in keys]
-            self._queue = deque(kept)
-            self._queued_bytes = sum(write.item.nbytes for write in kept)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._current is None or self._current.key not in keys)
+    def discard(self, keys: Collection[str] | None = None) -> None:
+        """Drop the waiting writes of these keys (default: all), and wait for one under way."""
 
-    def discard_all(self) -> None:
-        """Drop all waiting writes, and wait for one that is under way."""
+        def dropped(write: _Write) -> bool:
+            return keys is None or write.key in keys
+
         with self._changed:
-            self._queue.clear()
-            self._queued_bytes = 0
+            self._queue = deque(write for write in self._queue if not dropped(write))
+            self._queued_bytes = sum(write.item.nbytes for write in self._queue)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._current is None)
+            self._changed.wait_for(lambda: self._current is None or not dropped(self._current))
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until the queue is empty; return False if `timeout` (seconds) ran out first."""
@@ -148,9 +132,9 @@ class WriteBehindQueue:
                 lambda: not self._queue and self._current is None, timeout
             )
 
-    def _holds(self, tier: FaultTolerantTier, key: str) -> bool:
+    def _holds(self, key: str) -> bool:
         waiting = (*self._queue, self._current) if self._current else self._queue
-        return any(w.tier is tier and w.key == key and w.extra is None for w in waiting)
+        return any(w.key == key and w.extra is None for w in waiting)
 
     def _drop_oldest(self) -> None:
         self._queued_bytes -= self._queue.popleft().item.nbytes
@@ -169,73 +153,13 @@ class WriteBehindQueue:
                     self._current = self._queue.popleft()
                     self._queued_bytes -= self._current.item.nbytes
             if self._current is not None:
-                self._current.run()
+                self._run_write(self._current)
             if time.monotonic() >= chores_due:
-                self._chores()
+                self._tier.retry_deletes()
                 chores_due = time.monotonic() + 1.0
 
-
-class BackgroundWrites:
-    """The queues of all tiers. Each thread also tries the failed deletes of its tier again.
-
-    Args:
-        tiers: all tiers of the store. Memory needs no queue.
-        limits: bounds of each queue. A chunk that waits in two queues is in memory once.
-    """
-
-    def __init__(self, tiers: Sequence[FaultTolerantTier], limits: QueueLimits) -> None:
-        self._limits = limits
-        self._queues = {
-            tier: WriteBehindQueue(limits, tier.retry_deletes)
-            for tier in tiers
-            if tier.kind != "memory"
-        }
-
-    @property
-    def dropped(self) -> int:
-        """Writes dropped since the start."""
-        return sum(queue.dropped for queue in self._queues.values())
-
-    @property
-    def pending(self) -> int:
-        """Writes waiting or under way."""
-        return sum(queue.pending for queue in self._queues.values())
-
-    def start(self) -> None:
-        for queue in self._queues.values():
-            queue.start()
-
-    def close(self) -> None:
-        """Write as much as possible within the limit of one queue; drop and count the rest."""
-        give_up_at = time.monotonic() + self._limits.drain_s
-        for queue in self._queues.values():
-            queue.close(max(give_up_at - time.monotonic(), 0.0))
-
-    def submit(self, tier: FaultTolerantTier, key: str, item: Item) -> None:
-        """Queue a write unless the same chunk is already waiting for that tier."""
-        self._queues[tier].submit(tier, key, item)
-
-    def holds(self, tier: FaultTolerantTier, key: str) -> bool:
-        """Return whether a write of that chunk is waiting or under way."""
-        queue = self._queues.get(tier)
-        return queue is not None and queue.holds(tier, key)
-
-    def discard(self, keys: Collection[str]) -> None:
-        """Drop the waiting writes of these keys, and wait for those that are under way."""
-        for queue in self._queues.values():
-            queue.discard(keys)
-
-    def discard_all(self) -> None:
-        """Drop all waiting writes, and wait for those that are under way."""
-        for queue in self._queues.values():
-            queue.discard_all()
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all queues are empty; return False if `timeout` (seconds) ran out first."""
-        give_up_at = None if timeout is None else time.monotonic() + timeout
-        # All are asked, also after one that did not become empty in time.
-        empty = [
-            queue.flush(None if give_up_at is None else max(give_up_at - time.monotonic(), 0.0))
-            for queue in self._queues.values()
-        ]
-        return all(empty)
+    def _run_write(self, write: _Write) -> None:
+        if isinstance(write.item, EncodedExtra):
+            self._tier.put_extra(write.key, write.item)
+        else:
+            self._tier.put(write.key, write.item)

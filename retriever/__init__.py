@@ -1,9 +1,14 @@
 """Stores documents and finds passages with citations: chunking, embedding, search, reranking.
 
-Importing this package imports neither torch nor faiss.
+Importing this package imports neither torch nor faiss, and SQLAlchemy, which takes 0.3 s of a core,
+only when a name is asked for that needs a database.
 """
 
-from retriever.catalog.catalog import Catalog
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from retriever.catalog.catalog_records import CorpusCounts
 from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
 from retriever.documents import (
@@ -12,19 +17,24 @@ from retriever.documents import (
     Document,
     DocumentInfo,
     DocumentPage,
+    Mark,
+    MarkKind,
     Passage,
+    Place,
     SearchMode,
     StoredDocument,
 )
 from retriever.embedders import Embedder, EndpointEmbedder, LocalEmbedder
 from retriever.filters import Filter, parse_filter
 from retriever.index.vector_index import VectorIndex
-from retriever.ingest import EmbeddedDocument, IngestResult
-from retriever.marks import Mark, MarkKind, Place
-from retriever.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
-from retriever.retriever import Retriever, StartReport
 from retriever.scope import Scope
+
+if TYPE_CHECKING:
+    from retriever.catalog.catalog import Catalog
+    from retriever.ingest import EmbeddedDocument, IngestResult
+    from retriever.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind
+    from retriever.retriever import Retriever, StartReport
 
 __all__ = [
     "Catalog",
@@ -63,3 +73,16 @@ __all__ = [
     "rerank",
     "split",
 ]
+
+_WITH_DATABASE = {
+    "Catalog": "retriever.catalog.catalog",
+    **dict.fromkeys(("EmbeddedDocument", "IngestResult"), "retriever.ingest"),
+    **dict.fromkeys(("PrefixChunks", "PrefixKind", "PrefixedChunk"), "retriever.prefix_chunks"),
+    **dict.fromkeys(("Retriever", "StartReport"), "retriever.retriever"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WITH_DATABASE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WITH_DATABASE[name]), name)

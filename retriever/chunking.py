@@ -38,9 +38,9 @@ class ChunkSpan:
     """One chunk's place in the text.
 
     Attributes:
-        start: first character.
-        end: end (excluded).
-        tokens: tokens of the rendered segment.
+        start: First character.
+        end: End (excluded).
+        tokens: Tokens of the rendered segment.
     """
 
     start: int
@@ -53,9 +53,9 @@ class ChunkSettings:
     """How the documents of a corpus are split.
 
     Attributes:
-        tokenizer: counts the tokens.
-        max_tokens: most tokens of a rendered chunk.
-        render: turns title and text into the segment that is prefilled.
+        tokenizer: Counts the tokens.
+        max_tokens: Most tokens of a rendered chunk.
+        render: Turns title and text into the segment that is prefilled.
     """
 
     tokenizer: TokenCounter
@@ -98,7 +98,7 @@ def split(
         The spans; none if the text holds only whitespace.
 
     Raises:
-        InvalidDocument: a single character does not fit beside the rendered title.
+        InvalidDocument: A single character does not fit beside the rendered title.
     """
     if not text.strip():
         return []
@@ -126,8 +126,8 @@ class _Splitter:
     """Finds one span after the other in a text.
 
     Attributes:
-        starts: character positions where the tokens of the whole text start.
-        count: tokens of a piece, rendered with the title.
+        starts: Character positions where the tokens of the whole text start.
+        count: Tokens of a piece, rendered with the title.
     """
 
     text: str

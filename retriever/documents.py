@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from retriever.errors import InvalidDocument
 from retriever.filters import MATCH_ALL, Filter
-from retriever.marks import Mark
 
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
@@ -19,17 +18,48 @@ MAX_METADATA_DEPTH = 32
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*+\\u0000")
 
 
+MarkKind = Literal["page", "slide", "sheet", "heading"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a document's text, which holds until the next mark of its kind.
+
+    Attributes:
+        start: Its first character in the text.
+        kind: What begins there. A document has pages, slides or sheets, and never two of these.
+        label: Number of the page or slide, name of the sheet, or the heading.
+    """
+
+    start: int
+    kind: MarkKind
+    label: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a character of a document belongs to; None where no mark comes before it.
+
+    Attributes:
+        page: Number of its page or slide, or name of its sheet.
+        heading: The last heading before it.
+    """
+
+    page: str | None = None
+    heading: str | None = None
+
+
 @dataclass(frozen=True)
 class Document:
     """A document as the user sends it.
 
     Attributes:
-        doc_id: the user's name of the document. It stays the same over all revisions, and is unique
+        doc_id: The user's name of the document. It stays the same over all revisions, and is unique
             within a tenant's collection (see `scope.py`).
-        text: the text.
-        title: the title, which becomes part of every chunk.
+        text: The text.
+        title: The title, which becomes part of every chunk.
         metadata: JSON that filters can use.
-        marks: where pages and headings begin, sorted by `start`.
+        marks: Where pages and headings begin, sorted by `start`.
     """
 
     doc_id: str
@@ -44,17 +74,17 @@ class Chunk:
     """A contiguous piece of one revision of a document.
 
     Attributes:
-        chunk_id: never used twice, not even after a delete.
-        doc_id: the document.
-        ordinal: the chunk's number within the document, from 0.
+        chunk_id: Never used twice, not even after a delete.
+        doc_id: The document.
+        ordinal: The chunk's number within the document, from 0.
         text: `document.text[char_start:char_end]`.
-        title: the document's title.
-        char_start: first character in the document.
-        char_end: end (excluded) in the document.
-        tokens: tokens of the rendered segment, counted by the serving tokenizer.
-        revision: revision of the document.
-        page: page or slide on which it begins, or its sheet; None if the document names none.
-        heading: the last heading at or before its first character; None if there is none.
+        title: The document's title.
+        char_start: First character in the document.
+        char_end: End (excluded) in the document.
+        tokens: Tokens of the rendered segment, counted by the serving tokenizer.
+        revision: Revision of the document.
+        page: Page or slide on which it begins, or its sheet; None if the document names none.
+        heading: The last heading at or before its first character; None if there is none.
     """
 
     chunk_id: int
@@ -81,14 +111,14 @@ class Passage:
     ranking, or if that ranking was not requested.
 
     Attributes:
-        chunk: the chunk found.
-        score: what the hits are sorted by: the cosine of query and chunk in [-1, 1] (dense), BM25
+        chunk: The chunk found.
+        score: What the hits are sorted by: the cosine of query and chunk in [-1, 1] (dense), BM25
             (sparse), the sum of reciprocal ranks (hybrid), or the reranker's score.
-        dense_rank: rank by cosine.
-        dense_score: the cosine.
-        sparse_rank: rank by BM25.
-        sparse_score: the BM25 score.
-        rerank_score: the reranker's score.
+        dense_rank: Rank by cosine.
+        dense_score: The cosine.
+        sparse_rank: Rank by BM25.
+        sparse_score: The BM25 score.
+        rerank_score: The reranker's score.
     """
 
     chunk: Chunk
@@ -105,16 +135,16 @@ class DocumentInfo:
     """A stored document without its text.
 
     Attributes:
-        doc_id: the document.
-        title: its title.
-        metadata: its metadata.
-        revision: hash of its content and of the chunking parameters.
-        created: time of its first revision, in Unix seconds.
-        updated: time of its current revision, in Unix seconds.
-        num_chars: characters of its text.
-        num_chunks: number of its chunks.
-        num_tokens: tokens of its rendered chunks.
-        pinned: the user wants its KV cache kept in a fast tier. New revisions keep the mark.
+        doc_id: The document.
+        title: Its title.
+        metadata: Its metadata.
+        revision: Hash of its content and of the chunking parameters.
+        created: Time of its first revision, in Unix seconds.
+        updated: Time of its current revision, in Unix seconds.
+        num_chars: Characters of its text.
+        num_chunks: Number of its chunks.
+        num_tokens: Tokens of its rendered chunks.
+        pinned: The user wants its KV cache kept in a fast tier. New revisions keep the mark.
     """
 
     doc_id: str
@@ -142,8 +172,8 @@ class DocumentPage:
     """One page of a listing.
 
     Attributes:
-        documents: in the order of doc_id.
-        next_cursor: cursor of the next page; None on the last page.
+        documents: In the order of doc_id.
+        next_cursor: Cursor of the next page; None on the last page.
     """
 
     documents: list[DocumentInfo]
@@ -155,9 +185,9 @@ class DocFilter:
     """Selects documents.
 
     Attributes:
-        doc_ids: only these documents; None: all.
-        where: only documents whose metadata passes this filter.
-        named: only documents whose id or title contains this, in whatever case; "": all.
+        doc_ids: Only these documents; None: all.
+        where: Only documents whose metadata passes this filter.
+        named: Only documents whose id or title contains this, in whatever case; "": all.
     """
 
     doc_ids: tuple[str, ...] | None = None
@@ -174,7 +204,7 @@ def validate_document(document: Document) -> None:
     """Check that a document can be stored exactly as it is.
 
     Raises:
-        InvalidDocument: it cannot; the message says what to change.
+        InvalidDocument: It cannot; the message says what to change.
     """
     if not isinstance(document.doc_id, str) or not document.doc_id.strip():
         raise InvalidDocument("doc_id must be a non-empty string")

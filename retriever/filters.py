@@ -44,9 +44,9 @@ class FieldTest:
     """A test of one field.
 
     Attributes:
-        path: the names that lead to the field, from the outermost object inwards.
-        operator: the comparison.
-        operand: what the field is compared with.
+        path: The names that lead to the field, from the outermost object inwards.
+        operator: The comparison.
+        operand: What the field is compared with.
     """
 
     path: tuple[str, ...]
@@ -83,7 +83,7 @@ def parse_filter(json: object) -> Filter:
     """Parse a filter from decoded JSON; `{}` matches everything.
 
     Raises:
-        InvalidQuery: the message starts with the place of the fault, e.g.
+        InvalidQuery: The message starts with the place of the fault, e.g.
             "filter.or[1].year.gte: ...".
     """
     return _Parser().parse(json, "filter", 0)

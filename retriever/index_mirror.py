@@ -19,10 +19,10 @@ class IndexMirror:
     """Remembers which state of the catalog the index holds. The caller must hold a lock.
 
     Args:
-        catalog: the source of truth.
-        index: the index that mirrors it.
-        embedder: made the vectors; started before `start`.
-        directory: where the index is saved; None: it is never saved, and every start rebuilds it.
+        catalog: The source of truth.
+        index: The index that mirrors it.
+        embedder: Made the vectors; started before `start`.
+        directory: Where the index is saved; None: it is never saved, and every start rebuilds it.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class OwnChanges:
     """In place of a mirror where documents are only stored: others search, and follow the catalog.
 
     Args:
-        index: of vectors in the database, which gets those that are stored here; None: there is
+        index: Of vectors in the database, which gets those that are stored here; None: there is
             none.
-        embedder: made the vectors; started before `start`.
+        embedder: Made the vectors; started before `start`.
     """
 
     current = True

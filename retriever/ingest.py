@@ -31,11 +31,11 @@ class IngestResult:
     """What became of one document.
 
     Attributes:
-        doc_id: the document.
-        status: what happened to it.
-        chunks: its chunks now; none if it failed.
-        removed_chunk_ids: ids of the chunks of its previous revision.
-        error: why it failed; None otherwise.
+        doc_id: The document.
+        status: What happened to it.
+        chunks: Its chunks now; none if it failed.
+        removed_chunk_ids: Ids of the chunks of its previous revision.
+        error: Why it failed; None otherwise.
     """
 
     doc_id: str
@@ -50,11 +50,11 @@ class EmbeddedDocument:
     """A document that is ready to be stored.
 
     Attributes:
-        document: the document.
-        revision: hash of its content and of the chunking parameters; "" if it is invalid.
-        spans: its chunks.
+        document: The document.
+        revision: Hash of its content and of the chunking parameters; "" if it is invalid.
+        spans: Its chunks.
         vectors: `[len(spans), dim]`; None if this revision was stored already, or on an error.
-        error: why it cannot be stored; None otherwise.
+        error: Why it cannot be stored; None otherwise.
     """
 
     document: Document
@@ -80,11 +80,11 @@ def embed_documents(
     """Split and embed documents, in their order; one that fails does not affect the others.
 
     Args:
-        documents: the documents, in any number.
-        chunking: how to split them.
-        embedder: a started embedder; its batches are filled across documents.
-        catalog: where stored revisions are looked up.
-        scope: the tenant's collection.
+        documents: The documents, in any number.
+        chunking: How to split them.
+        embedder: A started embedder; its batches are filled across documents.
+        catalog: Where stored revisions are looked up.
+        scope: The tenant's collection.
     """
     fingerprint = chunking.fingerprint
     items: list[EmbeddedDocument] = []

@@ -36,7 +36,7 @@ class Reranker(Protocol):
         """How well each text answers the query; higher is better.
 
         Raises:
-            RerankerError: it failed.
+            RerankerError: It failed.
         """
         ...
 
@@ -46,8 +46,8 @@ class Reranked:
     """The result of reranking.
 
     Attributes:
-        passages: the passages, best first.
-        warning: why the order is still that of the search; None if the passages were reranked.
+        passages: The passages, best first.
+        warning: Why the order is still that of the search; None if the passages were reranked.
     """
 
     passages: list[Passage]
@@ -64,11 +64,11 @@ async def rerank(
     keep their order.
 
     Args:
-        reranker: a started reranker.
-        query: the user's query.
-        passages: hits of a search, best first.
-        top_k: how many to keep.
-        deadline_s: longest wait for the reranker, in seconds.
+        reranker: A started reranker.
+        query: The user's query.
+        passages: Hits of a search, best first.
+        top_k: How many to keep.
+        deadline_s: Longest wait for the reranker, in seconds.
     """
     if not passages:
         return Reranked([])
@@ -108,14 +108,14 @@ class EndpointReranker:
     """Asks an HTTP endpoint for scores.
 
     Args:
-        url: the endpoint itself, e.g. http://host:8080/rerank.
-        style: form of requests and answers.
-        model: name of the model, in the style cohere.
-        api_key: sent as a bearer token.
-        transport: replaces the network, e.g. in tests.
+        url: The endpoint itself, e.g. http://host:8080/rerank.
+        style: Form of requests and answers.
+        model: Name of the model, in the style cohere.
+        api_key: Sent as a bearer token.
+        transport: Replaces the network, e.g. in tests.
 
     Raises:
-        RerankerUnsupported: there is no such style.
+        RerankerUnsupported: There is no such style.
     """
 
     def __init__(

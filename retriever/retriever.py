@@ -14,23 +14,20 @@ others' changes: a search sees all that was committed before it began.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from retriever.catalog.catalog import Catalog
 from retriever.chunking import ChunkSettings
 from retriever.documents import (
-    Chunk,
     DocFilter,
     Document,
     Passage,
     SearchMode,
 )
 from retriever.embedders.base import Embedder, Vectors, space_of
-from retriever.errors import CatalogUnreachable, EmbedderMismatch, InvalidQuery, RetrieverError
+from retriever.errors import CatalogUnreachable, EmbedderMismatch, RetrieverError
 from retriever.index.inverted_lists import BuildStopped, Stopped
-from retriever.index.rank_fusion import FusedHit, candidates_per_ranking, reciprocal_rank_fusion
 from retriever.index.read_write_lock import ReadWriteLock
 from retriever.index.vector_index import EXACT_UP_TO, VectorIndex
 from retriever.index.vector_search import VectorSearch
@@ -38,6 +35,7 @@ from retriever.index_mirror import IndexMirror, OwnChanges
 from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
 from retriever.prefix_chunks import PrefixChunks
 from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.search import check_query, find_passages
 from retriever.sql.database import Database
 
 
@@ -46,8 +44,8 @@ class StartReport:
     """What `start` did.
 
     Attributes:
-        vectors: number of vectors in the index.
-        rebuilt: why the index was rebuilt from the catalog; None if the saved one was used.
+        vectors: Number of vectors in the index.
+        rebuilt: Why the index was rebuilt from the catalog; None if the saved one was used.
     """
 
     vectors: int
@@ -58,16 +56,16 @@ class Retriever:
     """Stores documents and searches them; any number of threads may use it.
 
     Args:
-        catalog: the source of truth.
-        index: an empty vector index.
-        embedder: turns texts into vectors.
-        chunking: how documents are split.
-        index_dir: where the index is saved; None: it is never saved, and every start rebuilds it.
+        catalog: The source of truth.
+        index: An empty vector index.
+        embedder: Turns texts into vectors.
+        chunking: How documents are split.
+        index_dir: Where the index is saved; None: it is never saved, and every start rebuilds it.
 
     Attributes:
-        catalog: the documents, for look-ups.
-        index: their vectors.
-        prefix_chunks: which other chunks a chunk's KV is precomputed behind.
+        catalog: The documents, for look-ups.
+        index: Their vectors.
+        prefix_chunks: Which other chunks a chunk's KV is precomputed behind.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class Retriever:
         It holds no vectors and does not follow what others store, so it must not be searched.
 
         Args:
-            index: one in the database, which gets what is stored here; None: those who search have
+            index: One in the database, which gets what is stored here; None: those who search have
                 indexes of their own, which follow the catalog.
         """
         held = VectorIndex() if index is None else index
@@ -136,9 +134,9 @@ class Retriever:
         """Load the saved index if it mirrors the catalog, else rebuild it from the catalog.
 
         Raises:
-            EmbedderMismatch: the documents were embedded by another embedder.
-            CatalogError: the database failed.
-            EmbedderError: the embedder cannot start.
+            EmbedderMismatch: The documents were embedded by another embedder.
+            CatalogError: The database failed.
+            EmbedderError: The embedder cannot start.
         """
         self._embedder.start()
         self.catalog.start()
@@ -196,52 +194,38 @@ class Retriever:
         """Find the best passages of a scope.
 
         Args:
-            query: the user's query.
-            top_k: how many passages to find.
-            doc_filter: only documents that pass it.
-            scope: the tenant's collection.
+            query: The user's query.
+            top_k: How many passages to find.
+            doc_filter: Only documents that pass it.
+            scope: The tenant's collection.
             mode: `"dense"` searches by meaning, `"sparse"` by words (only passages that share a
                 word with the query), `"hybrid"` by both.
-            vector: the query's, from `embed_query`; None: it is embedded here.
+            vector: The query's, from `embed_query`; None: it is embedded here.
 
         Returns:
             At most `top_k` passages, best first, ties by chunk_id.
 
         Raises:
-            InvalidQuery: the query cannot be searched as given.
-            EmbedderError: embedding the query failed.
-            CatalogError: the database failed.
+            InvalidQuery: The query cannot be searched as given.
+            EmbedderError: Embedding the query failed.
+            CatalogError: The database failed.
         """
-        _check_query(query)
-        if top_k < 1:
-            raise InvalidQuery(f"top_k must be at least 1, not {top_k}")
-        if mode not in get_args(SearchMode):
-            modes = ", ".join(get_args(SearchMode))
-            raise InvalidQuery(f"mode must be one of {modes}, not {mode!r}")
+        check_query(query, top_k, mode)
         if vector is None and mode != "sparse":
             vector = self.embed_query(query)
-        wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
-        dense = sparse = None
         self.catch_up()
         with self._consistency.read():
             allowed = None
             if doc_filter is not None:
                 allowed = self.catalog.chunk_ids(doc_filter, scope=scope)
-            if vector is not None:
-                hits = self.index.search(vector, wanted, allowed, scope=scope)
-                # Rounding can make the cosine of equal vectors slightly larger than 1.
-                dense = [(chunk_id, max(-1.0, min(1.0, score))) for chunk_id, score in hits]
-            if mode != "dense":
-                sparse = self.catalog.search(query, wanted, allowed, scope=scope)
-            best = {
-                ranked.chunk_id: ranked for ranked in reciprocal_rank_fusion(dense, sparse)[:top_k]
-            }
-            chunks = self.catalog.chunks(list(best))
-        return [_passage(chunk, best[chunk.chunk_id]) for chunk in chunks]
+            return find_passages(
+                self.catalog, self.index, query, vector, top_k,
+                allowed=allowed, mode=mode, scope=scope,
+            )  # fmt: skip
 
     def embed_query(self, query: str) -> Vectors:
         """Embed a query for `search`: `[dim]`. Raises as `search`."""
-        _check_query(query)
+        check_query(query)
         vector: Vectors = self._embedder.embed([query])[0]
         return vector
 
@@ -276,7 +260,7 @@ class Retriever:
         Searches and changes go on meanwhile.
 
         Args:
-            stopped: asked from time to time; true ends the work, and the old indexes stay.
+            stopped: Asked from time to time; true ends the work, and the old indexes stay.
 
         Returns:
             Whether any was rebuilt.
@@ -296,7 +280,7 @@ class Retriever:
         something was removed takes time in proportion to the scope.
 
         Raises:
-            CatalogError: reads under way did not end in time.
+            CatalogError: Reads under way did not end in time.
         """
         self.catalog.purge()
         self.save()
@@ -330,20 +314,3 @@ class Retriever:
             raise  # that is no fault of the document
         except RetrieverError as error:
             return IngestResult(doc_id, "failed", error=error)
-
-
-def _check_query(query: str) -> None:
-    if not query.strip():
-        raise InvalidQuery("the query is empty")
-    try:
-        query.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidQuery(
-            f"the query holds a lone surrogate at character {error.start}; send valid Unicode"
-        ) from error
-
-
-def _passage(chunk: Chunk, ranked: FusedHit) -> Passage:
-    places = asdict(ranked)
-    del places["chunk_id"]
-    return Passage(chunk, **places)

@@ -14,11 +14,11 @@ class Scope:
     """One collection of one tenant. A document is identified by (tenant, collection, doc_id).
 
     Attributes:
-        tenant: empty in a service without tenants.
-        collection: not empty.
+        tenant: Empty in a service without tenants.
+        collection: Not empty.
 
     Raises:
-        InvalidQuery: a name is too long or not valid Unicode, or the collection is empty.
+        InvalidQuery: A name is too long or not valid Unicode, or the collection is empty.
     """
 
     tenant: str = ""

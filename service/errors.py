@@ -71,8 +71,7 @@ class InternalError(KvstitchError):
 
 
 class InvalidRequest(KvstitchError):
-    code = "invalid_request"
-    status = 422
+    code, status = "invalid_request", 422
 
 
 class UnknownMethod(InvalidRequest):
@@ -80,23 +79,19 @@ class UnknownMethod(InvalidRequest):
 
 
 class MalformedBody(InvalidRequest):
-    code = "bad_body"
-    status = 400
+    code, status = "bad_body", 400
 
 
 class BodyTooLarge(InvalidRequest):
-    code = "body_too_large"
-    status = 413
+    code, status = "body_too_large", 413
 
 
 class PromptTooLong(InvalidRequest):
-    code = "prompt_too_long"
-    status = 400
+    code, status = "prompt_too_long", 400
 
 
 class Unsupported(InvalidRequest):
-    code = "unsupported"
-    status = 400
+    code, status = "unsupported", 400
 
 
 class Unroutable(KvstitchError):
@@ -117,13 +112,11 @@ class UnsupportedMediaType(Unroutable):
 
 
 class Unauthenticated(KvstitchError):
-    code = "invalid_api_key"
-    status = 401
+    code, status = "invalid_api_key", 401
 
 
 class Forbidden(KvstitchError):
-    code = "missing_scope"
-    status = 403
+    code, status = "missing_scope", 403
 
 
 class BoundToAdapter(Forbidden):
@@ -135,23 +128,19 @@ class ForeignOrigin(Forbidden):
 
 
 class UnknownHost(KvstitchError):
-    code = "unknown_host"
-    status = 421
+    code, status = "unknown_host", 421
 
 
 class BodyTimeout(KvstitchError):
-    code = "body_timeout"
-    status = 408
+    code, status = "body_timeout", 408
 
 
 class QuotaExceeded(KvstitchError):
-    code = "quota_exceeded"
-    status = 429
+    code, status = "quota_exceeded", 429
 
 
 class NotFound(KvstitchError):
-    code = "not_found"
-    status = 404
+    code, status = "not_found", 404
 
 
 class ModelNotFound(NotFound):
@@ -159,8 +148,7 @@ class ModelNotFound(NotFound):
 
 
 class Conflict(KvstitchError):
-    code = "conflict"
-    status = 409
+    code, status = "conflict", 409
 
 
 class NotCalibrated(Conflict):
@@ -172,13 +160,11 @@ class NoReranker(Conflict):
 
 
 class Overloaded(KvstitchError):
-    code = "overloaded"
-    status = 503
+    code, status = "overloaded", 503
 
 
 class WorkerUnavailable(KvstitchError):
-    code = "worker_unavailable"
-    status = 503
+    code, status = "worker_unavailable", 503
 
 
 class TierUnreached(WorkerUnavailable):
@@ -186,33 +172,27 @@ class TierUnreached(WorkerUnavailable):
 
 
 class DatabaseUnavailable(KvstitchError):
-    code = "database_unavailable"
-    status = 503
+    code, status = "database_unavailable", 503
 
 
 class RerankerFailed(KvstitchError):
-    code = "reranker_failed"
-    status = 503
+    code, status = "reranker_failed", 503
 
 
 class DiskFull(KvstitchError):
-    code = "disk_full"
-    status = 507
+    code, status = "disk_full", 507
 
 
 class DeadlineExceeded(KvstitchError):
-    code = "deadline_exceeded"
-    status = 504
+    code, status = "deadline_exceeded", 504
 
 
 class WorkerFault(KvstitchError):
-    code = "worker_fault"
-    status = 500
+    code, status = "worker_fault", 500
 
 
 class ModelRefused(KvstitchError):
-    code = "model_refused"
-    status = 500
+    code, status = "model_refused", 500
 
 
 class ModelUnavailable(ModelRefused):
@@ -220,8 +200,7 @@ class ModelUnavailable(ModelRefused):
 
 
 class InvalidSetting(KvstitchError):
-    code = "invalid_setting"
-    status = 500
+    code, status = "invalid_setting", 500
 
 
 # The errors that the worker sends.

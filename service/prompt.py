@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 from service.errors import InvalidRequest
 
 FORMAT_FILE = "kvstitch.json"
-COMPANION_MODES = ("primer", "neighbours")
+CHUNK_PREFIX_MODES = ("primer", "neighbours")
 """Prefix modes in which other chunks stand between S and a chunk when it is precomputed."""
-PREFIX_MODES = ("none", "bos", "bos_keep", "system", *COMPANION_MODES)
+PREFIX_MODES = ("none", "bos", "bos_keep", "system", *CHUNK_PREFIX_MODES)
 PASSAGE_ORDERS = ("best_first", "best_last")
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class PromptFormat:
         return list(ranked) if self.passage_order == "best_first" else list(reversed(ranked))
 
     def render_document(self, title: str, text: str) -> str:
-        """The text of a document; one without a title has no line for it."""
+        """Return the text of a document; one without a title has no line for it."""
         # Not str.format, because user text may hold braces.
         if not title:
             return self.document.replace("{title}\n", "").replace("{text}", text)
@@ -158,13 +158,13 @@ class PromptFormat:
 
 
 def system_ids(fmt: PromptFormat, encoder: Encoder) -> list[int]:
-    """Ids of the system prompt S: BOS if the model has one, then the instruction."""
+    """Return ids of the system prompt S: BOS if the model has one, then the instruction."""
     bos = [] if encoder.bos is None else [encoder.bos]
     return bos + encoder.encode_template(fmt.system)
 
 
 def document_ids(fmt: PromptFormat, encoder: Encoder, title: str, text: str) -> list[int]:
-    """Ids of one chunk, the same when it is precomputed and at every request."""
+    """Return ids of one chunk, the same when it is precomputed and at every request."""
     ids = encoder.encode_text(fmt.render_document(title, text))
     if fmt.prefix_mode == "bos_keep" and encoder.bos is not None:
         return [encoder.bos, *ids]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from service.prompt import COMPANION_MODES
+from service.prompt import CHUNK_PREFIX_MODES
 from tuning.run import Outcome, Plan
 from tuning.stages import Stage
 from tuning.statistics import Estimate, Summary
@@ -127,7 +127,7 @@ def warnings(stages: Sequence[Mapping[str, Any]]) -> list[str]:
         stages: Of `report`.
     """
     rows = [r for s in stages if s["name"] == "prefix" for r in s["candidates"]]
-    return [text for mode in COMPANION_MODES for text in _harm(mode, rows)]
+    return [text for mode in CHUNK_PREFIX_MODES for text in _harm(mode, rows)]
 
 
 def _harm(mode: str, rows: list[Row]) -> Iterator[str]:

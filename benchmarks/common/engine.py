@@ -19,7 +19,7 @@ from service.worker.methods.layer_view import CachedSegment
 from service.worker.model.addressing import Address, Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
-from service.worker.prefix_cache.on_disk import PromptsOnDisk
+from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.steps import run
 
 
@@ -55,7 +55,7 @@ def open_engine(
         planner: whether to compute documents that would take longer to load.
         sketches: whether a sketch is computed with every chunk, for SamKV.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
-        prompts_dir: where kept prompts are stored that are asked more than once; empty: nowhere.
+        prompts_dir: where cached prompts are stored that are asked more than once; empty: nowhere.
         prompts_bytes: bound of these.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         max_running: sequences decoded together.
@@ -69,7 +69,7 @@ def open_engine(
         prompts = None
         if prompts_dir:
             tier = SsdTier(prompts_dir, prompts_bytes, name="prompts")
-            prompts = opened.enter_context(PromptsOnDisk(tier, addressing, on_ready=on_load))
+            prompts = opened.enter_context(DiskPrefixCache(tier, addressing, on_ready=on_load))
         loader.start()
         opened.callback(loader.close)
         yield Engine(
@@ -84,7 +84,7 @@ def open_engine(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
-            prompts=prompts,
+            disk_prefix_cache=prompts,
             draft_tokens=draft_tokens,
         )
 

@@ -29,7 +29,14 @@ from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.workloads import sources
 from benchmarks.quality.tasks import natural_questions
 from service.prompt import Turn
-from service.worker.api import DecoderModel, KVPool, SequenceKV, decode_step, load_model
+from service.worker.api import (
+    DecoderModel,
+    KVPool,
+    SequenceKV,
+    decode_step,
+    kernel_weights,
+    load_model,
+)
 from tuning.environment import describe
 from tuning.single_prompts import kv_pool, prefill_ids
 
@@ -161,7 +168,7 @@ def timed(decoder: DecoderModel, running: list[Running]) -> list[float]:
 
 def weight_bytes(decoder: DecoderModel) -> int:
     """Of what decode steps multiply by."""
-    weights = decoder.weights()
+    weights = kernel_weights(decoder)
     assert weights is not None
     tensors = [x for w in weights.weights for x in (w.values, w.scales) if x is not None]
     return sum(x.numel() * x.element_size() for x in tensors)

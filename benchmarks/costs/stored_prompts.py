@@ -121,10 +121,10 @@ def first_turns(decoder: DecoderModel, folder: Path, talk: Conversation, tokens:
             _, answer, _ = ask(opened, talk.request(f"turn {turn}", ANSWER_TOKENS))
             talk.go_on(answer)
         started = time.monotonic()
-        assert opened.prompts_on_disk is not None
-        while not opened.idle or opened.prompts_on_disk.writing:
+        assert opened.disk_prefix_cache is not None
+        while not opened.idle or opened.disk_prefix_cache.writing:
             opened.step()
-        assert opened.prompts_on_disk.counts["stored"] == 1, opened.prompts_on_disk.counts
+        assert opened.disk_prefix_cache.counts["stored"] == 1, opened.disk_prefix_cache.counts
         return time.monotonic() - started
 
 

@@ -43,7 +43,7 @@ class Pool:
         self.backlogs = [Backlog() for _ in range(workers)]
         self.directory = Directory()
         self.router = Router(
-            "cost", self.table, self.directory, PrefixMap(), slower_tiers=True, kept_prompts=True
+            "cost", self.table, self.directory, PrefixMap(), slower_tiers=True, prefix_cache=True
         )
         self.chunks = CHUNKS_PER_WORKER * workers
         for number in range(workers):

@@ -43,7 +43,7 @@ class Simulation:
             self._directory,
             self._prefixes,
             slower_tiers=fleet.slower_tiers,
-            kept_prompts=False,
+            prefix_cache=False,
         )
         self._numbers = range(fleet.workers)
         self._workers = [

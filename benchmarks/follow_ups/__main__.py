@@ -43,7 +43,6 @@ from service.gateway.api import (
     PassageSearch,
     PromptBuilder,
     SearchQuery,
-    find_with_joined,
     joined_query,
 )
 from service.settings import Settings
@@ -150,9 +149,9 @@ async def search_all(
                 query, joined = searched(way, each, rewriting)
                 if query is None:
                     continue
-                search = SearchQuery(query, DEPTH, mode="hybrid")
+                search = SearchQuery(query, DEPTH, mode="hybrid", joined=joined)
                 started = time.perf_counter()
-                passages = find_with_joined(passage_search, search, joined)[0].passages
+                passages = passage_search.find(search).passages
                 ms = 1e3 * (time.perf_counter() - started) + (model_ms if way == "model" else 0)
                 hits = (
                     rank

@@ -117,8 +117,8 @@ def _products(decoder: DecoderModel, rows: int, *, compiled: bool) -> Ways:
     if linear_few_rows.supports(x, weights[0]):
         ways["linear_few_rows"] = lambda i: linear_few_rows.linear(x, weights[i])
     for module in (linear_many_rows_bf16, linear_many_rows_fp32):
-        if (kernel := module.kernel()) is not None:
-            ways[module.__name__.rpartition(".")[2]] = partial(_by, kernel.linear, x, weights)
+        if module.supports(x, weights[0]):
+            ways[module.__name__.rpartition(".")[2]] = partial(_by, module.linear, x, weights)
     if compiled:
         ways["torch.compile"] = partial(_by, torch.compile(F.linear), x, weights)
     return ways

@@ -23,7 +23,9 @@ EVERY = "all kernels"
 def _no_kernel(*modules: object) -> Iterator[None]:
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(patch.object(module, "kernel", lambda: None))
+            for name in vars(module):
+                if name.startswith("supports"):
+                    stack.enter_context(patch.object(module, name, lambda *_, **__: False))
         yield
 
 

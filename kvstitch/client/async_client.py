@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
-from kvstitch.client import calls
-from kvstitch.client.calls import Call
-from kvstitch.client.connection import FAULTS, Attempts, Connection, OnProgress, Pages, Waiting
-from kvstitch.client.errors import from_transport
+from kvstitch.client.calls import (
+    GENERATE,
+    Call,
+    delete,
+    get,
+    given,
+    page,
+    path_of,
+    post,
+    submission,
+)
+from kvstitch.client.connection import FAULTS, Attempts, Connection
+from kvstitch.client.errors import WaitedTooLong, from_transport
 from kvstitch.client.events import Event, EventReader
+from kvstitch.client.json_reader import read, read_collections, read_embeddings
 from kvstitch.client.options import (
     File,
     GenerateOptions,
@@ -38,6 +48,9 @@ from kvstitch.client.results import (
 )
 
 T = TypeVar("T")
+OnProgress = Callable[[Job], None]
+PAGE_ITEMS = 200
+FIRST_POLL_S, LONGEST_POLL_S = 0.1, 2.0  # pauses of `wait`
 
 
 class AsyncAnswerStream:
@@ -77,12 +90,7 @@ class AsyncAnswerStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 
@@ -130,12 +138,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     # -- asking ----------------------------------------------------------------------------------
@@ -144,24 +147,25 @@ class AsyncClient:
         self, question: str | None = None, **options: Unpack[GenerateOptions]
     ) -> Answer:
         """An answer, whole; `question`, or the option `messages`."""
-        return await self._send(calls.generate(question, options))
+        return await self._send(post(GENERATE, Answer, {"question": question, **options}))
 
     async def stream(
         self, question: str | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncAnswerStream:
         """An answer as events while it is generated."""
-        call = calls.stream(question, options)
+        call = post(GENERATE, Answer, {"question": question, **options, "stream": True})
         return AsyncAnswerStream(await self._open(call, Attempts(call, self._connection)))
 
     async def explain(
         self, question: str | None = None, **options: Unpack[GenerateOptions]
     ) -> Explanation:
         """What an answer would take; nothing is generated."""
-        return await self._send(calls.explain(question, options))
+        body = {"question": question, **options, "explain": True}
+        return await self._send(post(GENERATE, Explanation, body))
 
     async def search(self, query: str, **options: Unpack[SearchOptions]) -> SearchResults:
         """The passages that an answer would be given."""
-        return await self._send(calls.search(query, options))
+        return await self._send(post("/v1/search", SearchResults, {"query": query, **options}))
 
     async def rerank(
         self,
@@ -172,19 +176,29 @@ class AsyncClient:
         model: str | None = None,
     ) -> Reranking:
         """Texts, best first, by the service's reranker."""
-        return await self._send(calls.rerank(query, documents, top_n, model))
+        body = {
+            "query": query,
+            "documents": list(documents),
+            "top_n": top_n,
+            "model": model,
+            "return_documents": True,
+        }
+        return await self._send(post("/v1/rerank", Reranking, body))
 
     async def embeddings(self, texts: Sequence[str], *, model: str | None = None) -> Embeddings:
         """Vectors of texts, by the service's embedder."""
-        return await self._send(calls.embeddings(texts, model))
+        body = given({"input": list(texts), "model": model, "encoding_format": "base64"})
+        return await self._send(
+            Call("POST", "/v1/embeddings", read_embeddings, content={"json": body})
+        )
 
     async def methods(self) -> Methods:
         """Fusion and eviction methods, their parameters, and the defaults."""
-        return await self._send(calls.methods())
+        return await self._send(get("/v1/methods", Methods))
 
     async def status(self) -> dict[str, Any]:
         """The state of the service: model, corpus, tiers, requests in flight."""
-        return await self._send(calls.status())
+        return await self._send(Call("GET", "/status", dict))
 
     # -- documents in ----------------------------------------------------------------------------
 
@@ -204,7 +218,8 @@ class AsyncClient:
                 is used for this call and its retries only.
         """
         key = idempotency_key or uuid.uuid4().hex
-        return await self._send(calls.precompute(documents, collection, key))
+        body = given({"documents": [dict(one) for one in documents], "collection": collection})
+        return await self._send(submission({"json": body}, key))
 
     async def precompute_files(
         self,
@@ -223,9 +238,9 @@ class AsyncClient:
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        contents = await async_read_files(files)
-        fields = form_fields(collection, metadata)
-        return await self._send(calls.precompute_files(contents, fields, key))
+        parts = [("file", file) for file in await async_read_files(files)]
+        content = {"data": form_fields(collection, metadata), "files": parts}
+        return await self._send(submission(content, key))
 
     async def precompute_lines(
         self,
@@ -242,7 +257,9 @@ class AsyncClient:
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        return await self._send(calls.precompute_lines(lines, collection, key))
+        content = {"content": b"\n".join(lines), "params": given({"collection": collection})}
+        headers = {"Content-Type": "application/x-ndjson"}
+        return await self._send(submission(content, key, headers))
 
     async def ingest(
         self,
@@ -273,17 +290,18 @@ class AsyncClient:
 
     async def get_job(self, job_id: str, *, errors: int | None = None) -> Job:
         """Return a job with at most so many of its errors; None: the service's default."""
-        return await self._send(calls.get_job(job_id, errors))
+        path = path_of("/admin/jobs", job_id, "job_id")
+        return await self._send(get(path, Job, {"errors": errors}))
 
     def list_jobs(
         self, *, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Job]:
         """Jobs, newest first, page by page; at most `limit`."""
-        return self._items(Pages(partial(calls.job_page, state), limit))
+        return self._items("/admin/jobs", "jobs", Job, {"state": state}, limit)
 
     async def cancel_job(self, job_id: str) -> Job:
         """Leave what is not done. Conflict: the job has ended."""
-        return await self._send(calls.cancel_job(job_id))
+        return await self._send(delete(path_of("/admin/jobs", job_id, "job_id"), Job))
 
     async def wait(
         self,
@@ -302,28 +320,41 @@ class AsyncClient:
         Raises:
             WaitedTooLong: The time is up; the job goes on.
         """
-        waiting = Waiting(on_progress, timeout_s)
-        found = await self.get_job(job if isinstance(job, str) else job.job_id)
-        while (pause_s := waiting.pause_before_next(found)) is not None:
+        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s, seen = FIRST_POLL_S, None
+        while True:
+            found = await self.get_job(job if isinstance(job, str) else job.job_id)
+            if on_progress is not None and found != seen:
+                on_progress(found)
+            if found.ended:
+                return found
+            if give_up_at is not None and time.monotonic() + pause_s > give_up_at:
+                raise WaitedTooLong(
+                    f"job {found.job_id} is {found.state} after {timeout_s:g} s, and goes on: "
+                    f"{found.progress.done} of {found.progress.total} documents are done"
+                )
             await asyncio.sleep(pause_s)
-            found = await self.get_job(found.job_id)
-        return found
+            pause_s, seen = min(LONGEST_POLL_S, 1.5 * pause_s), found
 
     # -- stored documents ------------------------------------------------------------------------
 
     async def get_document(self, doc_id: str, *, collection: str | None = None) -> Document:
         """A document with its text."""
-        return await self._send(calls.get_document(doc_id, collection))
+        path = path_of("/admin/documents", doc_id, "doc_id")
+        return await self._send(get(path, Document, {"collection": collection}))
 
     def list_documents(
         self, *, collection: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Document]:
         """Documents by doc_id, page by page, without their texts; at most `limit`."""
-        return self._items(Pages(partial(calls.document_page, collection), limit))
+        return self._items(
+            "/admin/documents", "documents", Document, {"collection": collection}, limit
+        )
 
     async def delete_document(self, doc_id: str, *, collection: str | None = None) -> Receipt:
         """Remove a document: text, vectors, and KV in every tier. NotFound: there is none."""
-        return await self._send(calls.delete_document(doc_id, collection))
+        path = path_of("/admin/documents", doc_id, "doc_id")
+        return await self._send(delete(path, Receipt, {"collection": collection}))
 
     async def delete_documents(
         self,
@@ -333,27 +364,30 @@ class AsyncClient:
         collection: str | None = None,
     ) -> Receipt:
         """Remove documents by id, or by what their metadata says; unknown ids are ignored."""
-        return await self._send(calls.delete_documents(doc_ids, filter, collection))
+        ids = None if doc_ids is None else list(doc_ids)
+        body = {"doc_ids": ids, "filter": filter, "collection": collection}
+        return await self._send(post("/admin/deletions", Receipt, body, repeatable=False))
 
     async def get_receipt(self, receipt_id: str) -> Receipt:
         """A deletion's receipt, and whether anything is still owed."""
-        return await self._send(calls.get_receipt(receipt_id))
+        return await self._send(get(path_of("/admin/receipts", receipt_id, "receipt_id"), Receipt))
 
     async def pin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
         """Keep a document's KV stored, until it is unpinned."""
-        return await self._send(calls.pin(doc_id, collection, pinned=True))
+        return await self._pin("PUT", doc_id, collection)
 
     async def unpin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
         """Let a document's KV be evicted like any other."""
-        return await self._send(calls.pin(doc_id, collection, pinned=False))
+        return await self._pin("DELETE", doc_id, collection)
 
     async def collections(self) -> list[Collection]:
         """Return the collections that have documents."""
-        return await self._send(calls.collections())
+        return await self._send(Call("GET", "/admin/collections", read_collections))
 
     async def delete_collection(self, collection: str) -> Receipt:
         """Remove a collection's documents: texts, vectors, and KV in every tier."""
-        return await self._send(calls.delete_collection(collection))
+        path = path_of("/admin/collections", collection, "collection")
+        return await self._send(delete(path, Receipt))
 
     # -- sending ---------------------------------------------------------------------------------
 
@@ -384,7 +418,22 @@ class AsyncClient:
                 pause_s = attempts.pause_after_fault(fault)
             await asyncio.sleep(pause_s)
 
-    async def _items(self, pages: Pages[T]) -> AsyncIterator[T]:
-        while (call := pages.next_call()) is not None:
-            for item in pages.items(await self._send(call)):
+    async def _pin(self, method: str, doc_id: str, collection: str | None) -> Document:
+        path = path_of("/admin/pins", doc_id, "doc_id")
+        content = {"params": given({"collection": collection})}
+        return await self._send(Call(method, path, partial(read, Document), False, content))
+
+    async def _items(
+        self, path: str, name: str, kind: type[T], query: Mapping[str, Any], limit: int | None
+    ) -> AsyncIterator[T]:
+        """Yield the items of a list that comes in pages, at most `limit`; None: all."""
+        cursor = None
+        while limit != 0:
+            most = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit)
+            call = page(path, name, kind, {**query, "cursor": cursor, "limit": most})
+            found, cursor = await self._send(call)
+            for item in found:
                 yield item
+            if cursor is None:
+                return
+            limit = None if limit is None else limit - len(found)

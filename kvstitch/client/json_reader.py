@@ -7,9 +7,10 @@ import dataclasses
 import sys
 import types
 from array import array
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from kvstitch.client.results import Collection, Embeddings
 
 R = TypeVar("R")
 
@@ -53,9 +54,19 @@ def _value(hint: Any, data: Any) -> Any:
     return data
 
 
-def decode_vectors(rows: Sequence[Any]) -> list[list[float]]:
-    """The vectors of OpenAI's embedding objects, in the order of their `index`."""
-    return [_vector(row["embedding"]) for row in sorted(rows, key=lambda row: int(row["index"]))]
+def read_collections(data: Any) -> list[Collection]:
+    return [read(Collection, one) for one in data["collections"]]
+
+
+def read_embeddings(data: Any) -> Embeddings:
+    """Read OpenAI's embedding objects, in the order of their `index`."""
+    rows = sorted(data["data"], key=lambda row: int(row["index"]))
+    return Embeddings(
+        raw=data,
+        model=data["model"],
+        vectors=[_vector(row["embedding"]) for row in rows],
+        tokens=data["usage"]["prompt_tokens"],
+    )
 
 
 def _vector(encoded: str) -> list[float]:

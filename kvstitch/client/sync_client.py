@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
-from kvstitch.client import calls
-from kvstitch.client.calls import Call
-from kvstitch.client.connection import FAULTS, Attempts, Connection, OnProgress, Pages, Waiting
-from kvstitch.client.errors import from_transport
+from kvstitch.client.calls import (
+    GENERATE,
+    Call,
+    delete,
+    get,
+    given,
+    page,
+    path_of,
+    post,
+    submission,
+)
+from kvstitch.client.connection import FAULTS, Attempts, Connection
+from kvstitch.client.errors import WaitedTooLong, from_transport
 from kvstitch.client.events import Event, EventReader
+from kvstitch.client.json_reader import read, read_collections, read_embeddings
 from kvstitch.client.options import (
     File,
     GenerateOptions,
@@ -38,6 +47,9 @@ from kvstitch.client.results import (
 )
 
 T = TypeVar("T")
+OnProgress = Callable[[Job], None]
+PAGE_ITEMS = 200
+FIRST_POLL_S, LONGEST_POLL_S = 0.1, 2.0  # pauses of `wait`
 
 
 class AnswerStream:
@@ -77,12 +89,7 @@ class AnswerStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -131,36 +138,32 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- asking ----------------------------------------------------------------------------------
 
     def generate(self, question: str | None = None, **options: Unpack[GenerateOptions]) -> Answer:
         """An answer, whole; `question`, or the option `messages`."""
-        return self._send(calls.generate(question, options))
+        return self._send(post(GENERATE, Answer, {"question": question, **options}))
 
     def stream(
         self, question: str | None = None, **options: Unpack[GenerateOptions]
     ) -> AnswerStream:
         """An answer as events while it is generated."""
-        call = calls.stream(question, options)
+        call = post(GENERATE, Answer, {"question": question, **options, "stream": True})
         return AnswerStream(self._open(call, Attempts(call, self._connection)))
 
     def explain(
         self, question: str | None = None, **options: Unpack[GenerateOptions]
     ) -> Explanation:
         """What an answer would take; nothing is generated."""
-        return self._send(calls.explain(question, options))
+        body = {"question": question, **options, "explain": True}
+        return self._send(post(GENERATE, Explanation, body))
 
     def search(self, query: str, **options: Unpack[SearchOptions]) -> SearchResults:
         """The passages that an answer would be given."""
-        return self._send(calls.search(query, options))
+        return self._send(post("/v1/search", SearchResults, {"query": query, **options}))
 
     def rerank(
         self,
@@ -171,19 +174,27 @@ class Client:
         model: str | None = None,
     ) -> Reranking:
         """Texts, best first, by the service's reranker."""
-        return self._send(calls.rerank(query, documents, top_n, model))
+        body = {
+            "query": query,
+            "documents": list(documents),
+            "top_n": top_n,
+            "model": model,
+            "return_documents": True,
+        }
+        return self._send(post("/v1/rerank", Reranking, body))
 
     def embeddings(self, texts: Sequence[str], *, model: str | None = None) -> Embeddings:
         """Vectors of texts, by the service's embedder."""
-        return self._send(calls.embeddings(texts, model))
+        body = given({"input": list(texts), "model": model, "encoding_format": "base64"})
+        return self._send(Call("POST", "/v1/embeddings", read_embeddings, content={"json": body}))
 
     def methods(self) -> Methods:
         """Fusion and eviction methods, their parameters, and the defaults."""
-        return self._send(calls.methods())
+        return self._send(get("/v1/methods", Methods))
 
     def status(self) -> dict[str, Any]:
         """The state of the service: model, corpus, tiers, requests in flight."""
-        return self._send(calls.status())
+        return self._send(Call("GET", "/status", dict))
 
     # -- documents in ----------------------------------------------------------------------------
 
@@ -203,7 +214,8 @@ class Client:
                 is used for this call and its retries only.
         """
         key = idempotency_key or uuid.uuid4().hex
-        return self._send(calls.precompute(documents, collection, key))
+        body = given({"documents": [dict(one) for one in documents], "collection": collection})
+        return self._send(submission({"json": body}, key))
 
     def precompute_files(
         self,
@@ -222,9 +234,9 @@ class Client:
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        contents = read_files(files)
-        fields = form_fields(collection, metadata)
-        return self._send(calls.precompute_files(contents, fields, key))
+        parts = [("file", file) for file in read_files(files)]
+        content = {"data": form_fields(collection, metadata), "files": parts}
+        return self._send(submission(content, key))
 
     def precompute_lines(
         self,
@@ -241,7 +253,9 @@ class Client:
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        return self._send(calls.precompute_lines(lines, collection, key))
+        content = {"content": b"\n".join(lines), "params": given({"collection": collection})}
+        headers = {"Content-Type": "application/x-ndjson"}
+        return self._send(submission(content, key, headers))
 
     def ingest(
         self,
@@ -272,15 +286,16 @@ class Client:
 
     def get_job(self, job_id: str, *, errors: int | None = None) -> Job:
         """Return a job with at most so many of its errors; None: the service's default."""
-        return self._send(calls.get_job(job_id, errors))
+        path = path_of("/admin/jobs", job_id, "job_id")
+        return self._send(get(path, Job, {"errors": errors}))
 
     def list_jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[Job]:
         """Jobs, newest first, page by page; at most `limit`."""
-        return self._items(Pages(partial(calls.job_page, state), limit))
+        return self._items("/admin/jobs", "jobs", Job, {"state": state}, limit)
 
     def cancel_job(self, job_id: str) -> Job:
         """Leave what is not done. Conflict: the job has ended."""
-        return self._send(calls.cancel_job(job_id))
+        return self._send(delete(path_of("/admin/jobs", job_id, "job_id"), Job))
 
     def wait(
         self,
@@ -299,28 +314,41 @@ class Client:
         Raises:
             WaitedTooLong: The time is up; the job goes on.
         """
-        waiting = Waiting(on_progress, timeout_s)
-        found = self.get_job(job if isinstance(job, str) else job.job_id)
-        while (pause_s := waiting.pause_before_next(found)) is not None:
+        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s, seen = FIRST_POLL_S, None
+        while True:
+            found = self.get_job(job if isinstance(job, str) else job.job_id)
+            if on_progress is not None and found != seen:
+                on_progress(found)
+            if found.ended:
+                return found
+            if give_up_at is not None and time.monotonic() + pause_s > give_up_at:
+                raise WaitedTooLong(
+                    f"job {found.job_id} is {found.state} after {timeout_s:g} s, and goes on: "
+                    f"{found.progress.done} of {found.progress.total} documents are done"
+                )
             time.sleep(pause_s)
-            found = self.get_job(found.job_id)
-        return found
+            pause_s, seen = min(LONGEST_POLL_S, 1.5 * pause_s), found
 
     # -- stored documents ------------------------------------------------------------------------
 
     def get_document(self, doc_id: str, *, collection: str | None = None) -> Document:
         """A document with its text."""
-        return self._send(calls.get_document(doc_id, collection))
+        path = path_of("/admin/documents", doc_id, "doc_id")
+        return self._send(get(path, Document, {"collection": collection}))
 
     def list_documents(
         self, *, collection: str | None = None, limit: int | None = None
     ) -> Iterator[Document]:
         """Documents by doc_id, page by page, without their texts; at most `limit`."""
-        return self._items(Pages(partial(calls.document_page, collection), limit))
+        return self._items(
+            "/admin/documents", "documents", Document, {"collection": collection}, limit
+        )
 
     def delete_document(self, doc_id: str, *, collection: str | None = None) -> Receipt:
         """Remove a document: text, vectors, and KV in every tier. NotFound: there is none."""
-        return self._send(calls.delete_document(doc_id, collection))
+        path = path_of("/admin/documents", doc_id, "doc_id")
+        return self._send(delete(path, Receipt, {"collection": collection}))
 
     def delete_documents(
         self,
@@ -330,27 +358,30 @@ class Client:
         collection: str | None = None,
     ) -> Receipt:
         """Remove documents by id, or by what their metadata says; unknown ids are ignored."""
-        return self._send(calls.delete_documents(doc_ids, filter, collection))
+        ids = None if doc_ids is None else list(doc_ids)
+        body = {"doc_ids": ids, "filter": filter, "collection": collection}
+        return self._send(post("/admin/deletions", Receipt, body, repeatable=False))
 
     def get_receipt(self, receipt_id: str) -> Receipt:
         """A deletion's receipt, and whether anything is still owed."""
-        return self._send(calls.get_receipt(receipt_id))
+        return self._send(get(path_of("/admin/receipts", receipt_id, "receipt_id"), Receipt))
 
     def pin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
         """Keep a document's KV stored, until it is unpinned."""
-        return self._send(calls.pin(doc_id, collection, pinned=True))
+        return self._pin("PUT", doc_id, collection)
 
     def unpin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
         """Let a document's KV be evicted like any other."""
-        return self._send(calls.pin(doc_id, collection, pinned=False))
+        return self._pin("DELETE", doc_id, collection)
 
     def collections(self) -> list[Collection]:
         """Return the collections that have documents."""
-        return self._send(calls.collections())
+        return self._send(Call("GET", "/admin/collections", read_collections))
 
     def delete_collection(self, collection: str) -> Receipt:
         """Remove a collection's documents: texts, vectors, and KV in every tier."""
-        return self._send(calls.delete_collection(collection))
+        path = path_of("/admin/collections", collection, "collection")
+        return self._send(delete(path, Receipt))
 
     # -- sending ---------------------------------------------------------------------------------
 
@@ -381,6 +412,21 @@ class Client:
                 pause_s = attempts.pause_after_fault(fault)
             time.sleep(pause_s)
 
-    def _items(self, pages: Pages[T]) -> Iterator[T]:
-        while (call := pages.next_call()) is not None:
-            yield from pages.items(self._send(call))
+    def _pin(self, method: str, doc_id: str, collection: str | None) -> Document:
+        path = path_of("/admin/pins", doc_id, "doc_id")
+        content = {"params": given({"collection": collection})}
+        return self._send(Call(method, path, partial(read, Document), False, content))
+
+    def _items(
+        self, path: str, name: str, kind: type[T], query: Mapping[str, Any], limit: int | None
+    ) -> Iterator[T]:
+        """Yield the items of a list that comes in pages, at most `limit`; None: all."""
+        cursor = None
+        while limit != 0:
+            most = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit)
+            call = page(path, name, kind, {**query, "cursor": cursor, "limit": most})
+            found, cursor = self._send(call)
+            yield from found
+            if cursor is None:
+                return
+            limit = None if limit is None else limit - len(found)

@@ -51,19 +51,19 @@ class TierUsage:
 
 
 class Tier(Protocol):
-    """One place that stores chunks. Any operation may raise a `TierError` or an `OSError`."""
+    """One place that stores chunks. Any operation may raise a `TierError` or an `OSError`.
 
-    @property
-    def name(self) -> str:
-        """Label in outcomes and metrics; unique within a store."""
-        ...
+    Attributes:
+        name: label in outcomes and metrics; unique within a store.
+        kind: how the store uses it.
+    """
 
-    @property
-    def kind(self) -> TierKind: ...
+    name: str
+    kind: TierKind
 
     def start(self) -> None:
         """Open files, sockets and the index. A tier can be started again after `close`."""
-        ...
+        return
 
     def close(self) -> None:
         """Release everything; further operations raise `TierUnavailable`."""
@@ -148,4 +148,4 @@ class Tier(Protocol):
 
     def scan_counts(self) -> Mapping[str, int]:
         """Return how many damaged copies the start found, by outcome; empty if it looks at none."""
-        ...
+        return {}

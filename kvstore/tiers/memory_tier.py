@@ -24,7 +24,7 @@ Source:
 
 import heapq
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -36,7 +36,7 @@ from kvstore.format.buffers import BufferPool, ByteRange, gather, total_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import BLOCK_TOKENS
-from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
+from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class _Entry(Generic[T]):
     order: tuple[float, int] = (0.0, 0)
 
 
-class MemoryTier:
+class MemoryTier(Tier):
     """A bounded dictionary of chunks.
 
     Args:
@@ -85,9 +85,6 @@ class MemoryTier:
         self._clock = 0.0
         self._sequence = 0
         self._evictions = 0
-
-    def start(self) -> None:
-        """Do nothing: there is nothing to open."""
 
     def close(self) -> None:
         """Drop everything."""
@@ -168,9 +165,6 @@ class MemoryTier:
     def usage(self) -> TierUsage:
         with self._lock:
             return TierUsage(len(self._chunks), self._used, self._capacity, self._evictions)
-
-    def scan_counts(self) -> Mapping[str, int]:
-        return {}
 
     def _find(self, id: _Id) -> _Entry[EncodedChunk] | _Entry[Tensor] | None:
         return self._chunks.get(id[0]) if len(id) == 1 else self._extras.get(id)

@@ -102,13 +102,15 @@ class Bucket:
     def close(self) -> None:
         self._obstore = self._reading = self._writing = None
 
-    def read(self, path: str, start: int, end: int, version: str | None = None) -> Part | None:
+    def read(
+        self, path: str, start: int = 0, end: int | None = None, version: str | None = None
+    ) -> Part | None:
         """Read the bytes `[start, end)` of an object, fewer where it ends.
 
         Args:
             path: of the object.
             start: first byte.
-            end: byte after the last.
+            end: byte after the last; None: the object's end, and `start` is 0.
             version: of the object that is wanted; None: any.
 
         Returns:
@@ -117,7 +119,9 @@ class Bucket:
         Raises:
             ChunkCorrupt: the object ends before `start`.
         """
-        options = {"range": (start, end)} | ({"if_match": version} if version else {})
+        options: dict[str, Any] = {} if end is None else {"range": (start, end)}
+        if version:
+            options["if_match"] = version
         with self._errors(self._waits.read) as obstore:
             try:
                 got = obstore.get(self._reading, path, options=options)
@@ -132,15 +136,6 @@ class Bucket:
                     raise ChunkCorrupt(f"{path} ends before byte {start}") from error
                 raise
             return Part(content, got.meta["size"], got.meta["e_tag"])
-
-    def read_whole(self, path: str) -> bytearray | None:
-        """Read all bytes of an object; return None if there is none."""
-        with self._errors(self._waits.read) as obstore:
-            try:
-                return bytearray(obstore.get(self._reading, path).bytes())
-            except FileNotFoundError as error:
-                self._require_bucket(error)
-                return None
 
     def exists(self, path: str) -> bool:
         with self._errors(self._waits.read) as obstore:

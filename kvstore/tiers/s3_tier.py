@@ -12,7 +12,7 @@ smaller than `_GAP` are one request: the gap's bytes come sooner than another an
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -26,7 +26,7 @@ from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader, parse_header
 from kvstore.format.chunk_identity import is_chunk_key, require_chunk_key, require_extra_name
 from kvstore.format.safetensors_header import header_bytes
-from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
+from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
 from kvstore.tiers.s3_bucket import Bucket, Part, Place, Waits
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _GAP = 64 << 10
 _CHUNK = "chunk.safetensors"
 
 
-class S3Tier:
+class S3Tier(Tier):
     """A bucket that holds chunks.
 
     Args:
@@ -173,8 +173,10 @@ class S3Tier:
         return False
 
     def read_extra(self, key: str, name: str) -> Tensor | None:
-        content = self._bucket.read_whole(_extra(key, name))
-        return torch.frombuffer(content, dtype=torch.uint8) if content else None
+        found = self._bucket.read(_extra(key, name))
+        if found is None or not found.content:
+            return None
+        return torch.frombuffer(bytearray(found.content), dtype=torch.uint8)
 
     def contains(self, keys: Collection[str]) -> set[str]:
         asked = list(keys)
@@ -197,9 +199,6 @@ class S3Tier:
     def usage(self) -> TierUsage:
         """Return nothing known: S3 does not tell, other than by listing everything."""
         return TierUsage(None, None, None, None)
-
-    def scan_counts(self) -> Mapping[str, int]:
-        return {}
 
     def _delete_folder(self, key: str) -> bool:
         paths = list(self._bucket.list(key))

@@ -32,13 +32,13 @@ from retriever.documents import (
     DocFilter,
     Document,
     DocumentPage,
+    Place,
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import InvalidQuery, InvalidVectors
+from retriever.errors import CatalogError, InvalidQuery, InvalidVectors
 from retriever.index import bm25, postings
 from retriever.index.full_text import FullText
-from retriever.marks import Place
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sql.database import Database
 from retriever.sql.expressions import Prepared, among
@@ -101,16 +101,16 @@ class Catalog:
         The same revision again changes nothing. A new revision replaces the old one.
 
         Args:
-            document: the document.
-            revision: hash of its content and of the chunking parameters.
-            spans: its chunks.
-            vectors: one vector per chunk, `[len(spans), space.dim]`.
-            space: the embedding space of the vectors.
-            scope: the tenant's collection.
+            document: The document.
+            revision: Hash of its content and of the chunking parameters.
+            spans: Its chunks.
+            vectors: One vector per chunk, `[len(spans), space.dim]`.
+            space: The embedding space of the vectors.
+            scope: The tenant's collection.
 
         Raises:
             InvalidVectors: `vectors` has another shape.
-            CatalogError: the database failed.
+            CatalogError: The database failed.
         """
         if vectors.shape != (len(spans), space.dim):
             raise InvalidVectors(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
@@ -268,7 +268,8 @@ class Catalog:
         """
         with self.database.write() as write:
             self._words.purge(write)
-        self.database.scrub()
+        if not self.database.scrub():
+            raise CatalogError("the log of changes is being read, and was not emptied; try again")
 
     def vectors(
         self, space: EmbeddingSpace, batch: int = 4096

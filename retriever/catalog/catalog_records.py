@@ -17,8 +17,8 @@ class CatalogState:
     """A state of the catalog; equal states mean equal content.
 
     Attributes:
-        generation: number of changes so far.
-        token: random, new with each change, so that a restored backup with the same generation
+        generation: Number of changes so far.
+        token: Random, new with each change, so that a restored backup with the same generation
             differs.
     """
 
@@ -31,10 +31,10 @@ class IndexChange:
     """What one change of the catalog means for a vector index.
 
     Attributes:
-        scope: the tenant's collection.
-        removed: ids of chunks that are gone.
-        ids: ids of chunks that came.
-        vectors: theirs, `[len(ids), dim]`.
+        scope: The tenant's collection.
+        removed: Ids of chunks that are gone.
+        ids: Ids of chunks that came.
+        vectors: Theirs, `[len(ids), dim]`.
     """
 
     scope: Scope
@@ -57,10 +57,10 @@ class UpsertResult:
     """What an upsert did.
 
     Attributes:
-        status: what happened to the document.
-        chunks: the document's chunks after the upsert.
-        removed_chunk_ids: ids of the chunks of its previous revision.
-        state: the catalog's state after the upsert.
+        status: What happened to the document.
+        chunks: The document's chunks after the upsert.
+        removed_chunk_ids: Ids of the chunks of its previous revision.
+        state: The catalog's state after the upsert.
     """
 
     status: Literal["created", "updated", "unchanged"]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
     Numeric,
     Text,
@@ -31,12 +32,11 @@ from sqlalchemy import (
     select,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from retriever.catalog.tables import documents
 from retriever.documents import DocFilter
 from retriever.filters import And, FieldTest, Filter, Not, Or, Scalar
-from retriever.sql.expressions import among
+from retriever.sql.expressions import Jsonb, among
 
 Condition = ColumnElement[bool]
 _Found = Callable[[FieldTest, str], Condition]
@@ -83,7 +83,7 @@ def _in_postgresql(test: FieldTest, op: str) -> Condition:
     """Return a condition, never NULL, that the field exists and its value passes the operator."""
     field: ColumnElement[Any] = documents.c.fields
     for name in test.path:
-        field = field.op("->", return_type=JSONB())(cast(name, Text))
+        field = field.op("->", return_type=Jsonb())(cast(name, Text))
     text = field.op("#>>", return_type=Text())(literal_column("'{}'"))
     operand: Any = test.operand
     kind = func.jsonb_typeof(field)
@@ -95,7 +95,7 @@ def _in_postgresql(test: FieldTest, op: str) -> Condition:
             passes = field == _jsonb(operand)
         case "in":
             values = [json.dumps(value) for value in operand]
-            passes = field == any_(cast(cast(values, ARRAY(Text)), ARRAY(JSONB)))
+            passes = field == any_(cast(cast(values, ARRAY(Text)), ARRAY(Jsonb)))
         case "contains":
             passes = and_(kind == "array", field.op("@>")(func.jsonb_build_array(_jsonb(operand))))
         case "prefix":
@@ -109,7 +109,7 @@ def _in_postgresql(test: FieldTest, op: str) -> Condition:
 
 
 def _jsonb(value: Scalar) -> ColumnElement[Any]:
-    return cast(literal(json.dumps(value), Text), JSONB)
+    return cast(literal(json.dumps(value), Text), Jsonb)
 
 
 def _in_sqlite(test: FieldTest, op: str) -> Condition:

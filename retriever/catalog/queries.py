@@ -26,10 +26,9 @@ from retriever.catalog.tables import (
     vectors,
 )
 from retriever.chunking import ChunkSpan
-from retriever.documents import Chunk, Document, DocumentInfo, canonical_metadata
+from retriever.documents import Chunk, Document, DocumentInfo, Mark, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.index.full_text import ChunkWords, FullText
-from retriever.marks import Mark
 from retriever.scope import Scope
 from retriever.sql.expressions import Prepared, among
 

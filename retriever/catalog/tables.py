@@ -16,6 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Column,
     Computed,
@@ -32,7 +33,6 @@ from sqlalchemy import (
     UniqueConstraint,
     event,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from retriever.errors import (
     CatalogError,
@@ -49,7 +49,7 @@ from retriever.sql.errors import (
     ValueRefused,
     WrongSchema,
 )
-from retriever.sql.expressions import Name, Number
+from retriever.sql.expressions import Jsonb, Name, Number
 from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 
 NAMESPACE = "kvstitch_catalog"
@@ -98,7 +98,7 @@ documents = Table(
     Column("title", Text, nullable=False),
     Column("metadata", Text, nullable=False),
     Column("text", Text, nullable=False),
-    Column("fields", JSONB, Computed("CAST(metadata AS JSONB)", persisted=True), nullable=False,
+    Column("fields", Jsonb, Computed("CAST(metadata AS JSONB)", persisted=True), nullable=False,
            info=POSTGRESQL_ONLY),
     Column("folded_id", Text, nullable=False, server_default="", info=POSTGRESQL_ONLY),
     Column("folded_title", Text, nullable=False, server_default="", info=POSTGRESQL_ONLY),
@@ -123,7 +123,7 @@ vectors = Table(
     Column("space_id", Number, ForeignKey("spaces.space_id"), nullable=False),
     Column("vector", LargeBinary, nullable=False),
 )  # fmt: skip
-# Where pages, slides, sheets and headings begin in a document's text (see marks.py).
+# Where pages, slides, sheets and headings begin in a document's text (see documents.py).
 marks = Table(
     "marks", metadata,
     Column("document", Number, _refers("documents.document"), primary_key=True),
@@ -134,8 +134,8 @@ marks = Table(
     sqlite_with_rowid=False,
 )  # fmt: skip
 
-# Which chunks a chunk is precomputed behind (see prefix_chunks.py, primer_groups.py). `companion_id`
-# is no foreign key, because the rows that name it outlive it.
+# Which chunks a chunk is precomputed behind (prefix_chunks.py). `companion_id` is no foreign key,
+# because the rows that name it outlive it.
 accompanied = Table(
     "accompanied", metadata,
     Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True, autoincrement=False),

@@ -44,7 +44,7 @@ class Embedder(Protocol):
             float32 `[len(texts), dim]`, each row of length 1.
 
         Raises:
-            EmbedderError: embedding failed.
+            EmbedderError: Embedding failed.
         """
         ...
 
@@ -59,7 +59,7 @@ class CountedVectors:
 
     Attributes:
         vectors: float32 `[texts, dim]`, each row of length 1.
-        tokens: that the model read, by its own tokenizer; 0 where an endpoint does not say.
+        tokens: That the model read, by its own tokenizer; 0 where an endpoint does not say.
     """
 
     vectors: Vectors

@@ -31,12 +31,12 @@ class EndpointEmbedder:
     a `revision` and change it with the model, so that vectors of two models are never mixed.
 
     Args:
-        url: base of the API, e.g. http://host:8080/v1.
-        model: name of the model.
-        revision: any text that changes with the model.
-        api_key: sent as a bearer token.
-        timeout_s: longest wait for one request, in seconds.
-        transport: replaces the network, e.g. in tests.
+        url: Base of the API, e.g. http://host:8080/v1.
+        model: Name of the model.
+        revision: Any text that changes with the model.
+        api_key: Sent as a bearer token.
+        timeout_s: Longest wait for one request, in seconds.
+        transport: Replaces the network, e.g. in tests.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EndpointEmbedder:
         """Send one request to learn the size of the vectors.
 
         Raises:
-            EmbedderError: the endpoint does not embed.
+            EmbedderError: The endpoint does not embed.
         """
         with self._starting:
             if self._http is not None:

@@ -38,9 +38,9 @@ class LocalEmbedder:
     a text's vector then depends a little on the texts beside it.
 
     Args:
-        path: the model's folder; None means the installed all-MiniLM-L6-v2.
-        name: name of the model; default: the folder's name.
-        dtype: of its weights; auto is bfloat16 where the CPU multiplies it in hardware.
+        path: The model's folder; None means the installed all-MiniLM-L6-v2.
+        name: Name of the model; default: the folder's name.
+        dtype: Of its weights; auto is bfloat16 where the CPU multiplies it in hardware.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LocalEmbedder:
         """Load the model on the CPU.
 
         Raises:
-            EmbedderUnsupported: the folder is missing or needs unsupported steps.
+            EmbedderUnsupported: The folder is missing or needs unsupported steps.
         """
         with self._loading:
             if self._loaded is None:

@@ -29,10 +29,10 @@ class SentenceModelFolder:
     """A model's folder and how the vectors of its tokens become one vector.
 
     Attributes:
-        path: the folder.
-        name: name of the model.
+        path: The folder.
+        name: Name of the model.
         pooling: `"cls"`, `"mean"` or `"max"`.
-        max_tokens: longest input in tokens, special tokens included.
+        max_tokens: Longest input in tokens, special tokens included.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class SentenceModelFolder:
         """Read a folder; None means the installed MiniLM package.
 
         Raises:
-            EmbedderUnsupported: the folder is missing or needs unsupported steps.
+            EmbedderUnsupported: The folder is missing or needs unsupported steps.
         """
         name = _PACKAGE_NAME if path is None else path.resolve().name
         path = _installed() if path is None else path
@@ -87,7 +87,7 @@ def _installed() -> Path:
 
 
 def _pooling(config: dict[str, Any], path: Path) -> str:
-    """Reads both forms: {"pooling_mode": "mean"} and {"pooling_mode_mean_tokens": true}."""
+    """Read both forms: {"pooling_mode": "mean"} and {"pooling_mode_mean_tokens": true}."""
     if isinstance(mode := config.get("pooling_mode"), str):
         chosen = [mode]
     else:

@@ -39,13 +39,13 @@ class Manifest:
     """What a saved index holds.
 
     Attributes:
-        name: name of the embedder.
-        revision: revision of the embedder.
-        dim: dimensions of the vectors.
-        generation: generation of the catalog's state that the index mirrors.
-        token: token of that state.
-        scopes: one file per scope.
-        format: version of the file format.
+        name: Name of the embedder.
+        revision: Revision of the embedder.
+        dim: Dimensions of the vectors.
+        generation: Generation of the catalog's state that the index mirrors.
+        token: Token of that state.
+        scopes: One file per scope.
+        format: Version of the file format.
     """
 
     name: str
@@ -65,8 +65,8 @@ def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a saved index.
 
     Raises:
-        IndexMissing: nothing is saved there.
-        IndexCorrupt: the manifest cannot be read.
+        IndexMissing: Nothing is saved there.
+        IndexCorrupt: The manifest cannot be read.
     """
     try:
         fields = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
@@ -121,7 +121,7 @@ def read_scope(directory: Path, saved: SavedScope, dim: int) -> tuple[Any, set[i
     """Read the FAISS index of one scope; returns it with the ids of its vectors.
 
     Raises:
-        IndexCorrupt: the file is missing or damaged.
+        IndexCorrupt: The file is missing or damaged.
     """
     import faiss
 

@@ -43,8 +43,8 @@ class Reads:
     """How many lists a search reads, and what was measured of it.
 
     Attributes:
-        probes: lists for each of `DEPTHS`.
-        recall: of the ten best, 0 to 1.
+        probes: Lists for each of `DEPTHS`.
+        recall: Of the ten best, 0 to 1.
     """
 
     probes: tuple[int, ...]
@@ -57,12 +57,12 @@ class Reads:
 
 
 def build(ids: Ids, vectors: Vectors, stopped: Stopped = lambda: False) -> tuple[Any, Reads] | None:
-    """Builds an index in the calling thread, which takes a minute for a million vectors.
+    """Build an index in the calling thread, which takes a minute for a million vectors.
 
     Args:
         ids: `[n]`.
-        vectors: of length one `[n, dim]`, fp32.
-        stopped: asked from time to time.
+        vectors: Of length one `[n, dim]`, fp32.
+        stopped: Asked from time to time.
 
     Returns:
         A FAISS `IndexIVFFlat`, and how it is to be read; None if these vectors do not fall into

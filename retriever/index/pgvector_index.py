@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import CatalogError, EmbedderMismatch, IndexMissing, InvalidVectors
+from retriever.errors import CatalogError, EmbedderMismatch, IndexMissing
 from retriever.index.index_files import Manifest
-from retriever.index.inverted_lists import Stopped
+from retriever.index.vector_search import VectorSearch, check_shape
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sql.database import NO_LOCK, Database
 
@@ -40,8 +40,8 @@ _ANY = "ANY(CAST(%s AS bigint[]))"
 _SCOPE = "(SELECT scope_id FROM scopes WHERE tenant = %s AND collection = %s)"
 
 
-class PgvectorIndex:
-    """Satisfies `VectorSearch`.
+class PgvectorIndex(VectorSearch):
+    """Vectors in tables beside the catalog's; a graph that grows with them finds the nearest.
 
     Args:
         database: The catalog's in PostgreSQL; it must have been started.
@@ -75,9 +75,6 @@ class PgvectorIndex:
                 "CREATE TABLE IF NOT EXISTS saved_vectors (name TEXT NOT NULL, revision TEXT NOT "
                 "NULL, dim INTEGER NOT NULL, generation BIGINT NOT NULL, token TEXT NOT NULL)"
             )
-
-    def add(self, ids: Sequence[int], vectors: Vectors, *, scope: Scope = DEFAULT_SCOPE) -> None:
-        self.replace((), ids, vectors, scope=scope)
 
     def complete(self) -> None:
         """Make the graph, if there is none; those who add rows wait meanwhile, searches do not."""
@@ -118,8 +115,7 @@ class PgvectorIndex:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> None:
-        if vectors.shape != (len(ids), self._dim) or len(set(ids)) != len(ids):
-            raise InvalidVectors(f"{len(ids)} ids for vectors of shape {vectors.shape}")
+        check_shape(ids, vectors, self._dim)
         if not ids:
             return
         with self._database.write(lock=NO_LOCK) as write:
@@ -170,12 +166,6 @@ class PgvectorIndex:
     @property
     def recall(self) -> float:
         return math.nan
-
-    def overdue(self) -> list[Scope]:
-        return []  # the graph grows with its rows
-
-    def rebuild(self, scope: Scope, stopped: Stopped = lambda: False) -> None:
-        """Never needed."""
 
     def save(self, directory: Path, space: EmbeddingSpace, generation: int, token: str) -> Manifest:
         """Note the state in the database: what is in `directory` is not this index's."""

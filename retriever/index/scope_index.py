@@ -22,11 +22,11 @@ class ScopeIndex:
 
     Attributes:
         faiss: IDMap2 over Flat, or IVFFlat.
-        ids: of the vectors.
-        reads: how many lists a search reads; None if there are none, and it is exact.
-        saved: their file if they have not changed since it was written.
-        measured_at: number of vectors when lists were last built, or found to be of no use.
-        changes: vectors added since a rebuild began, and None for removed ones; None if none is
+        ids: Of the vectors.
+        reads: How many lists a search reads; None if there are none, and it is exact.
+        saved: Their file if they have not changed since it was written.
+        measured_at: Number of vectors when lists were last built, or found to be of no use.
+        changes: Vectors added since a rebuild began, and None for removed ones; None if none is
             under way.
     """
 
@@ -70,8 +70,8 @@ class ScopeIndex:
 
         Args:
             vector: `[dim]`.
-            k: how many; fewer if there are fewer.
-            allowed_ids: only these; None: all.
+            k: How many; fewer if there are fewer.
+            allowed_ids: Only these; None: all.
         """
         allowed = self.ids if allowed_ids is None else self.ids.intersection(allowed_ids)
         if not allowed or k <= 0:
@@ -127,8 +127,8 @@ class ScopeIndex:
         """Search another FAISS index from now on: it gets the changes since it was begun.
 
         Args:
-            index: holds what `content` returned.
-            reads: as in the attribute.
+            index: Holds what `content` returned.
+            reads: As in the attribute.
         """
         assert self.changes is not None
         changes = self.changes

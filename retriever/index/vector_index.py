@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import EmbedderMismatch, InvalidVectors
+from retriever.errors import EmbedderMismatch
 from retriever.index.index_files import (
     Manifest,
     read_manifest,
@@ -25,6 +25,7 @@ from retriever.index.index_files import (
 from retriever.index.inverted_lists import DEPTHS, Stopped, build
 from retriever.index.read_write_lock import ReadWriteLock
 from retriever.index.scope_index import ScopeIndex
+from retriever.index.vector_search import VectorSearch, check_shape
 from retriever.scope import DEFAULT_SCOPE, Scope
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,11 @@ EXACT_UP_TO = 200_000
 """Vectors of a scope up to which its search is exact: about 20 ms on one core."""
 
 
-class VectorIndex:
+class VectorIndex(VectorSearch):
     """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`.
 
     Args:
-        exact_up_to: a scope with more vectors is searched approximately.
+        exact_up_to: A scope with more vectors is searched approximately.
     """
 
     def __init__(self, *, exact_up_to: int = EXACT_UP_TO) -> None:
@@ -56,25 +57,15 @@ class VectorIndex:
             return frozenset().union(*(part.ids for part in self._parts.values()))
 
     def count(self, scope: Scope = DEFAULT_SCOPE) -> int:
-        """Number of vectors of a scope."""
         with self._lock.read():
             part = self._parts.get(scope)
             return 0 if part is None else len(part.ids)
 
     def reset(self, dim: int) -> None:
-        """Remove everything; from now on vectors have `dim` dimensions."""
         with self._lock.write():
             self._dim, self._parts = dim, {}
 
-    def add(self, ids: Sequence[int], vectors: Vectors, *, scope: Scope = DEFAULT_SCOPE) -> None:
-        """Add vectors `[len(ids), dim]`; an id that exists is replaced."""
-        self.replace((), ids, vectors, scope=scope)
-
-    def complete(self) -> None:
-        """Nothing is needed: scopes that have grown large are `overdue`."""
-
     def remove(self, ids: Collection[int], *, scope: Scope = DEFAULT_SCOPE) -> int:
-        """Remove vectors of a scope; unknown ids are ignored. Returns how many were removed."""
         with self._lock.write():
             return self._remove(ids, scope)
 
@@ -86,14 +77,8 @@ class VectorIndex:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> None:
-        """Remove and add in one step: no search sees one change without the other.
-
-        Raises:
-            InvalidVectors: `vectors` has another shape, or an id comes twice.
-        """
         with self._lock.write():
-            if vectors.shape != (len(ids), self._dim) or len(set(ids)) != len(ids):
-                raise InvalidVectors(f"{len(ids)} ids for vectors of shape {vectors.shape}")
+            check_shape(ids, vectors, self._dim)
             self._remove([*removed, *ids], scope)
             if ids:
                 part = self._parts.setdefault(scope, ScopeIndex.empty(self._dim))
@@ -107,17 +92,6 @@ class VectorIndex:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> list[tuple[int, float]]:
-        """The `k` vectors with the largest inner product with `vector` `[dim]`.
-
-        Args:
-            vector: the query's vector.
-            k: how many to find.
-            allowed_ids: only these ids; None: all.
-            scope: the tenant's collection.
-
-        Returns:
-            (id, inner product), best first, ties by id, also if a tie goes beyond the k-th place.
-        """
         with self._lock.read():
             part = self._parts.get(scope)
             return [] if part is None else part.search(vector, k, allowed_ids)
@@ -129,21 +103,11 @@ class VectorIndex:
             return min((p.reads.recall for p in self._parts.values() if p.reads), default=1.0)
 
     def overdue(self) -> list[Scope]:
-        """Scopes whose index no longer suits their size: `rebuild` mends it."""
         with self._lock.read():
             return [scope for scope, part in self._parts.items() if self._is_overdue(part)]
 
     def rebuild(self, scope: Scope, stopped: Stopped = lambda: False) -> None:
-        """Give a scope the index that suits its size. Searches and changes go on meanwhile.
-
-        Takes a minute for a million vectors, and memory for a second copy of them. Only one thread
-        at a time may call it.
-
-        Args:
-            scope: the tenant's collection.
-            stopped: asked from time to time; if it returns true, BuildStopped is raised and
-                nothing has changed.
-        """
+        """Take a minute for a million vectors, and memory for a second copy of them."""
         with self._lock.read():
             part = self._parts.get(scope)
             if part is None:
@@ -196,13 +160,6 @@ class VectorIndex:
             return manifest
 
     def load(self, directory: Path, space: EmbeddingSpace) -> Manifest:
-        """Replace the content by a saved index; on any error it stays as it was.
-
-        Raises:
-            IndexMissing: nothing is saved there.
-            IndexCorrupt: the manifest or a file is damaged.
-            EmbedderMismatch: another embedder made it.
-        """
         manifest = read_manifest(directory)
         saved = EmbeddingSpace(manifest.name, manifest.revision, manifest.dim)
         if saved != space:

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.errors import InvalidVectors
 from retriever.index.index_files import Manifest
 from retriever.index.inverted_lists import Stopped
 from retriever.scope import DEFAULT_SCOPE, Scope
 
 
-class VectorSearch(Protocol):
+class VectorSearch(ABC):
     """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def count(self, scope: Scope = DEFAULT_SCOPE) -> int:
-        """Number of vectors of a scope."""
+        """Return the number of vectors of a scope."""
 
+    @abstractmethod
     def reset(self, dim: int) -> None:
         """Begin anew with vectors of `dim` dimensions; what is right already may stay."""
 
     def add(self, ids: Sequence[int], vectors: Vectors, *, scope: Scope = DEFAULT_SCOPE) -> None:
-        """Add vectors `[len(ids), dim]`."""
+        """Add vectors `[len(ids), dim]`; an id that exists is replaced."""
+        self.replace((), ids, vectors, scope=scope)
 
-    def complete(self) -> None:
-        """All vectors have been added after `reset`: make what finds them quickly."""
+    def complete(self) -> None:  # noqa: B027 (an index may need nothing)
+        """Make what finds vectors quickly: all have been added after `reset`."""
 
+    @abstractmethod
     def remove(self, ids: Collection[int], *, scope: Scope = DEFAULT_SCOPE) -> int:
         """Remove vectors of a scope; unknown ids are ignored. Returns how many were removed."""
 
+    @abstractmethod
     def replace(
         self,
         removed: Collection[int],
@@ -40,12 +47,13 @@ class VectorSearch(Protocol):
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> None:
-        """Remove and add in one step.
+        """Remove and add in one step: no search sees one change without the other.
 
         Raises:
             InvalidVectors: `vectors` has another shape, or an id comes twice.
         """
 
+    @abstractmethod
     def search(
         self,
         vector: Vectors,
@@ -54,34 +62,58 @@ class VectorSearch(Protocol):
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> list[tuple[int, float]]:
-        """The `k` vectors with the largest inner product with `vector` `[dim]`, of these ids.
+        """Find the `k` vectors with the largest inner product with `vector` `[dim]`.
+
+        Args:
+            vector: The query's vector.
+            k: How many to find.
+            allowed_ids: Only these ids; None: all.
+            scope: The tenant's collection.
 
         Returns:
-            (id, inner product), best first, ties by id.
+            (id, inner product), best first, ties by id, also if a tie goes beyond the k-th place.
         """
 
     @property
+    @abstractmethod
     def recall(self) -> float:
         """Share of the ten best that the least exact index finds; NaN if it was not measured."""
 
     def overdue(self) -> list[Scope]:
-        """Scopes whose index no longer suits their size: `rebuild` mends it."""
+        """Return the scopes whose index no longer suits their size: `rebuild` mends it."""
+        return []
 
-    def rebuild(self, scope: Scope, stopped: Stopped = lambda: False) -> None:
-        """Give a scope the index that suits its size.
+    def rebuild(  # noqa: B027 (an index may need nothing)
+        self, scope: Scope, stopped: Stopped = lambda: False
+    ) -> None:
+        """Give a scope the index that suits its size. Searches and changes go on meanwhile.
+
+        Only one thread at a time may call it.
+
+        Args:
+            scope: The tenant's collection.
+            stopped: Asked from time to time; true ends the work.
 
         Raises:
             BuildStopped: `stopped` returned true; nothing has changed.
         """
 
+    @abstractmethod
     def save(self, directory: Path, space: EmbeddingSpace, generation: int, token: str) -> Manifest:
         """Note which state of the catalog this is, and what it takes to begin from there."""
 
+    @abstractmethod
     def load(self, directory: Path, space: EmbeddingSpace) -> Manifest:
         """Begin from what was saved; on any error nothing is changed.
 
         Raises:
-            IndexMissing: nothing is saved.
-            IndexCorrupt: it is damaged.
-            EmbedderMismatch: another embedder made it.
+            IndexMissing: Nothing is saved.
+            IndexCorrupt: It is damaged.
+            EmbedderMismatch: Another embedder made it.
         """
+
+
+def check_shape(ids: Sequence[int], vectors: Vectors, dim: int) -> None:
+    """Raise InvalidVectors unless there is one vector of `dim` for each id, and no id twice."""
+    if vectors.shape != (len(ids), dim) or len(set(ids)) != len(ids):
+        raise InvalidVectors(f"{len(ids)} ids for vectors of shape {vectors.shape}")

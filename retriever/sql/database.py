@@ -98,7 +98,8 @@ class Database:
                             create = f"CREATE SCHEMA IF NOT EXISTS {self._namespace}"
                             connection.exec_driver_sql(create)
                         for schema in self._schemas:
-                            prepare(connection, schema, self._namespace or str(self._where))
+                            name = self._namespace if self.shared else str(self._where)
+                            prepare(connection, schema, name)
                 except BaseException:
                     engine.dispose()
                     raise
@@ -161,23 +162,20 @@ class Database:
                 except Exception:  # a lost connection has lost the lock, too
                     connection.invalidate()
 
-    def scrub(self) -> None:
+    def scrub(self) -> bool:
         """Empty SQLite's write-ahead log, which still holds old versions of overwritten pages.
 
         In PostgreSQL VACUUM does it, when PostgreSQL decides to.
 
-        Raises:
-            DatabaseError: Reads under way did not end in time.
+        Returns:
+            Whether it is done; False: reads under way did not end in time.
         """
         if self.shared:
-            return
-        with self._writing, self._translated(), self._opened().connect() as connection:
+            return True
+        with self._writing, self._translated(), self._connection(self._opened()) as connection:
             checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
             busy, *_ = connection.exec_driver_sql(checkpoint).one()
-            if busy:
-                raise DatabaseError(
-                    "the log of changes is being read, and was not emptied; try again"
-                )
+            return not busy
 
     @property
     def _begin_write(self) -> str:
@@ -286,10 +284,12 @@ class Database:
             if not isinstance(error, (DatabaseError, SQLAlchemyError, *_driver_errors())):
                 raise
             found = classified(error)
+            if found is not error:  # the cause tells `error` e.g. that a disk is full
+                found.__cause__ = getattr(error, "orig", None) or error
             raised = self._error(found)
             if raised is error:
                 raise
-            raise raised from (getattr(error, "orig", None) or error)
+            raise raised from found.__cause__
 
 
 def _driver_errors() -> tuple[type[Exception], ...]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -16,6 +15,15 @@ Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """64 bits; in SQLite the type of a primary key that numbers rows."""
 Name = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 """A text that is compared by code point, as SQLite does."""
+
+
+class Jsonb(sa.types.UserDefinedType[Any]):
+    """PostgreSQL's JSONB. SQLAlchemy's own would import PostgreSQL's dialect in every process."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "JSONB"
 
 
 class Listed(sa.TypeDecorator[Collection[Any]]):
@@ -29,7 +37,7 @@ class Listed(sa.TypeDecorator[Collection[Any]]):
         self.item = item
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> Any:
-        kind = ARRAY(self.item) if dialect.name == "postgresql" else sa.Text()
+        kind = sa.ARRAY(self.item) if dialect.name == "postgresql" else sa.Text()
         return dialect.type_descriptor(kind)
 
     def process_bind_param(self, value: Collection[Any] | None, dialect: sa.Dialect) -> Any:
@@ -68,6 +76,30 @@ def _among_sqlite(element: among, compiler: SQLCompiler, **options: Any) -> str:
 def _among_postgresql(element: among, compiler: SQLCompiler, **options: Any) -> str:
     column, values = (compiler.process(each, **options) for each in element.clauses)
     return f"{column} = ANY({values})"
+
+
+def upsert(
+    write: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *, replace: bool = True
+) -> None:
+    """Insert rows.
+
+    Args:
+        write: With a transaction.
+        table: Rows are the same if their primary keys are.
+        rows: With the same columns each.
+        replace: Whether the other columns of a row that is there get new values.
+    """
+    made: Any
+    if write.dialect.name == "postgresql":  # each is loaded with its dialect
+        from sqlalchemy.dialects.postgresql import insert as made
+    else:
+        from sqlalchemy.dialects.sqlite import insert as made
+    if rows:
+        insert = made(table)
+        keys = [column.name for column in table.primary_key]
+        new = {name: insert.excluded[name] for name in rows[0] if replace and name not in keys}
+        update = insert.on_conflict_do_update(index_elements=keys, set_=new) if new else None
+        write.execute(insert.on_conflict_do_nothing() if update is None else update, rows)
 
 
 class Prepared:

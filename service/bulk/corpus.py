@@ -15,23 +15,23 @@ from typing import Any
 from retriever import Retriever
 from retriever.catalog.tables import catalog_database
 from retriever.index.pgvector_index import PgvectorIndex
-from retriever.sql.postgresql import Postgresql
 from service.bulk.range_queue import RangeQueue
 from service.errors import InvalidSetting, ModelRefused
-from service.gateway import shared_schema
 from service.gateway.databases import shared_secret
+from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_rows import record_sizes
-from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
-from service.gateway.prompts.precomputed_behind import KINDS, PrecomputedBehind
+from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
+from service.gateway.service_database import shared_database
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
+from service.prompt import CHUNK_PREFIX_MODES
 from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.worker_settings import WorkerSettings
@@ -59,7 +59,7 @@ def check(settings: Settings, prompts: PromptBuilder) -> None:
     written = [name for name in settings.write_tiers.split(",") if name]
     if written and not {"redis", "s3"} & set(written):
         raise InvalidSetting(f"write_tiers = {settings.write_tiers!r} names no tier that is shared")
-    if prompts.prefix_mode in KINDS:
+    if prompts.prefix_mode in CHUNK_PREFIX_MODES:
         raise InvalidSetting(
             f"bulk does not choose companions, which prefix_mode {prompts.prefix_mode} needs: "
             "ingest through a gateway, or serve with another prefix mode"
@@ -116,8 +116,7 @@ class BulkCorpus:
         self._model_folder = model_folder
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"
         self._catalog = catalog_database(settings.database, connections=CONNECTIONS)
-        self._pool = Postgresql(settings.database, shared_schema.SCHEMA, connections=CONNECTIONS)
-        self._jobs = PostgresqlJobDatabase(self._pool, self.owner)
+        self._jobs = shared_database(settings.database, self.owner, connections=CONNECTIONS)
         index = PgvectorIndex(self._catalog) if settings.vectors == "pgvector" else None
         retriever = Retriever.for_storing(
             self._catalog,
@@ -127,11 +126,11 @@ class BulkCorpus:
         )
         self._retriever = AsyncRetriever(retriever)
         self._worker = WorkerClient()
-        self._behind = PrecomputedBehind(self._prompts, retriever.prefix_chunks, 0)
+        prefixes = ChunkPrefixes(self._prompts, retriever.prefix_chunks, 0)
+        self._chunks = ChunkKVs(self._retriever, self._prompts, prefixes)
         self._purges = PurgeQueue(
-            DeletionStore(self._jobs), self._retriever, self._worker, self._prompts, self._behind,
-            CatalogLock(self._pool),
-        )  # fmt: skip
+            DeletionStore(self._jobs), self._chunks, self._worker, CatalogLock(self._jobs)
+        )
         self._tenants_secret = ""
         self._supervisor = Supervisor(
             self._worker, self._worker_settings, on_refused=self._refuse, command=worker_command
@@ -165,7 +164,7 @@ class BulkCorpus:
         if self._member:
             await self._heartbeat.close()  # and give back what was claimed
         await self._retriever.close()
-        await asyncio.to_thread(self._pool.close)
+        await asyncio.to_thread(self._jobs.close)
         await asyncio.to_thread(self._catalog.close)
 
     @property
@@ -199,10 +198,8 @@ class BulkCorpus:
         """Return what ingests the documents of a range."""
         return Ingestor(
             queue,
-            self._retriever,
+            self._chunks,
             self._worker,
-            self._prompts,
-            self._behind,
             self._purges,
             settings=self.settings,
             on_reply=queue.on_reply,
@@ -211,7 +208,8 @@ class BulkCorpus:
 
     def record_sizes(self, documents: Sequence[IngestDocument]) -> None:
         """Note the sizes of documents, by which tenants' quotas are counted."""
-        record_sizes(self._jobs, documents)
+        with self._jobs.write() as write:
+            record_sizes(write, documents)
 
     def _worker_settings(self, address: str) -> WorkerSettings:
         return worker_settings(

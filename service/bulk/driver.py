@@ -8,11 +8,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from typing import Any
 
 from service.bulk.range_table import RangeTable
-from service.bulk.records import Run
+from service.bulk.records import Order, Run
 from service.errors import InvalidSetting, ModelRefused
 from service.settings import Settings
 
@@ -21,26 +20,6 @@ POLL_S = 0.5  # while others work on what is left
 MAX_BLOCKS = 10_000  # Ray's tasks; each has some numbers
 OBJECT_STORE_BYTES = 100 << 20  # of a Ray that is started here: it holds numbers and counts
 NO_RAY = "bulk needs Ray: pip install 'kvstitch[ray]'"
-
-
-@dataclass(frozen=True)
-class Pool:
-    """The actors of a run.
-
-    Attributes:
-        workers: How many.
-        gpus: Of each.
-        cpus: Of each.
-        address: Of the Ray cluster; "": that of RAY_ADDRESS, else one is started on this machine.
-        input_endpoint, input_region: As of `RangeActor`.
-    """
-
-    workers: int = 1
-    gpus: float = 0.0
-    cpus: float = 1.0
-    address: str = ""
-    input_endpoint: str = ""
-    input_region: str = ""
 
 
 def require_ray() -> Any:
@@ -59,7 +38,9 @@ def require_ray() -> Any:
     return ray
 
 
-def drive(settings: Settings, run: Run, table: RangeTable, pool: Pool) -> Iterator[dict[str, Any]]:
+def drive(
+    settings: Settings, run: Run, table: RangeTable, order: Order
+) -> Iterator[dict[str, Any]]:
     """Have all ranges of a run done, here or by another driver.
 
     Yields:
@@ -72,14 +53,14 @@ def drive(settings: Settings, run: Run, table: RangeTable, pool: Pool) -> Iterat
     ray = require_ray()
     started = not ray.is_initialized()
     if started:
-        _connect(ray, pool)
+        _connect(ray, order)
     try:
         # Ray prints to standard output when a node is lost, whatever its logging settings say.
         with redirect_stdout(sys.stderr):
             while True:
                 numbers = table.free(run.run_id)
                 if numbers:
-                    yield from _pass(ray, settings, run, numbers, pool)
+                    yield from _pass(ray, settings, run, numbers, order)
                 elif table.standing(run).ended:
                     return
                 else:
@@ -89,18 +70,18 @@ def drive(settings: Settings, run: Run, table: RangeTable, pool: Pool) -> Iterat
             ray.shutdown()
 
 
-def _connect(ray: Any, pool: Pool) -> None:
+def _connect(ray: Any, order: Order) -> None:
     environment = {name: value for name in ("PYTHONPATH",) if (value := os.environ.get(name))}
     options: dict[str, Any] = {
         "runtime_env": {"env_vars": environment} if environment else None,
         "log_to_driver": False,
         "logging_level": logging.ERROR,
     }
-    if pool.address or os.environ.get("RAY_ADDRESS"):
-        options["address"] = pool.address or None
+    if order.ray_address or os.environ.get("RAY_ADDRESS"):
+        options["address"] = order.ray_address or None
     else:
         # Ray would take the cores of the machine for the number of actors that may be.
-        cores = max(os.cpu_count() or 1, int(pool.workers * pool.cpus) + 1)
+        cores = max(os.cpu_count() or 1, int(order.workers * order.cpus) + 1)
         options |= {
             "address": "local",
             "num_cpus": cores,
@@ -114,7 +95,7 @@ def _connect(ray: Any, pool: Pool) -> None:
 
 
 def _pass(
-    ray: Any, settings: Settings, run: Run, numbers: list[int], pool: Pool
+    ray: Any, settings: Settings, run: Run, numbers: list[int], order: Order
 ) -> Iterator[dict[str, Any]]:
     """Give the ranges that are free now to Ray Data, and yield what comes back."""
     from service.bulk.actor import RangeActor
@@ -129,13 +110,13 @@ def _pass(
         RangeActor,
         fn_constructor_args=(settings.model_dump(mode="json"), run),
         fn_constructor_kwargs={
-            "input_endpoint": pool.input_endpoint,
-            "input_region": pool.input_region,
+            "input_endpoint": order.input_endpoint,
+            "input_region": order.input_region,
         },
         batch_size=1,
-        concurrency=min(pool.workers, len(numbers)),
-        num_gpus=pool.gpus or None,
-        num_cpus=pool.cpus,
+        concurrency=min(order.workers, len(numbers)),
+        num_gpus=order.gpus or None,
+        num_cpus=order.cpus,
     )
     try:
         for row in results.iter_rows():

@@ -43,7 +43,7 @@ def cut(source: Source, table: RangeTable, run_id: str, range_documents: int) ->
         DatabaseUnavailable: PostgreSQL does not answer.
     """
     added = 0
-    with table.locked(CUTTING):
+    with table.database.locked(CUTTING):
         known = table.versions(run_id)
         waiting: list[InputFile] = []
         for file in source.files():

@@ -10,6 +10,39 @@ MAX_ERROR_CHARS = 500
 
 
 @dataclass(frozen=True)
+class Order:
+    """What is to be ingested, and by whom.
+
+    Attributes:
+        input: A folder, a file of lines, or s3://bucket/prefix.
+        input_endpoint: Of the S3 server of the input; "": AWS.
+        input_region: Likewise.
+        tenant: Whose the documents are.
+        collection: Of documents that name none.
+        metadata: Added to all.
+        range_documents: Documents of a range, the unit that is tried again.
+        again: Whether all is done again.
+        workers: How many actors.
+        gpus, cpus: Of each.
+        ray_address: Of the Ray cluster; "": that of RAY_ADDRESS, else one is started on this
+            machine.
+    """
+
+    input: str
+    input_endpoint: str = ""
+    input_region: str = ""
+    tenant: str = ""
+    collection: str = "default"
+    metadata: dict[str, Any] = field(default_factory=dict)
+    range_documents: int = 256
+    again: bool = False
+    workers: int = 1
+    gpus: float = 0.0
+    cpus: float = 1.0
+    ray_address: str = ""
+
+
+@dataclass(frozen=True)
 class Run:
     """One input for one model and one set of tiers; the same command makes the same run.
 

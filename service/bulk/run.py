@@ -8,16 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from service.bulk.corpus import check
-from service.bulk.driver import Pool, drive, require_ray
+from service.bulk.driver import drive, require_ray
 from service.bulk.range_table import RangeTable
 from service.bulk.ranges import cut
-from service.bulk.records import Run, Standing
+from service.bulk.records import Order, Run, Standing
 from service.bulk.sources import normal, source
 from service.errors import DatabaseUnavailable, InvalidSetting
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -26,31 +25,7 @@ from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.model_fingerprint import fingerprint
 
-RANGE_DOCUMENTS = 256
 SHOWN_EVERY_S = 5.0
-
-
-@dataclass(frozen=True)
-class Order:
-    """What is to be ingested, and how.
-
-    Attributes:
-        input: A folder, a file of lines, or s3://bucket/prefix.
-        tenant: Whose the documents are.
-        collection: Of documents that name none.
-        metadata: Added to all.
-        range_documents: Documents of a range, the unit that is tried again.
-        again: Whether all is done again.
-        pool: The actors.
-    """
-
-    input: str
-    tenant: str = ""
-    collection: str = "default"
-    metadata: dict[str, Any] = field(default_factory=dict)
-    range_documents: int = RANGE_DOCUMENTS
-    again: bool = False
-    pool: Pool = field(default_factory=Pool)
 
 
 @dataclass(frozen=True)
@@ -91,19 +66,9 @@ def ingest(
         KvstitchError: Settings or input cannot be used, or the database is away.
     """
     require_ray()
-    pool = order.pool
-    found = source(order.input, endpoint=pool.input_endpoint, region=pool.input_region)
+    found = source(order.input, endpoint=order.input_endpoint, region=order.input_region)
     folder = ModelFinder.of(settings).prepare(settings.model)
-    served, _ = calibrated(settings, folder)
-    check(served, PromptBuilder(folder, served))
-    run = run_of(
-        settings,
-        folder,
-        given=order.input,
-        tenant=order.tenant,
-        collection=order.collection,
-        metadata=order.metadata,
-    )
+    run = run_of(settings, folder, order)
     table = RangeTable(settings.database)
     table.start()
     try:
@@ -113,7 +78,7 @@ def ingest(
         cut(found, table, run.run_id, order.range_documents)
         began = time.monotonic()
         with _shown(run, table, show):
-            said = drive(settings, run, table, pool)
+            said = drive(settings, run, table, order)
             rows = [row for row in said if row["outcome"] == "done"]
         return Outcome(
             table.standing(run),
@@ -165,31 +130,22 @@ def standings(settings: Settings, given: str | None) -> list[tuple[Standing, lis
         table.close()
 
 
-def run_of(
-    settings: Settings,
-    model_folder: Path,
-    *,
-    given: str,
-    tenant: str,
-    collection: str,
-    metadata: dict[str, Any],
-) -> Run:
+def run_of(settings: Settings, model_folder: Path, order: Order) -> Run:
     """Return the run of a command: the same input for the same model and tiers is the same run.
 
-    Args:
-        given: `--input`.
-
     Raises:
+        InvalidSetting: Bulk cannot be used with these settings.
         ModelRefused: The model folder cannot be used.
     """
     settings, _ = calibrated(settings, model_folder)
     prompts = PromptBuilder(model_folder, settings)
-    found = normal(given)
+    check(settings, prompts)
+    found = normal(order.input)
     parts = {
         "input": found,
-        "tenant": tenant,
-        "collection": collection,
-        "metadata": metadata,
+        "tenant": order.tenant,
+        "collection": order.collection,
+        "metadata": order.metadata,
         "model": fingerprint(str(model_folder), settings.quantize),
         "chunking": prompts.chunking().fingerprint,
         "embedder": [settings.embedder, settings.embedder_url, settings.embedder_revision],
@@ -202,7 +158,7 @@ def run_of(
         "write_tiers": settings.write_tiers,
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return Run(digest[:16], found, tenant, collection, metadata)
+    return Run(digest[:16], found, order.tenant, order.collection, order.metadata)
 
 
 def _place(url: str) -> str:

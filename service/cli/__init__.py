@@ -2,7 +2,7 @@
 
 `serve` runs the service, `keys` and `doctor` work on its data folder, `model` on the model cache,
 `cluster` on a Ray cluster, and the other commands ask a running service through kvstitch.client.
-Each command with its arguments is in the file of its name.
+Each command with its arguments is in a file of its own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,25 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvstitch.client import errors
+from service import __version__
+from service.cli import administration, ask, bulk, cluster, model, serve, status, tune
+from service.cli.doctor import doctor
+from service.cli.documents import documents, ingest, jobs
+from service.cli.options import DEFAULT_URL
 from service.cli.output import report_error
-from service.cli.parser import parser
 from service.cli.service_client import WrongArgument, as_command_error
 from service.errors import InvalidRequest, InvalidSetting, KvstitchError
 
 WRONG_ARGUMENTS = 2  # as argparse
+SHELLS = ("bash", "zsh", "fish")
+# Options whose values are files or folders; argparse knows no such type.
+FILE_OPTIONS = (
+    *("--data-dir", "--documents", "--embedder", "--from", "--model", "--model-cache", "--out"),
+    "--questions",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,3 +66,66 @@ def _failed(error: KvstitchError, args: argparse.Namespace) -> int:
     report_error(error, as_json=args.json)
     wrong = isinstance(error, InvalidSetting | InvalidRequest | WrongArgument)
     return WRONG_ARGUMENTS if wrong else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="kvstitch",
+        description="RAG serving from stitched KV caches",
+        epilog="Exit codes: 0 done, 1 an error or a document that failed, 2 wrong arguments, "
+        "3 the service cannot be served.",
+    )
+    made.add_argument("--version", action="version", version=__version__)
+    url = os.environ.get("KVSTITCH_URL", DEFAULT_URL)
+    made.set_defaults(url=url, api_key=None, json=False)
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    for name, help, add_arguments in (
+        ("serve", "run the service", serve.add_arguments),
+        ("worker", "run a worker that gateways share", serve.add_worker_arguments),
+        ("ingest", "put documents into a running service", ingest.add_arguments),
+        ("ask", "ask a running service", ask.add_arguments),
+        ("bulk", "very many documents into a fleet's tiers, on Ray", bulk.add_arguments),
+        ("jobs", "what became of accepted documents", jobs.add_arguments),
+        ("documents", "what is stored: look, pin, delete", documents.add_arguments),
+        ("keys", "make, list and revoke API keys", administration.add_key_arguments),
+        ("migrate", "copy a data folder to PostgreSQL", administration.add_migrate_arguments),
+        ("status", "show how a running service is", status.add_arguments),
+        ("model", "models with names: list, fetch, path", model.add_arguments),
+        ("cluster", "workers on several machines, with Ray", cluster.add_arguments),
+        ("tune", "measure which settings suit a model and documents", tune.add_arguments),
+        ("doctor", "look for what is wrong, and say what to do", doctor.add_arguments),
+        ("completion", "complete commands in a shell", partial(_add_completion, whole=made)),
+    ):
+        add_arguments(commands.add_parser(name, help=help))
+    return made
+
+
+def _add_completion(parser: argparse.ArgumentParser, *, whole: argparse.ArgumentParser) -> None:
+    parser.description = "Print a script that completes commands, options and their values."
+    parser.epilog = (
+        'For bash: eval "$(kvstitch completion bash)"; zsh: eval "$(kvstitch completion zsh)"; '
+        "fish: kvstitch completion fish | source."
+    )
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash, zsh or fish")
+    parser.set_defaults(command=partial(_completion, parser=whole))
+
+
+def _completion(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Print the script, which holds everything: completing starts no Python."""
+    import shtab
+
+    _mark_files(parser)
+    print(shtab.complete(parser, args.shell))
+    return 0
+
+
+def _mark_files(parser: argparse.ArgumentParser) -> None:
+    """Say which values are files, in the way that shtab reads it."""
+    import shtab
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                _mark_files(below)
+        elif action.metavar == "PATH" or not set(FILE_OPTIONS).isdisjoint(action.option_strings):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]

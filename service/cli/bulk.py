@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from service.cli.options import parse_pairs, positive, settings_of
+from service.cli.options import add_setting_options, parse_pairs, positive, settings_of
 from service.cli.output import console, emit, emit_line, plain, size, table, time_left
 from service.cli.service_client import WrongArgument
 from service.models.model_finder import ModelFinder
@@ -55,32 +55,29 @@ def _common(parser: argparse.ArgumentParser, *, default: Any) -> None:
     for name, help in (
         ("--input", "s3://bucket/prefix, a folder, or a .jsonl file; all nodes must see it there"),
         ("--input-endpoint", "URL of the S3 server of the input (default: that of the tier)"),
-        ("--model", "as for `serve` (default: the demo model)"),
-        ("--model-cache", "where folders made of .gguf files are kept"),
-        ("--database", "the gateways' PostgreSQL"),
-        ("--redis", "the gateways' Redis tier"),
-        ("--s3", "the gateways' cold tier"),
-        ("--s3-endpoint", "its server; without it AWS"),
-        ("--s3-region", "without it AWS_REGION, or us-east-1"),
-        ("--write-tiers", "shared tiers that get KV (default: all)"),
-        ("--codec", "how KV is stored: raw, int8, int4 or int2"),
-        ("--dtype", "auto, float32, float16 or bfloat16"),
-        ("--quantize", "off, int8 or int4"),
-        ("--device", "auto, cpu, cuda or cuda:N"),
-        ("--embedder", "sentence-embedding model folder (default: all-MiniLM-L6-v2)"),
-        ("--prefix-mode", "what a chunk sees when it is precomputed"),
-        ("--calibration", "the gateways' calibration.json (default: the model folder's)"),
     ):
-        renamed = {"--redis": "redis_url", "--s3": "s3_url"}.get(name)
-        dest = renamed or name[2:].replace("-", "_")
-        parser.add_argument(name, dest=dest, help=help, default=default)
-    for name, help in (
-        ("--redis-ttl", "seconds; 0: until Redis evicts"),
-        ("--threads", "CPU threads of a worker (default: --cpus-per-worker)"),
-        ("--chunk-tokens", "tokens per chunk (default: the model folder's)"),
-    ):
-        dest = "redis_ttl_s" if name == "--redis-ttl" else name[2:].replace("-", "_")
-        parser.add_argument(name, dest=dest, help=help, type=int, default=default)
+        parser.add_argument(name, help=help, default=default)
+    helps = {
+        "--model": "as for `serve` (default: the demo model)",
+        "--model-cache": "where folders made of .gguf files are kept",
+        "--database": "the gateways' PostgreSQL",
+        "--redis": "the gateways' Redis tier",
+        "--s3": "the gateways' cold tier",
+        "--s3-endpoint": "its server; without it AWS",
+        "--s3-region": "without it AWS_REGION, or us-east-1",
+        "--write-tiers": "shared tiers that get KV (default: all)",
+        "--codec": "how KV is stored: raw, int8, int4 or int2",
+        "--dtype": "auto, float32, float16 or bfloat16",
+        "--quantize": "off, int8 or int4",
+        "--device": "auto, cpu, cuda or cuda:N",
+        "--embedder": "sentence-embedding model folder (default: all-MiniLM-L6-v2)",
+        "--prefix-mode": "what a chunk sees when it is precomputed",
+        "--calibration": "the gateways' calibration.json (default: the model folder's)",
+        "--redis-ttl": "seconds; 0: until Redis evicts",
+        "--threads": "CPU threads of a worker (default: --cpus-per-worker)",
+        "--chunk-tokens": "tokens per chunk (default: the model folder's)",
+    }
+    add_setting_options(parser, helps, default=default)
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="JSON on "
                         "stdout and nothing else: a line per event")  # fmt: skip
 
@@ -94,24 +91,22 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(args, settings)
     # Not by other commands: it takes seconds.
-    from service.bulk.driver import Pool
-    from service.bulk.run import Order, ingest
+    from service.bulk.records import Order
+    from service.bulk.run import ingest
 
     order = Order(
         input=args.input,
+        input_endpoint=_endpoint(args, settings),
+        input_region=settings.s3_region,
         tenant=args.tenant,
         collection=args.collection,
         metadata=parse_pairs(args.metadata, "--metadata"),
         range_documents=args.range_documents,
         again=args.again,
-        pool=Pool(
-            workers=args.workers,
-            gpus=args.gpus_per_worker,
-            cpus=args.cpus_per_worker,
-            address=args.ray_address,
-            input_endpoint=_endpoint(args, settings),
-            input_region=settings.s3_region,
-        ),
+        workers=args.workers,
+        gpus=args.gpus_per_worker,
+        cpus=args.cpus_per_worker,
+        ray_address=args.ray_address,
     )
     try:
         outcome = ingest(settings, order, show=_show_json if args.json else _show)

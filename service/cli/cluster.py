@@ -6,11 +6,13 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from service.cli.options import add_setting_options, settings_of
 from service.cli.output import console, emit, plain, table
 from service.cli.service_client import WrongArgument
 
@@ -21,25 +23,25 @@ if TYPE_CHECKING:
 
 
 # Settings of workers, as `serve` has them; those of gateways are not taken.
-_SETTINGS: tuple[tuple[str, str, Callable[[str], object], str], ...] = (
-    ("--model", "model", str, "as for `serve`; a folder must be there on every machine"),
-    ("--lora", "lora", str, "LoRA adapters, NAME=FOLDER, by commas"),
-    ("--model-cache", "model_cache", str, "where folders made of .gguf files are kept"),
-    ("--data-dir", "data_dir", str, "on the workers' machines: their SSD tier"),
-    ("--redis", "redis_url", str, "shared KV tier"),
-    ("--s3", "s3_url", str, "cold KV tier, e.g. s3://bucket/prefix"),
-    ("--s3-endpoint", "s3_endpoint", str, "URL of the S3 server; without it AWS"),
-    ("--s3-region", "s3_region", str, "without it AWS_REGION, or us-east-1"),
-    ("--write-tiers", "write_tiers", str, "tiers besides memory that get computed KV"),
-    ("--codec", "codec", str, "how KV is stored: int2, int4, int8 or raw"),
-    ("--dtype", "dtype", str, "auto, float32, float16 or bfloat16"),
-    ("--quantize", "quantize", str, "int8 or int4: weights in fewer bits"),
-    ("--device", "device", str, "auto, cpu or cuda"),
-    ("--memory-tier-mib", "memory_tier_mib", int, "KV in memory, of each worker; 0: none"),
-    ("--ssd-tier-gib", "ssd_tier_gib", float, "KV on disk, of each machine; 0: none"),
-    ("--threads", "threads", int, "CPU threads of a worker (default: --cpus-per-worker)"),
-    ("--max-running", "max_running", int, "sequences decoded together, by each worker"),
-)
+_SETTINGS = {
+    "--model": "as for `serve`; a folder must be there on every machine",
+    "--lora": "LoRA adapters, NAME=FOLDER, by commas",
+    "--model-cache": "where folders made of .gguf files are kept",
+    "--data-dir": "on the workers' machines: their SSD tier",
+    "--redis": "shared KV tier",
+    "--s3": "cold KV tier, e.g. s3://bucket/prefix",
+    "--s3-endpoint": "URL of the S3 server; without it AWS",
+    "--s3-region": "without it AWS_REGION, or us-east-1",
+    "--write-tiers": "tiers besides memory that get computed KV",
+    "--codec": "how KV is stored: int2, int4, int8 or raw",
+    "--dtype": "auto, float32, float16 or bfloat16",
+    "--quantize": "int8 or int4: weights in fewer bits",
+    "--device": "auto, cpu or cuda",
+    "--memory-tier-mib": "KV in memory, of each worker; 0: none",
+    "--ssd-tier-gib": "KV on disk, of each machine; 0: none",
+    "--threads": "CPU threads of a worker (default: --cpus-per-worker)",
+    "--max-running": "sequences decoded together, by each worker",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +81,7 @@ def _add_worker_options(parser: argparse.ArgumentParser) -> None:
         "free one)")  # fmt: skip
     add("--runtime-env", metavar="JSON", help="Ray's runtime environment of new actors, or a file "
         "with it; Ray logs it, so no secrets")  # fmt: skip
-    for flag, setting, kind, text in _SETTINGS:
-        add(flag, dest=setting, type=kind, help=text)
+    add_setting_options(parser, _SETTINGS)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +148,9 @@ def up(args: argparse.Namespace) -> int:
 
 def status(args: argparse.Namespace) -> int:
     """Print all workers; 0 if there are some and all are ready or draining, else 1."""
-    with _connected(args) as cluster:
+    from service.cluster.ray_cluster import connect
+
+    with connect(args.address) as cluster:
         states = cluster.states()
     _show(states, args)
     fine = bool(states) and all(state.phase in ("ready", "draining") for state in states)
@@ -174,23 +177,14 @@ def down(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _connected(args: argparse.Namespace) -> Iterator[RayCluster]:
-    from service.cluster.ray_cluster import connect
-
-    with connect(args.address) as cluster:
-        yield cluster
-
-
-@contextmanager
 def _scaling(args: argparse.Namespace) -> Iterator[tuple[RayCluster, Scaling]]:
     from service.cluster.plan import WorkerPlan
+    from service.cluster.ray_cluster import connect
     from service.cluster.scaling import Scaling
-    from service.settings import Settings, load
 
-    names = set(Settings.model_fields) - {"workers"}
-    settings = load(**{name: value for name, value in vars(args).items() if name in names})
+    settings = settings_of(args, without={"workers"})
     runtime_env = _runtime_env(getattr(args, "runtime_env", None))
-    with _connected(args) as cluster:
+    with connect(args.address) as cluster:
         gpus = getattr(args, "gpus_per_worker", None)
         plan = WorkerPlan.of(
             settings,
@@ -199,15 +193,10 @@ def _scaling(args: argparse.Namespace) -> Iterator[tuple[RayCluster, Scaling]]:
             resources=dict(getattr(args, "resource", None) or ()),
             ports=getattr(args, "ports", None),
         )
+        timeout_s = getattr(args, "timeout_s", 0.0)
         yield (
             cluster,
-            Scaling(
-                cluster,
-                plan,
-                say=_say,
-                timeout_s=getattr(args, "timeout_s", 0.0),
-                runtime_env=runtime_env,
-            ),
+            Scaling(cluster, plan, say=_say, timeout_s=timeout_s, runtime_env=runtime_env),
         )
 
 
@@ -230,7 +219,7 @@ def _say(text: str) -> None:
 
 def _show(states: Sequence[ActorState], args: argparse.Namespace) -> None:
     if args.json:
-        emit([state.fields() for state in states])
+        emit([asdict(state) for state in states])
         return
     shown = table("worker", "machine", "address", "process", "version", "starts", "state",
                   numbers=("process", "starts"))  # fmt: skip

@@ -8,9 +8,8 @@ from typing import Any
 
 from service.cli.output import console, emit, size, table
 from service.cli.service_client import WrongArgument
-from service.models.conversion_process import BYTES_OF
 from service.models.model_cache import ModelCache
-from service.models.model_finder import ModelFinder, to_stderr
+from service.models.model_finder import BYTES_OF, ModelFinder, to_stderr
 from service.models.named_models import NAMED_MODELS
 from service.settings import load
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from service.cli.service_client import WrongArgument
@@ -93,6 +93,27 @@ def settings_of(args: argparse.Namespace, *, without: Collection[str] = ()) -> S
     """
     names = set(Settings.model_fields).difference(without)
     return load(**{name: value for name, value in vars(args).items() if name in names})
+
+
+# Options that are not called as the setting that they set.
+_SETTING_OF = {"--redis": "redis_url", "--redis-ttl": "redis_ttl_s", "--s3": "s3_url"}
+
+
+def add_setting_options(
+    parser: argparse.ArgumentParser, helps: Mapping[str, str], *, default: object = None
+) -> None:
+    """Add an option for each setting.
+
+    Args:
+        parser: Gets the options.
+        helps: Names of options with their help.
+        default: Of all of them.
+    """
+    for option, help in helps.items():
+        name = _SETTING_OF.get(option, option[2:].replace("-", "_"))
+        wanted = Settings.model_fields[name].annotation
+        kind = next((k for k in (int, float) if wanted in (k, k | None)), str)
+        parser.add_argument(option, dest=name, type=kind, help=help, default=default)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from service.errors import KvstitchError
@@ -40,6 +41,23 @@ def table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None
     for column in columns:
         made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     return made
+
+
+def progress_bars(*, as_json: bool) -> Progress:
+    """Return bars on stderr, each with its description, count, the field `note` and its time.
+
+    They are shown on terminals only.
+    """
+    stderr = console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+        console=stderr,
+        disable=as_json or not stderr.is_terminal,
+    )
 
 
 def emit(value: Any) -> None:

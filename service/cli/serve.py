@@ -1,4 +1,7 @@
-"""`kvstitch serve`: reads the settings, finds the model folder, and runs the gateway."""
+"""`kvstitch serve` and `kvstitch worker`: a gateway with its workers, and a worker by itself.
+
+Both read the settings and find the model folder; what takes long to import is imported after that.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import argparse
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from service.cli.options import add_settings, settings_of
-from service.errors import KvstitchError
+from service.errors import InvalidSetting, KvstitchError
 from service.shared import openmp
 
 if TYPE_CHECKING:
     from service.settings import Settings
 
 CANNOT_BE_SERVED = 3
+WORKER_ADDRESS = "tcp://127.0.0.1:5700"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,36 +31,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run)
 
 
+def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a worker by itself, for gateways that name it in KVSTITCH_WORKER_ADDRESSES. It takes "
+        "the settings of `serve`; SIGTERM lets it finish what runs."
+    )
+    parser.epilog = "Beyond loopback KVSTITCH_FLEET_SECRET must be set, the same for all."
+    parser.add_argument("--listen", metavar="ADDRESS", default=WORKER_ADDRESS, help="tcp://HOST:"
+                        f"PORT; port 0: any (default: {WORKER_ADDRESS})")  # fmt: skip
+    add_settings(parser)
+    parser.set_defaults(command=run_worker)
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 3 if the service cannot be served.
 
     Raises:
         InvalidSetting: A setting is wrong by itself.
     """
-    openmp.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this the client adds a `_created` series to every metric, which nothing uses.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
+    return _started(args, _serve)
 
+
+def run_worker(args: argparse.Namespace) -> int:
+    """Become a worker process, which ends by a signal; 3 if it cannot serve.
+
+    Raises:
+        InvalidSetting: A setting is wrong by itself.
+    """
+    return _started(args, lambda settings: _become_worker(settings, args.listen))
+
+
+def _started(args: argparse.Namespace, start: Callable[[Settings], str | None]) -> int:
+    """Start with the settings of the arguments; `start` returns or raises why it cannot be."""
+    openmp.prepare()
     settings = settings_of(args)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        failure = _serve(settings)
+        failure = start(settings)
     except KvstitchError as error:
         failure = error.message
-    if failure is not None:
-        print(f"kvstitch: {failure}", file=sys.stderr)
-        return CANNOT_BE_SERVED
-    return 0
+    if failure is None:
+        return 0
+    print(f"kvstitch: {failure}", file=sys.stderr)
+    return CANNOT_BE_SERVED
 
 
-def _serve(settings: Settings) -> str | None:
-    """Serve until a signal or a failure; returns why it failed.
+def _model_folder(settings: Settings) -> Path:
+    """Return the folder of a model whose config.json says that it can be served.
 
     Raises:
-        KvstitchError: It cannot start.
+        KvstitchError: It cannot.
     """
     from service.cli.doctor import model
     from service.gateway.data_folder import UMASK
@@ -62,8 +93,18 @@ def _serve(settings: Settings) -> str | None:
 
     os.umask(UMASK)  # the worker inherits it
     folder = ModelFinder.of(settings).prepare(settings.model)
-    # Before the gateway is imported, which takes longer than all of this.
     model.require_config(folder, settings)
+    return folder
+
+
+def _serve(settings: Settings) -> str | None:
+    """Serve until a signal or a failure; return why it failed.
+
+    Raises:
+        KvstitchError: It cannot start.
+    """
+    folder = _model_folder(settings)  # before the gateway is imported, which takes longer
+    from service.cli.doctor import model
     from service.gateway.composition import Gateway
     from service.gateway.server import listen, serve
 
@@ -79,3 +120,32 @@ def _serve(settings: Settings) -> str | None:
         file=sys.stderr,
     )
     return serve(gateway, bound)
+
+
+def _become_worker(settings: Settings, address: str) -> NoReturn:
+    """Replace this process by the worker process, which reads its settings from standard input.
+
+    Raises:
+        KvstitchError: It cannot be started.
+    """
+    from service.cli.doctor import model
+    from service.cluster.plan import PreparedWorker
+    from service.shared import fleet_secret
+
+    fleet_secret.require_secret(address, settings.fleet_secret)
+    if settings.workers > 1:
+        raise InvalidSetting("workers (KVSTITCH_WORKERS) is for `serve`: start one for each")
+    folder = _model_folder(settings)
+    model.require_loadable(folder, settings)
+    made = PreparedWorker.of(settings, folder).at(address)
+    print(
+        f"kvstitch: a worker of {made.model} is starting at {made.address}; KV in "
+        f"{made.kv_dir or 'memory'}",
+        file=sys.stderr,
+        flush=True,
+    )
+    end, beginning = os.pipe()
+    os.write(beginning, made.to_json().encode() + b"\n")
+    os.dup2(end, 0)
+    os.set_inheritable(beginning, True)  # a worker ends when its standard input is closed
+    os.execv(sys.executable, [sys.executable, "-m", "service.worker"])

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from service.cli.documents import files
 from service.cli.documents.folder import UnsendableDocument, scan
-from service.cli.options import minutes, settings_of
+from service.cli.options import add_setting_options, minutes, settings_of
 from service.cli.output import console, emit
 from service.cli.service_client import CommandError, WrongArgument
 from service.shared import openmp
@@ -52,22 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of everything that is drawn (default: 0)")
     add("--fresh", action="store_true", help="begin anew, without what was measured before")
     add("--json", action="store_true", help="JSON on stdout and nothing else")
-    for name, help in (
-        ("--model", "as for `serve` (default: the demo model)"),
-        ("--data-dir", "the service's data folder"),
-        ("--dtype", "auto, float32, float16 or bfloat16"),
-        ("--quantize", "off, int8 or int4: weights in fewer bits, as for `serve`"),
-        ("--device", "auto, cpu, cuda or cuda:N"),
-        ("--embedder", "sentence-embedding model folder (default: all-MiniLM-L6-v2)"),
-        ("--prefix-mode", "of the defaults that the choice is compared with"),
-    ):
-        add(name, help=help)
-    for name, help in (
-        ("--threads", "CPU threads"),
-        ("--chunk-tokens", "tokens per chunk (default: the model folder's)"),
-        ("--top-k", "passages per answer (default: the model folder's)"),
-    ):
-        add(name, type=int, help=help)
+    helps = {
+        "--model": "as for `serve` (default: the demo model)",
+        "--data-dir": "the service's data folder",
+        "--dtype": "auto, float32, float16 or bfloat16",
+        "--quantize": "off, int8 or int4: weights in fewer bits, as for `serve`",
+        "--device": "auto, cpu, cuda or cuda:N",
+        "--embedder": "sentence-embedding model folder (default: all-MiniLM-L6-v2)",
+        "--prefix-mode": "of the defaults that the choice is compared with",
+        "--threads": "CPU threads",
+        "--chunk-tokens": "tokens per chunk (default: the model folder's)",
+        "--top-k": "passages per answer (default: the model folder's)",
+    }
+    add_setting_options(parser, helps)
     parser.set_defaults(command=run)
 
 

@@ -15,18 +15,17 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import asdict, replace
+from typing import Any
 
 from service import __version__
-from service.cluster.actor_state import ActorState, name_of
-from service.cluster.plan import WorkerPlan
+from service.cluster.actor_state import ActorState, Phase, name_of
+from service.cluster.plan import PreparedWorker, WorkerPlan
 from service.errors import InvalidSetting, KvstitchError
 from service.gateway.data_folder import UMASK
 from service.gateway.worker_client.connection import WorkerConnection
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
 from service.shared import openmp
-from service.shared.worker_settings import WorkerSettings
 
 log = logging.getLogger("kvstitch.cluster")
 
@@ -59,7 +58,7 @@ class WorkerActor:
 
     async def state(self) -> dict[str, Any]:
         """Return the fields of ActorState."""
-        return self._worker.state.fields()
+        return asdict(self._worker.state)
 
     async def drain(self) -> None:
         """Let the process finish what runs, then remove this actor for good."""
@@ -72,26 +71,13 @@ def _ray() -> Any:
     return importlib.import_module("ray")
 
 
-class Prepared(Protocol):
-    """A worker whose model is on this machine."""
-
-    @property
-    def secret(self) -> str:
-        """The fleet's secret."""
-        ...
-
-    def at(self, address: str) -> WorkerSettings:
-        """Return the process's settings for an address."""
-        ...
-
-
 class ClusterWorker:
     """One worker of the cluster: its model is prepared, then its process is supervised."""
 
     def __init__(
         self,
         identity: ActorState,
-        prepare: Callable[[], Prepared],
+        prepare: Callable[[], PreparedWorker],
         next_address: Callable[[str], str],
         *,
         command: Sequence[str] = COMMAND,
@@ -128,28 +114,27 @@ class ClusterWorker:
     @property
     def state(self) -> ActorState:
         """The state as it is now."""
+        phase, reason = self._phase()
+        made = replace(self._identity, phase=phase, reason=reason)
+        running = self._supervisor
+        if running is None or phase in ("ended", "refused"):
+            return made
+        return replace(made, address=running.address, pid=running.pid, restarts=running.restarts)
+
+    def _phase(self) -> tuple[Phase, str]:
+        """Return the phase, and why the worker is not ready."""
         supervisor, connection = self._supervisor, self._connection
-        made = self._identity
-        if supervisor is not None and not (self._refused or self._ended):
-            made = replace(
-                made,
-                address=supervisor.address,
-                pid=supervisor.pid,
-                restarts=supervisor.restarts,
-            )
         if self._ended:
-            return replace(made, phase="ended", reason="it was drained")
+            return "ended", "it was drained"
         if self._refused:
-            return replace(made, phase="refused", reason=self._refused)
+            return "refused", self._refused
         if self._draining:
-            return replace(made, phase="draining", reason="it finishes what runs")
+            return "draining", "it finishes what runs"
         if supervisor is None or connection is None:
-            return replace(made, phase="preparing", reason="the model is looked for")
+            return "preparing", "the model is looked for"
         if supervisor.pid is None and supervisor.last_end:
-            return replace(made, phase="restarting", reason=supervisor.last_end)
-        if connection.ready is not None:
-            return replace(made, phase="ready")
-        return replace(made, phase="loading", reason=connection.reason)
+            return "restarting", supervisor.last_end
+        return ("ready", "") if connection.ready is not None else ("loading", connection.reason)
 
     async def drain(self) -> None:
         """Let the process finish what runs; return when it has ended. No other is started."""

@@ -6,6 +6,7 @@ Names are `kvstitch-worker-<n>`, n from 1, in the namespace `kvstitch`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -58,9 +59,6 @@ class ActorState:
     reason: str = ""
     plan: str = ""
 
-    def fields(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> ActorState:
         """Read what an actor sent, perhaps one of another version: unknown fields are left out."""
@@ -90,7 +88,4 @@ def workers_among(names: Iterable[str]) -> list[str]:
 def lowest_free(names: Iterable[str]) -> int:
     """Return the lowest number that no worker has."""
     taken = {number_of(name) for name in names}
-    number = 1
-    while number in taken:
-        number += 1
-    return number
+    return next(number for number in itertools.count(1) if number not in taken)

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from service.cluster.actor_state import COUNTED, ActorState, Phase, lowest_free, number_of
 from service.cluster.plan import WorkerPlan
 from service.errors import KvstitchError
+
+if TYPE_CHECKING:
+    from service.cluster.ray_cluster import RayCluster
 
 _POLL_S = 0.5
 # Only another command changes these: waiting for them is in vain.
 _HOPELESS: tuple[Phase, ...] = ("refused", "failed", "ended")
 
 Say = Callable[[str], None]
-
-
-class Cluster(Protocol):
-    """What `ray_cluster.RayCluster` can do."""
-
-    def names(self) -> list[str]: ...
-    def start(
-        self, number: int, plan: WorkerPlan, runtime_env: Mapping[str, Any] | None = None
-    ) -> str: ...
-    def states(
-        self, names: Sequence[str] | None = None, patience_s: float = ...
-    ) -> list[ActorState]: ...
-    def drain(self, name: str) -> None: ...
-    def kill(self, name: str) -> None: ...
-    def why_no_place(self, demand: Mapping[str, float]) -> str: ...
 
 
 class NotReady(KvstitchError):
@@ -43,7 +31,7 @@ class Scaling:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: RayCluster,
         plan: WorkerPlan,
         *,
         say: Say,
@@ -66,13 +54,13 @@ class Scaling:
         self._runtime_env = runtime_env
         self._said: dict[str, str] = {}
 
-    def scale(self, count: int) -> list[str]:
-        """Start or drain as many workers as it takes, without waiting.
+    def up(self, count: int) -> list[ActorState]:
+        """Bring the number of workers to `count`, and wait until all are ready.
 
         Where there are too many, those go first that are not ready, then the highest numbers.
 
-        Returns:
-            The names of those that stay.
+        Raises:
+            NotReady: Not all became ready in time.
         """
         there = [state for state in self._cluster.states() if state.phase in COUNTED]
         there.sort(key=lambda state: (state.phase != "ready", number_of(state.name)))
@@ -88,15 +76,7 @@ class Scaling:
                 f"{', '.join(others)} have other settings than these; "
                 "start as many more with `kvstitch cluster up`, then `kvstitch cluster drain` these"
             )
-        return names
-
-    def up(self, count: int) -> list[ActorState]:
-        """Bring the number of workers to `count`, and wait until all are ready.
-
-        Raises:
-            NotReady: Not all became ready.
-        """
-        return self.wait_ready(self.scale(count))
+        return self._wait_ready(names)
 
     def down(self, names: Iterable[str] | None = None, *, now: bool = False) -> None:
         """Drain workers and wait until they have ended.
@@ -116,27 +96,6 @@ class Scaling:
                 self._drain(state)
         self._wait_ended([state.name for state in states])
 
-    def wait_ready(self, names: Sequence[str]) -> list[ActorState]:
-        """Wait for these workers.
-
-        Raises:
-            NotReady: Not all became ready in time.
-        """
-        give_up_at = time.monotonic() + self._timeout_s
-        while True:
-            states = [self._explained(state) for state in self._cluster.states(names)]
-            for state in states:
-                self._report(state)
-            pending = [state for state in states if state.phase != "ready"]
-            if not pending:
-                return states
-            late = time.monotonic() > give_up_at
-            if late or all(state.phase in _HOPELESS for state in pending):
-                raise NotReady(_account(pending, len(states), self._timeout_s if late else None))
-            time.sleep(_POLL_S)
-
-    # -- inside ----------------------------------------------------------------------------------
-
     def _start(self) -> str:
         name = self._cluster.start(
             lowest_free(self._cluster.names()), self._plan, self._runtime_env
@@ -149,6 +108,20 @@ class Scaling:
             self._cluster.kill(state.name)
         else:
             self._cluster.drain(state.name)
+
+    def _wait_ready(self, names: Sequence[str]) -> list[ActorState]:
+        give_up_at = time.monotonic() + self._timeout_s
+        while True:
+            states = [self._explained(state) for state in self._cluster.states(names)]
+            for state in states:
+                self._report(state)
+            pending = [state for state in states if state.phase != "ready"]
+            if not pending:
+                return states
+            late = time.monotonic() > give_up_at
+            if late or all(state.phase in _HOPELESS for state in pending):
+                raise NotReady(_account(pending, len(states), self._timeout_s if late else None))
+            time.sleep(_POLL_S)
 
     def _wait_ended(self, names: Sequence[str]) -> None:
         give_up_at = time.monotonic() + self._timeout_s

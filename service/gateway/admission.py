@@ -71,7 +71,7 @@ class RequestSlot:
         self._open = True
 
     def prefilled(self) -> None:
-        """The first answer token has come: the prompt no longer waits."""
+        """Note the first answer token: the prompt no longer waits."""
         self._limiter.add_waiting_tokens(-self._waiting_tokens)
         self._waiting_tokens = 0
 
@@ -88,7 +88,15 @@ class RequestSlot:
 
 
 class ConcurrencyLimiter:
-    """Refuses requests above its limits at once with 503, so that no client waits in vain."""
+    """Refuses requests above its limits at once with 503, so that no client waits in vain.
+
+    Args:
+        max_running: Sequences that are decoded together.
+        max_waiting: Requests that may wait besides them.
+        max_waiting_tokens: Prompt tokens that may wait.
+        metrics: Where requests are counted.
+        max_per_key: Requests of one API key; 0: half of all that may be in flight.
+    """
 
     def __init__(
         self,
@@ -99,15 +107,6 @@ class ConcurrencyLimiter:
         metrics: GatewayMetrics,
         max_per_key: int = 0,
     ) -> None:
-        """Set the limits.
-
-        Args:
-            max_running: Sequences that are decoded together.
-            max_waiting: Requests that may wait besides them.
-            max_waiting_tokens: Prompt tokens that may wait.
-            metrics: Where requests are counted.
-            max_per_key: Requests of one API key; 0: half of all that may be in flight.
-        """
         self._per_key = max_per_key
         self._of_key: Counter[str] = Counter()
         self._max_waiting = max_waiting
@@ -121,7 +120,7 @@ class ConcurrencyLimiter:
         metrics.waiting_tokens_limit.set(max_waiting_tokens)
 
     def resize(self, max_running: int) -> None:
-        """Workers have come or gone: so many sequences are decoded together, at least one."""
+        """Set how many sequences are decoded together, at least one, when workers come or go."""
         self._max_running = max(1, max_running)
         self._max_in_flight = self._max_running + self._max_waiting
         self._max_per_key = self._per_key or max(1, self._max_in_flight // 2)
@@ -176,7 +175,7 @@ class ConcurrencyLimiter:
         self._metrics.waiting_tokens.set(self.waiting_tokens)
 
     def release(self, seconds: float | None, key_id: str) -> None:
-        """For slots: a request ended; `seconds` as in `RequestSlot.close`."""
+        """For slots: note that a request ended; `seconds` as in `RequestSlot.close`."""
         self.in_flight -= 1
         self._of_key[key_id] -= 1
         if not self._of_key[key_id]:

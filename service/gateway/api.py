@@ -11,7 +11,6 @@ from __future__ import annotations
 from service.gateway.answers.attribution.attributor import attribute
 from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import SupportScorer
-from service.gateway.answers.follow_ups import find_with_joined, joined_query
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.format import (
@@ -24,7 +23,9 @@ from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
-from service.gateway.search.passage_search import PassageSearch, SearchQuery
+from service.gateway.search.follow_ups import joined_query
+from service.gateway.search.passage_search import PassageSearch
+from service.gateway.search.search_query import SearchQuery
 
 __all__ = [
     "INSTRUCTION",
@@ -39,7 +40,6 @@ __all__ = [
     "ServingTokenizer",
     "SupportScorer",
     "attribute",
-    "find_with_joined",
     "from_chat_template",
     "joined_query",
     "load_format",

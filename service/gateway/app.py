@@ -13,7 +13,7 @@ from service.errors import KvstitchError
 from service.gateway.composition import Gateway
 from service.gateway.http import problems
 from service.gateway.http.browser_guard import BrowserGuard
-from service.gateway.http.middleware import Authentication, BodyLimits, RequestContext
+from service.gateway.http.middleware import Authentication, RequestContext
 from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import answers, documents, jobs, openai, operations, pages
@@ -55,16 +55,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             expose_headers=READABLE_HEADERS,
             max_age=600,
         )
-    app.add_middleware(
-        RequestContext,
-        limits=BodyLimits(
-            request=gateway.settings.max_request_bytes,
-            ingest=gateway.settings.max_body_bytes,
-            upload=gateway.settings.max_upload_bytes,
-            timeout_s=gateway.settings.body_timeout_s,
-        ),
-        metrics=gateway.metrics,
-    )
+    app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
     for module in (answers, openai, jobs, documents, operations, pages):
         app.include_router(module.router)

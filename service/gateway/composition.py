@@ -16,34 +16,46 @@ from retriever import Embedder, Retriever
 from service.errors import InvalidSetting, KvstitchError
 from service.gateway.admission import ConcurrencyLimiter
 from service.gateway.answers.answer_service import AnswerService
-from service.gateway.answers.default_methods import DefaultMethods
+from service.gateway.answers.methods import DefaultMethods
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.validation import RequestValidator
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.rate_counters import RateCounters
 from service.gateway.data_folder import DiskGuard, lock_folder, make_private
-from service.gateway.databases import databases
+from service.gateway.databases import Databases
+from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.corpus import Corpus
 from service.gateway.fleet.shared_workers import SharedWorkers
 from service.gateway.fleet.worker_state import WorkerState, count_by_state
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind
+from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
-from service.gateway.search.embedding_service import EmbeddingService
-from service.gateway.search.rerank_service import RerankService
+from service.gateway.search.passage_search import PassageSearch
 from service.gateway.search.search_service import SearchService
+from service.gateway.search.text_calls import EmbeddingService, RerankService
 from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
-from service.shared.tracing import tracing
+from service.shared.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """All parts of one gateway process."""
+    """All parts of one gateway process.
+
+    Args:
+        settings: Of the whole service.
+        model_folder: With tokenizer and prompt format.
+        embedder: Used instead of the one that the settings name.
+        processes: How worker processes are started and watched.
+
+    Raises:
+        ModelRefused: The model folder's tokenizer or prompt format cannot be used.
+        InvalidSetting: The calibration that is set cannot be used.
+    """
 
     def __init__(
         self,
@@ -53,18 +65,6 @@ class Gateway:
         embedder: Embedder | None = None,
         processes: ProcessOptions = OWN_PROCESSES,
     ) -> None:
-        """Build all parts, in the order of their dependencies; nothing is started.
-
-        Args:
-            settings: Of the whole service.
-            model_folder: With tokenizer and prompt format.
-            embedder: Used instead of the one that the settings name.
-            processes: How worker processes are started and watched.
-
-        Raises:
-            ModelRefused: The model folder's tokenizer or prompt format cannot be used.
-            InvalidSetting: The calibration that is set cannot be used.
-        """
         calibrated = calibration.find(settings, model_folder)
         self.settings = settings if calibrated is None else calibrated.settings(settings)
         self.failure: str | None = None
@@ -72,8 +72,8 @@ class Gateway:
         self._lock: IO[str] | None = None
         self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
-        self._tracing = tracing(settings.otlp_endpoint, "gateway")
-        self._databases = databases(self.settings, self.disk)
+        self._tracing = Tracing(settings.otlp_endpoint, "gateway")
+        self._databases = Databases(self.settings, self.disk)
         self.prompts = PromptBuilder(model_folder, self.settings)
         if self.prompts.model in settings.loras:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
@@ -148,31 +148,33 @@ class Gateway:
             index=self._databases.index,
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
-        behind = PrecomputedBehind(self.prompts, retriever.prefix_chunks, settings.companions)
+        passages = PassageSearch(self.retriever, settings)
+        prefixes = ChunkPrefixes(self.prompts, retriever.prefix_chunks, settings.companions)
         self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,
             validator=RequestValidator(
-                self.worker, self.retriever, self.prompts, settings, self.default_methods
+                self.worker,
+                self.retriever,
+                self.prompts,
+                self.default_methods,
+                settings,
             ),
-            preparer=RequestPreparer(self.worker, self.retriever, self.prompts, behind, settings),
+            preparer=RequestPreparer(self.worker, passages, self.prompts, prefixes, settings),
             limiter=self.limiter,
             metrics=self.metrics,
             tracing=self._tracing,
         )
-        self.searches = SearchService(
-            self.retriever, self.limiter, settings, top_k=self.prompts.format.top_k
-        )
+        top_k = self.prompts.format.top_k
+        self.searches = SearchService(self.retriever, passages, self.limiter, settings, top_k=top_k)
         self.rerankings = RerankService(
             self.retriever, self.limiter, settings, self.prompts.tokenizer
         )
         self.embeddings = EmbeddingService(embedder, self.retriever, self.limiter, settings)
         self.corpus = Corpus(
             database=self._databases.jobs,
-            retriever=self.retriever,
+            chunks=ChunkKVs(self.retriever, self.prompts, prefixes),
             worker=self.worker,
-            prompts=self.prompts,
-            behind=behind,
             quotas=self._quotas,
             metrics=self.metrics,
             settings=settings,

@@ -91,7 +91,7 @@ PROBE_PAUSE_S = 1.0
 
 
 class DiskGuard:
-    """Thread-safe."""
+    """Recognises a full disk, and notices when there is room again. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from service.shared import metrics as declared
 from service.shared.metrics import WORKER_LABEL, WORKER_METRICS, Declared, Sample
 
+Made = TypeVar("Made", bound=MetricWrapperBase)
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Buckets = dict[str, float]  # upper bound as text to cumulative count
 SINGLE_WORKER = "0"  # label of the worker of a gateway that has one, and of the first of several
@@ -203,32 +204,19 @@ class GatewayMetrics:
         return generate_latest(self.registry)
 
     def _counter(self, metric: Declared) -> Counter:
-        return _with_known_labels(
-            Counter(metric.name, metric.help, tuple(metric.labels), registry=self.registry), metric
-        )
+        return self._with_known_labels(Counter, metric)
 
     def _gauge(self, metric: Declared) -> Gauge:
-        return _with_known_labels(
-            Gauge(metric.name, metric.help, tuple(metric.labels), registry=self.registry), metric
-        )
+        return self._with_known_labels(Gauge, metric)
 
     def _histogram(self, metric: Declared) -> Histogram:
-        made = Histogram(
-            metric.name,
-            metric.help,
-            tuple(metric.labels),
-            buckets=metric.buckets,
-            registry=self.registry,
-        )
-        return _with_known_labels(made, metric)
+        return self._with_known_labels(Histogram, metric, buckets=metric.buckets)
 
-
-Made = TypeVar("Made", bound=MetricWrapperBase)
-
-
-def _with_known_labels(made: Made, metric: Declared) -> Made:
-    """Create the series of all label values known beforehand, so that they exist from 0 on."""
-    if metric.labels and all(metric.labels.values()):
-        for values in itertools.product(*metric.labels.values()):
-            made.labels(*values)
-    return made
+    def _with_known_labels(self, kind: type[Made], metric: Declared, **more: Any) -> Made:
+        """Create the series of all label values known beforehand, so that they exist from 0 on."""
+        labels = tuple(metric.labels)
+        made = kind(metric.name, metric.help, labels, registry=self.registry, **more)
+        if metric.labels and all(metric.labels.values()):
+            for values in itertools.product(*metric.labels.values()):
+                made.labels(*values)
+        return made

@@ -42,6 +42,10 @@ OWN_PROCESSES = ProcessOptions()
 class Workers:
     """All workers of one gateway.
 
+    Args:
+        worker_settings: Makes the settings of a worker from its number and its address.
+        on_refused: Called with the reason if workers will never start.
+
     Attributes:
         worker: What the rest of the gateway talks to.
     """
@@ -55,12 +59,6 @@ class Workers:
         worker_settings: Callable[[int, str], WorkerSettings],
         on_refused: Callable[[str], None],
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            worker_settings: Makes the settings of a worker from its number and its address.
-            on_refused: Called with the reason if workers will never start.
-        """
         self._metrics = metrics
         self._address = options.address
         self._clients = [
@@ -93,7 +91,7 @@ class Workers:
                 settings.routing,
                 metrics,
                 slower_tiers=bool(settings.ssd_tier_gib or settings.redis_url or settings.s3_url),
-                kept_prompts=settings.prefix_cache,
+                prefix_cache=settings.prefix_cache,
             )
         )
         self.worker: Worker = self._pool or self._clients[0]

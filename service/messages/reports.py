@@ -28,7 +28,7 @@ class SegmentReport:
     plan: str = ""  # what the planner chose: "load" or "recompute"; empty: there was no choice
     why: str = ""  # of a plan that is not to load
     computed: ColdMode | Literal[""] = ""  # how, if its tier is "cold"
-    behind: int = 0  # other chunks of the collection that its stored KV was computed behind
+    behind: int = 0  # chunks of the collection in the prefix of its stored KV
     reused: int = 0  # its tokens whose KV was in the prefix cache
 
 
@@ -44,7 +44,7 @@ class SegmentForecast:
     action: str  # "load", "recompute", or "reuse" of what is in the prefix cache
     load_s: float
     computed: ColdMode | Literal[""] = ""  # how, if it would be
-    behind: int = 0  # other chunks of the collection that its stored KV is computed behind
+    behind: int = 0  # chunks of the collection in the prefix of its stored KV
     reused: int = 0  # tokens whose KV is in the prefix cache
 
 

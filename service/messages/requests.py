@@ -102,7 +102,7 @@ class Generate(Message, frozen=True):
     fusion: Method
     eviction: Method | None = None
     sampling: Sampling = Sampling()
-    prefix_mode: str = "none"  # what documents are precomputed behind (docs/specification.md §0)
+    prefix_mode: str = "none"  # the prefix of a chunk's KV (docs/specification.md §0)
     tenant: str = ""  # whose chunks are used; empty: the unnamed tenant's
     traceparent: str = ""  # the gateway's span, W3C Trace Context; empty: not traced
     token_fates: bool = False  # whether the report says what became of every token
@@ -208,7 +208,7 @@ class ChunkNames:
 
     Args:
         system: token ids of S.
-        prefix_mode: what the chunks are computed behind.
+        prefix_mode: what stands before a chunk when its KV is computed.
         tenant: whose they are.
         lora: the LoRA adapter that they are computed with; empty: the base model.
     """

@@ -5,7 +5,7 @@ named_models        the models that have names, and the files of ours that belon
 download            fetches a named model, and one of the Hugging Face hub
 model_cache         folders made of .gguf files
 gguf_file           what a .gguf file says about itself, and whether it can be served
-conversion_process  runs gguf_conversion, the only file here that loads torch
+gguf_conversion     a process of its own: the only file here that loads torch
 
 Nothing here knows the gateway or the worker.
 """

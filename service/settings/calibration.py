@@ -44,7 +44,7 @@ class Measured:
 
     Attributes:
         fusion: Method and parameters, as a request names them.
-        prefix_mode: What chunks were precomputed behind.
+        prefix_mode: What stood before a chunk when its KV was computed.
         codec: That they were stored with.
         operations: Of the prefill, relative to full prefill.
         agreement: Lower end of the 95 % interval of the share of answer tokens that full prefill

@@ -92,53 +92,30 @@ class Settings(
         alone = self.workers == 1 and not shared
         if self.fleet_secret:
             tenants_secret = fleet_secret.tenants_secret(self.fleet_secret)
-        return WorkerSettings(
-            model=str(model_folder),
-            fleet_secret=self.fleet_secret,
-            shared=shared,
-            calibration=str(calibration.resolve()) if calibration else "",
-            model_name=self.model_name,
-            loras={name: str(folder.resolve()) for name, folder in self.loras.items()},
-            address=address,
-            kv_dir=str(self.kv_dir) if self.ssd_tier_gib else "",
-            dtype=self.dtype,
-            device=self.device_of(number),
-            tensor_parallel=self.tensor_parallel,
-            quantize=self.quantize,
-            codec=self.codec,
-            memory_tier_bytes=self.memory_tier_mib * MIB // self.workers,
-            ssd_tier_bytes=int(self.ssd_tier_gib * 1024 * MIB),
-            redis_url=self.redis_url,
-            redis_ttl_s=self.redis_ttl_s,
-            s3_url=self.s3_url,
-            s3_endpoint=self.s3_endpoint,
-            s3_region=self.s3_region,
-            write_tiers=self.write_tiers,
-            pool_tokens=self.pool_tokens,
-            max_running=self.max_running,
-            # The gateway limits requests; the worker must accept all that it admits, at once.
-            max_waiting=self.max_running + self.max_waiting,
-            planner=self.planner,
-            sketches=self.sketches,
-            prefix_cache=self.prefix_cache,
-            prompts_dir=str(self.prompts_dir),
+        same_names = WorkerSettings.__dataclass_fields__.keys() & type(self).model_fields.keys()
+        values: dict[str, Any] = {name: getattr(self, name) for name in same_names}
+        values |= {
+            "model": str(model_folder),
+            "model_name": self.model_name,
+            "address": address,
+            "number": number,
+            "shared": shared,
+            "calibration": str(calibration.resolve()) if calibration else "",
+            "loras": {name: str(folder.resolve()) for name, folder in self.loras.items()},
+            "methods_dir": str(self.methods_dir.resolve()) if self.methods_dir else "",
+            "kv_dir": str(self.kv_dir) if self.ssd_tier_gib else "",
+            "prompts_dir": str(self.prompts_dir),
             # Which worker stored a prompt would decide what a deletion must wait for.
-            prompts_bytes=int(self.stored_prompts_gib * 1024 * MIB) if alone else 0,
-            draft_tokens=self.draft_tokens,
-            gate_sample=self.gate_sample,
-            gate_window=self.gate_window,
-            gate_min_checks=self.gate_min_checks,
-            gate_min_agreement=self.gate_min_agreement,
-            gate_max_kl=self.gate_max_kl,
-            gate_recovery=self.gate_recovery,
-            workers=self.workers,
-            number=number,
-            threads=self.threads or self._share_of_cores(),
-            methods_dir=str(self.methods_dir.resolve()) if self.methods_dir else "",
-            otlp_endpoint=self.otlp_endpoint,
-            tenant_secret=self.tenant_secret,
-            tenants_secret=self.tenant_secret or tenants_secret,
-        )
+            "prompts_bytes": int(self.stored_prompts_gib * 1024 * MIB) if alone else 0,
+            "memory_tier_bytes": self.memory_tier_mib * MIB // self.workers,
+            "ssd_tier_bytes": int(self.ssd_tier_gib * 1024 * MIB),
+            "device": self.device_of(number),
+            "threads": self.threads or self._share_of_cores(),
+            # The gateway limits requests; the worker must accept all that it admits, at once.
+            "max_waiting": self.max_running + self.max_waiting,
+            "tenants_secret": self.tenant_secret or tenants_secret,
+        }
+        return WorkerSettings(**values)
 
     def device_of(self, number: int) -> str:
         """Return the device of a worker; workers take those that are named in turns."""

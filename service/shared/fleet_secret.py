@@ -22,7 +22,6 @@ from typing import Literal
 from service.errors import InvalidSetting
 
 MIN_SECRET_CHARS = 32  # as `openssl rand -hex 16` writes them
-KEY_BYTES = 32
 _SALT = b"kvstitch fleet 1"
 
 Side = Literal["worker", "gateway"]

@@ -237,35 +237,7 @@ SAMPLES_DROPPED = _counter(
 )
 
 GATEWAY_METRICS: dict[str, Declared] = _by_name(
-    (
-        *(
-            TTFT,
-            TPOT,
-            INTER_TOKEN,
-            E2E,
-            STAGE,
-            REQUESTS,
-            ADAPTER_REQUESTS,
-            RESPONSES,
-            IN_FLIGHT,
-            IN_FLIGHT_LIMIT,
-        ),
-        *(WAITING_TOKENS, WAITING_TOKENS_LIMIT, REJECTED, DISCONNECTS, TOKENS_AFTER_LEAVING),
-        *(PROMPT_TOKENS, COMPLETION_TOKENS, KV_READ_BYTES, KV_STORED_BYTES, SEGMENTS, FLOPS),
-        *(
-            FULL_PREFILL_FLOPS,
-            KEPT_RATIO,
-            COVERAGE_RATIO,
-            RECOMPUTED_RATIO,
-            INDEX_RECALL,
-            DOCUMENTS,
-            CHUNKS,
-        ),
-        *(JOBS, WEBHOOKS, DISK_SIZE, DISK_FREE, WORKER_RESTARTS, WORKER_UP, SAMPLES_DROPPED),
-        *(WORKERS, WORKERS_READY, ROUTED_DOCUMENTS, MOVED_REQUESTS, DIRECTORY_GAPS),
-        DATABASE_SILENCE,
-        QUOTA_CHECKS,
-    )
+    declared for declared in tuple(globals().values()) if isinstance(declared, Declared)
 )
 
 # Label values of the worker's metrics appear as they come. `worker` says which of them counts.

@@ -47,60 +47,22 @@ from service.worker.methods.registry import (
 )
 from service.worker.methods.sparse.selection import OUTLIER_SIGMAS
 from service.worker.model.addressing import Address, Addressing
-from service.worker.model.attention import (
-    attend_rows,
-    weighted_values,
-)
+from service.worker.model.attention import attend_rows, weighted_values
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
 from service.worker.model.flops import full_prefill as full_prefill_flops
+from service.worker.model.kernel_weights import kernel_weights
 from service.worker.model.load import default_pool_tokens, set_threads
 from service.worker.model.load import load as load_model
 from service.worker.model.model_facts import read_calibration
 
 __all__ = [
-    "A3",
-    "CALIBRATION_FILE",
-    "OUTLIER_SIGMAS",
-    "Address",
-    "Addressing",
-    "BatchDecoder",
-    "CacheBlend",
-    "Capture",
-    "ChunkPrefill",
-    "DecoderModel",
-    "Engine",
-    "FullReuse",
-    "KVPool",
-    "LegoLink",
-    "Pie",
-    "Placement",
-    "QuestionScout",
-    "SamKV",
-    "ScratchKV",
-    "SequenceKV",
-    "StagedSegment",
-    "Vanilla",
-    "add_folder",
-    "add_lora",
-    "attend_rows",
-    "decode_step",
-    "decoder_for",
-    "default_pool_tokens",
-    "evict",
-    "eviction_methods",
-    "full_prefill_flops",
-    "fusion_methods",
-    "index_causal_attention",
-    "kv_placement_gpu",
-    "load_model",
-    "make_eviction",
-    "make_fusion",
-    "model_fingerprint",
-    "ragged_attention_gpu",
-    "read_calibration",
-    "set_threads",
-    "start_up_check",
-    "weighted_values",
-    "write_rows",
-]
+    "A3", "CALIBRATION_FILE", "OUTLIER_SIGMAS", "Address", "Addressing", "BatchDecoder",
+    "CacheBlend", "Capture", "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "KVPool",
+    "LegoLink", "Pie", "Placement", "QuestionScout", "SamKV", "ScratchKV", "SequenceKV",
+    "StagedSegment", "Vanilla", "add_folder", "add_lora", "attend_rows", "decode_step",
+    "decoder_for", "default_pool_tokens", "evict", "eviction_methods", "full_prefill_flops",
+    "fusion_methods", "index_causal_attention", "kernel_weights", "kv_placement_gpu", "load_model",
+    "make_eviction", "make_fusion", "model_fingerprint", "ragged_attention_gpu",
+    "read_calibration", "set_threads", "start_up_check", "weighted_values", "write_rows",
+]  # fmt: skip

@@ -20,7 +20,6 @@ class Prefix(NamedTuple):
     """The tokens that a document was precomputed behind.
 
     Attributes:
-        ids: their token ids.
         exact: their own KV was that of a full prefill of them.
     """
 
@@ -78,12 +77,9 @@ class PromptLayout:
         prefixes: Sequence[Prefix] = (),
         device: torch.device | None = None,
     ) -> PromptLayout:
-        """Places the segments one after another.
+        """Place the segments one after another.
 
         Args:
-            system: token ids of S.
-            documents: token ids of each document.
-            question: token ids of Q.
             uncached: for S, then for every document: whether its rows must be computed.
             prefixes: what each document was precomputed behind; none given: nothing stood before
                 any of them.
@@ -156,7 +152,7 @@ class PromptLayout:
         return replace(self, ids=self.ids.to(device))
 
     def count_rows(self, rows: Tensor) -> list[int]:
-        """How many of the rows, ascending `[m]`, each segment has."""
+        """Return how many of the rows, ascending `[m]`, each segment has."""
         starts = [segment.start for segment in self.segments]
         borders = torch.tensor([*starts, *(segment.end for segment in self.segments)])
         # One transfer from the device for all segments.
@@ -167,7 +163,7 @@ class PromptLayout:
         ]
 
     def only(self, rows: Tensor) -> PromptLayout:
-        """A prompt of only these rows (ascending), one after another; no segment is cached."""
+        """Return a prompt of only these rows (ascending); no segment of it is cached."""
         segments, at = [], 0
         for segment in self.segments:
             inside = int(((rows >= segment.start) & (rows < segment.end)).sum())
@@ -180,6 +176,6 @@ class PromptLayout:
 
 
 def union(*rows: Tensor) -> Tensor:
-    """Ascending union of row sets."""
+    """Return the ascending union of row sets."""
     merged: Tensor = torch.unique(torch.cat(rows), sorted=True)
     return merged

@@ -38,27 +38,19 @@ def run(steps: Steps[T]) -> T:
 
 
 class Ranks(Protocol):
-    """The processes that share a model. Every method is an exchange that all of them make.
-
-    Attributes:
-        rank: number of this process, from 0.
-        size: number of processes.
-    """
+    """The processes that share a model. Every method is an exchange that all of them make."""
 
     rank: int
     size: int
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum over all ranks, bit by bit the same on each; x may be overwritten."""
-        ...
 
     def largest(self, x: Tensor) -> Tensor:
         """Return the largest of every element over all ranks; x may be overwritten."""
-        ...
 
     def all_heads(self, x: Tensor) -> Tensor:
         """Return the tensors of all ranks, equally large, one after the other along dimension 0."""
-        ...
 
     def to_first(self, x: Tensor, dim: int, sizes: Sequence[int] | None = None) -> Tensor:
         """On rank 0 the tensors of all ranks, one after the other; x itself on the others.
@@ -67,7 +59,6 @@ class Ranks(Protocol):
             dim: along which they are joined.
             sizes: of every rank's tensor in that dimension; None: all are equally large.
         """
-        ...
 
 
 class Lead(Protocol):
@@ -79,7 +70,6 @@ class Lead(Protocol):
         Other processes must be able to have the arguments: KV caches, stored segments and sequences
         are replaced by their counterparts, and everything else is pickled.
         """
-        ...
 
     def repeat(self, change: Callable[..., Any], *arguments: Any) -> int:
         """Let the others make a change of the KV pool, or of a sequence's KV.
@@ -87,13 +77,12 @@ class Lead(Protocol):
         Returns:
             The number by which a sequence's KV that is reserved so is known from now on.
         """
-        ...
 
 
 def on_all_ranks(work: Callable[P, T]) -> Callable[P, T]:
     """Let a function, whose first argument is a decoder, run on all ranks where there are others.
 
-    In the function itself the decoder leads nobody, so that it may call other such functions.
+    In the function itself the decoder has no `lead`, so that it may call other such functions.
     """
     signature = inspect.signature(work)
 

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.skipif(
 END_S = 300.0
 COMMAND = """
 import dataclasses, json, sys
-from service.bulk.driver import Pool
-from service.bulk.run import Order, ingest
+from service.bulk.records import Order
+from service.bulk.run import ingest
 from service.settings import load
-order = Order(sys.argv[1], range_documents=8, pool=Pool(workers=2))
+order = Order(sys.argv[1], range_documents=8, workers=2)
 outcome = ingest(load(threads=1), order)
 print(json.dumps({**outcome.standing.as_json(), "errors": outcome.errors}))
 """

@@ -137,9 +137,9 @@ def test_an_answer_is_one_trace_across_both_processes(
 
 def test_without_an_endpoint_nothing_of_it_is_loaded() -> None:
     code = (
-        "import sys; from service.shared.tracing import tracing; "
+        "import sys; from service.shared.tracing import Tracing; "
         "import service.gateway.composition, service.worker.server.worker_server; "
-        "t = tracing('', 'gateway'); t.start(); s = t.begin('x'); s.end(); t.close(); "
+        "t = Tracing('', 'gateway'); t.start(); s = t.begin('x'); s.end(); t.close(); "
         "print(repr(s.traceparent), [m for m in sys.modules if m.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

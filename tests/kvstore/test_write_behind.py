@@ -24,24 +24,24 @@ def guarded(fake):
     return FaultTolerantTier(fake, BreakerSettings())
 
 
-def writer(limits=None):
-    queue = WriteBehindQueue(limits or QueueLimits(), lambda: None)
+def writer(guarded, limits=None):
+    queue = WriteBehindQueue(guarded, limits or QueueLimits())
     queue.start()
     return queue
 
 
-def blocked(fake, guarded, queue):
+def blocked(fake, queue):
     """Start a write of key 0 on the thread that blocks until the tier is released."""
     fake.block("put")
-    queue.submit(guarded, make_key(0), CHUNK)
+    queue.submit(make_key(0), CHUNK)
     while fake.calls["put"] == 0:
         time.sleep(0.001)
 
 
 def test_written_in_the_background(fake, guarded):
-    queue = writer()
+    queue = writer(guarded)
     for n in range(5):
-        queue.submit(guarded, make_key(n), CHUNK)
+        queue.submit(make_key(n), CHUNK)
     assert queue.flush(10) and queue.pending == 0
     assert set(fake.keys()) == {make_key(n) for n in range(5)}
     queue.close()
@@ -51,10 +51,10 @@ def test_written_in_the_background(fake, guarded):
     "limits", [QueueLimits(items=3), QueueLimits(bytes=3 * CHUNK.nbytes)], ids=["items", "bytes"]
 )
 def test_a_full_queue_drops_the_oldest_and_counts(fake, guarded, limits):
-    queue = writer(limits)
-    blocked(fake, guarded, queue)
+    queue = writer(guarded, limits)
+    blocked(fake, queue)
     for n in range(1, 7):
-        queue.submit(guarded, make_key(n), CHUNK)
+        queue.submit(make_key(n), CHUNK)
     assert (queue.dropped, queue.pending) == (3, 4)
     fake.release()
     assert queue.flush(10)
@@ -63,35 +63,35 @@ def test_a_full_queue_drops_the_oldest_and_counts(fake, guarded, limits):
 
 
 def test_the_same_write_waits_once(fake, guarded):
-    queue = writer()
-    blocked(fake, guarded, queue)
+    queue = writer(guarded)
+    blocked(fake, queue)
     for _ in range(3):
-        queue.submit(guarded, make_key(0), CHUNK)
-        queue.submit(guarded, make_key(1), CHUNK)
-    assert queue.pending == 2 and queue.holds(guarded, make_key(1))
+        queue.submit(make_key(0), CHUNK)
+        queue.submit(make_key(1), CHUNK)
+    assert queue.pending == 2 and queue.holds(make_key(1))
     fake.release()
     assert queue.flush(10) and fake.calls["put"] == 2
     queue.close()
 
 
 def test_extra_tensors_that_wait_are_not_their_chunk(fake, guarded):
-    queue = writer()
-    blocked(fake, guarded, queue)
+    queue = writer(guarded)
+    blocked(fake, queue)
     for version in (1, 2):
-        queue.submit(guarded, make_key(1), encode_extra("sketch", version, {}, key=make_key(1)))
-    assert not queue.holds(guarded, make_key(1))
-    queue.submit(guarded, make_key(1), CHUNK)
-    assert queue.holds(guarded, make_key(1)) and queue.pending == 4
+        queue.submit(make_key(1), encode_extra("sketch", version, {}, key=make_key(1)))
+    assert not queue.holds(make_key(1))
+    queue.submit(make_key(1), CHUNK)
+    assert queue.holds(make_key(1)) and queue.pending == 4
     fake.release()
     assert queue.flush(10) and fake.contains([make_key(1)])
     queue.close()
 
 
 def test_discard_forgets_what_waits(fake, guarded):
-    queue = writer()
-    blocked(fake, guarded, queue)
+    queue = writer(guarded)
+    blocked(fake, queue)
     for n in (1, 2):
-        queue.submit(guarded, make_key(n), CHUNK)
+        queue.submit(make_key(n), CHUNK)
     queue.discard({make_key(1)})
     fake.release()
     assert queue.flush(10)
@@ -100,28 +100,29 @@ def test_discard_forgets_what_waits(fake, guarded):
 
 
 def test_flush_gives_up(fake, guarded):
-    queue = writer(QueueLimits(drain_s=0))
-    blocked(fake, guarded, queue)
+    queue = writer(guarded)
+    blocked(fake, queue)
     assert not queue.flush(0.01)
     fake.release()
     queue.close()
 
 
 def test_close_drops_what_does_not_go_and_counts(fake, guarded):
-    queue = writer(QueueLimits(drain_s=0.05))
-    blocked(fake, guarded, queue)
-    queue.submit(guarded, make_key(1), CHUNK)
+    queue = writer(guarded)
+    blocked(fake, queue)
+    queue.submit(make_key(1), CHUNK)
     threading.Timer(1.0, fake.release).start()
+    assert not queue.flush(0.05)
     queue.close()
     assert queue.dropped == 1 and set(fake.keys()) == {make_key(0)}
 
 
 def test_a_failing_tier_does_not_stop_the_thread(fake, guarded):
-    queue = writer()
+    queue = writer(guarded)
     fake.fail("put", TierError("no"))
-    queue.submit(guarded, make_key(0), CHUNK)
+    queue.submit(make_key(0), CHUNK)
     assert queue.flush(10)
     fake.heal()
-    queue.submit(guarded, make_key(1), CHUNK)
+    queue.submit(make_key(1), CHUNK)
     assert queue.flush(10) and set(fake.keys()) == {make_key(1)}
     queue.close()

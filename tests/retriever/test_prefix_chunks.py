@@ -186,7 +186,7 @@ def test_choices_survive_a_restart(tmp_path: Path) -> None:
     before = {d.doc_id: choose(retriever, d.doc_id, "primer") for d in corpus(8)}
     retriever.close()
     again = opened()
-    of = again.prefixes.of([number(again, doc_id) for doc_id in before], "primer")
+    of = again.prefix_chunks.of([number(again, doc_id) for doc_id in before], "primer")
     for doc_id, names in before.items():
         assert [c.doc_id for c in of[number(again, doc_id)]] == names
     again.close()

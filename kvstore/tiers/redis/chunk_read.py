@@ -8,6 +8,7 @@ replaced in between, the bytes do not match the digests in its header, so a mixt
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ class ChunkRead:
         head: name of the header.
         plan: gives the ranges to read, given the header; None if only the header is wanted.
         allocate: gives the buffer for so many bytes.
-        on_progress: called after each range.
+        on_progress: called after each layer.
         give_up_at: deadline of the whole read, by `time.monotonic` (seconds).
         header: if it is known.
 
@@ -92,33 +93,9 @@ class ChunkRead:
 
     def value_by_value(self, client: Any) -> bool:
         """Read like `on_server`, but through a client that follows redirects."""
+        return self._receive(_RepliesOneByOne(client, self._give_up_at))
 
-        def execute(*words: str | int) -> bytes | None:
-            if time.monotonic() > self._give_up_at:
-                raise TierTimeout("a read took over its deadline")
-            value: bytes | None = client.execute_command(*words)
-            return value
-
-        if self.header is None:
-            raw = execute("GET", self._head)
-            if raw is None:
-                return False
-            self.header = parse_header(raw)
-        if self._make_plan is None:
-            return True
-        plan, data = self._prepared(self.header, self._make_plan)
-        view = view_bytes(data)
-        for one, words in list(zip(plan.ranges, plan.commands, strict=True))[self._done :]:
-            value = execute(*words)
-            if value is None or len(value) != one.nbytes:
-                return self._missing(plan, None if value is None else len(value))
-            view[self._filled : self._filled + one.nbytes] = value
-            self._advance(self.header, data, one)
-        for words in plan.last:
-            execute(*words)
-        return True
-
-    def _receive(self, replies: ValueReplies) -> bool:
+    def _receive(self, replies: "ValueReplies | _RepliesOneByOne") -> bool:
         if self.header is None:
             replies.ask([("GET", self._head)])
             raw = replies.value()
@@ -127,7 +104,11 @@ class ChunkRead:
             self.header = parse_header(raw)
         if self._make_plan is None:
             return True
-        plan, data = self._prepared(self.header, self._make_plan)
+        if self._plan is None:
+            self._plan = self._make_plan(self.header)
+        if self.data is None:
+            self.data = self._allocate(total_bytes(self._plan.ranges))
+        plan, data = self._plan, self.data
         view = view_bytes(data)
         batches = list(_batches(plan.ranges[self._done :]))
         asked = self._done
@@ -142,24 +123,17 @@ class ChunkRead:
                 nbytes = replies.fill(target)
                 if nbytes != len(target):
                     return self._missing(plan, nbytes)
-                self._advance(self.header, data, one)
+                self._advance(plan, self.header, data)
         if batches:
             replies.flags(len(plan.last))
         return True
 
-    def _prepared(
-        self, header: ChunkHeader, make_plan: Callable[[ChunkHeader], RangePlan]
-    ) -> tuple[RangePlan, Tensor]:
-        if self._plan is None:
-            self._plan = make_plan(header)
-        if self.data is None:
-            self.data = self._allocate(total_bytes(self._plan.ranges))
-        return self._plan, self.data
-
-    def _advance(self, header: ChunkHeader, data: Tensor, one: ByteRange) -> None:
+    def _advance(self, plan: RangePlan, header: ChunkHeader, data: Tensor) -> None:
+        one = plan.ranges[self._done]
         self._done += 1
         self._filled += one.nbytes
-        if self._on_progress is not None:
+        following = plan.ranges[self._done : self._done + 1]
+        if self._on_progress is not None and not (following and following[0].layer == one.layer):
             self._on_progress(header, data, self._filled)
 
     def _missing(self, plan: RangePlan, nbytes: int | None) -> bool:
@@ -168,6 +142,39 @@ class ChunkRead:
             return False
         one = plan.ranges[self._done]
         raise ChunkCorrupt(f"layer {one.layer} gave {nbytes} bytes, not {one.nbytes}")
+
+
+class _RepliesOneByOne:
+    """What `ValueReplies` is, through a client of redis-py: it waits for each reply.
+
+    Args:
+        client: sends the commands.
+        give_up_at: deadline of the whole read, by `time.monotonic` (seconds).
+    """
+
+    def __init__(self, client: Any, give_up_at: float) -> None:
+        self._client = client
+        self._give_up_at = give_up_at
+        self._asked: deque[Words] = deque()
+
+    def ask(self, commands: Sequence[Words]) -> None:
+        self._asked.extend(commands)
+
+    def value(self) -> bytes | None:
+        if time.monotonic() > self._give_up_at:
+            raise TierTimeout("a read took over its deadline")
+        value: bytes | None = self._client.execute_command(*self._asked.popleft())
+        return value
+
+    def fill(self, target: memoryview) -> int | None:
+        value = self.value()
+        if value is not None and len(value) == len(target):
+            target[:] = value
+        return None if value is None else len(value)
+
+    def flags(self, count: int) -> None:
+        for _ in range(count):
+            self.value()
 
 
 def _batches(ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:

@@ -132,16 +132,15 @@ class RedisServer:
         if not breaker.allow():
             raise TierUnavailable(f"{self.address} did not answer lately", server=self.address)
         try:
-            yield
-        except BaseException as error:
-            if isinstance(error, ChunkError | NotServed | TierFull | Redirected):
-                breaker.succeeded()  # it did answer
-            else:
-                breaker.failed(timeout=isinstance(error, TierTimeout))
-            if isinstance(error, TierError):
-                error.server = self.address
+            with breaker.watching(_answered):
+                yield
+        except TierError as error:
+            error.server = self.address
             raise
-        breaker.succeeded()
+
+
+def _answered(error: Exception) -> bool:
+    return isinstance(error, ChunkError | NotServed | TierFull | Redirected)
 
 
 class ValueReplies:

@@ -12,7 +12,7 @@ Time is bounded per socket operation and per call.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from kvstore.format.buffers import BufferPool, ByteRange, view_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
 from kvstore.format.chunk_identity import require_extra_name
-from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
+from kvstore.tiers.base import ChunkProgress, Tier, TierKind, TierUsage
 from kvstore.tiers.redis.chunk_read import ChunkRead, RangePlan
 from kvstore.tiers.redis.chunk_values import ChunkNames, delete_keys
 from kvstore.tiers.redis.cluster import Cluster, Servers
@@ -38,7 +38,7 @@ CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 _BATCH_KEYS = 512  # per pipeline
 
 
-class RedisTier:
+class RedisTier(Tier):
     """Redis, holding chunks.
 
     Args:
@@ -219,71 +219,58 @@ class RedisTier:
 
     def contains(self, keys: Collection[str]) -> set[str]:
         """Return which chunks there are; if a server fails, its error carries what others hold."""
-        found: set[str] = set()
-        failed: TierError | None = None
-        for server, of_server in self._servers.split(keys):
-            try:
-                for batch in _batches(of_server, _BATCH_KEYS):
-                    found |= self._present(server, batch)
-            except TierError as error:
-                failed = error
-        if failed is not None:
-            failed.found = found
-            raise failed
-        return found
+
+        def present(server: RedisServer, of_server: list[str]) -> set[str]:
+            return _union(
+                [self._present(server, some) for some in _batches(of_server, _BATCH_KEYS)]
+            )
+
+        calls = (partial(present, *part) for part in self._servers.split(keys))
+        return call_each(calls, _union)
 
     def delete(self, keys: Collection[str]) -> int:
         """Delete every name a chunk can have, so also layers whose header was evicted.
 
         In a cluster the replicas must have it too, because one of them may take over at any time.
+        If a server fails, the keys of the others are deleted all the same.
         """
-        removed = 0
-        failed: TierError | None = None
-        for server, of_server in self._servers.split(set(keys)):
-            try:
-                for batch in _batches(of_server, _BATCH_KEYS):
-                    removed += delete_keys(self._servers, server, self._names, batch)
-            except TierError as error:  # the keys of other servers are deleted all the same
-                failed = error
-        if failed is not None:
-            raise failed
-        return removed
+
+        def removed(server: RedisServer, of_server: list[str]) -> int:
+            batches = _batches(of_server, _BATCH_KEYS)
+            return sum(delete_keys(self._servers, server, self._names, some) for some in batches)
+
+        calls = (partial(removed, *part) for part in self._servers.split(set(keys)))
+        return call_each(calls, lambda counts: sum(counts))
 
     def keys(self) -> Iterable[str]:
         """Return the keys of all headers, found by SCAN; complete only while nothing is written."""
 
-        def scan(client: Any) -> list[str]:
-            return list(self._names.keys(client.scan_iter(match=self._names.heads, count=1000)))
+        def scan(server: RedisServer) -> set[str]:
+            with server.session() as client:
+                heads = client.scan_iter(match=self._names.heads, count=1000)
+                return set(self._names.keys(heads))
 
-        found, failed = call_each(self._servers.all(), scan)
-        keys = {key for of_server in found for key in of_server}  # a moving one may be on two
-        if failed is not None:
-            failed.found = keys
-            raise failed
-        return keys
+        # A chunk that is moving may be on two servers.
+        return call_each((partial(scan, server) for server in self._servers.all()), _union)
 
     def usage(self) -> TierUsage:
         """Return memory and limits of whole servers, other users included; no entry count."""
 
-        def ask(client: Any) -> tuple[int, int, int]:
-            memory = client.info("memory")
-            evicted = client.info("stats")["evicted_keys"]
+        def ask(server: RedisServer) -> tuple[int, int, int]:
+            with server.session() as client:
+                memory = client.info("memory")
+                evicted = client.info("stats")["evicted_keys"]
             return int(memory["used_memory"]), int(memory["maxmemory"]), int(evicted)
 
         servers = self._servers.all()
-        answers, failed = call_each(servers, ask)
-        used, bounds, evicted = zip(*answers, strict=True) if answers else ((), (), ())
-        bound = sum(bounds) if bounds and all(bounds) else None
-        usage = TierUsage(
-            None, sum(used), bound, sum(evicted), len(servers), len(servers) - len(answers)
-        )
-        if failed is not None:
-            failed.found = usage
-            raise failed
-        return usage
 
-    def scan_counts(self) -> Mapping[str, int]:
-        return {}
+        def joined(answers: list[tuple[int, int, int]]) -> TierUsage:
+            used, bounds, evicted = zip(*answers, strict=True) if answers else ((), (), ())
+            bound = sum(bounds) if bounds and all(bounds) else None
+            down = len(servers) - len(answers)
+            return TierUsage(None, sum(used), bound, sum(evicted), len(servers), down)
+
+        return call_each((partial(ask, server) for server in servers), joined)
 
     def _present(self, server: RedisServer, keys: list[str]) -> set[str]:
         with server.session() as client:
@@ -352,3 +339,7 @@ def _settings(timeout_s: float) -> dict[str, Any]:
 def _batches(items: list[T], size: int) -> Iterator[list[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _union(found: list[set[str]]) -> set[str]:
+    return set().union(*found)

@@ -1,12 +1,13 @@
 """A Redis tier that is one server, and calls to every server of a tier."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from kvstore.errors import TierError, TierUnavailable
 from kvstore.tiers.redis.redis_server import Redirected, RedisServer
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class OneServer:
@@ -89,20 +90,24 @@ class OneServer:
         ) from redirected
 
 
-def call_each(
-    servers: Sequence[RedisServer], call: Callable[[Any], T]
-) -> tuple[list[T], TierError | None]:
-    """Call `call` with the client of every server.
+def call_each(calls: Iterable[Callable[[], T]], joined: Callable[[list[T]], R]) -> R:
+    """Call every server, also after one that failed.
 
-    Returns:
-        What each server answered, and the last error of those that did not.
+    Args:
+        calls: one for each server.
+        joined: makes one answer of theirs.
+
+    Raises:
+        TierError: the last one, with what the other servers answered.
     """
     answers: list[T] = []
     failed: TierError | None = None
-    for server in servers:
+    for call in calls:
         try:
-            with server.session() as client:
-                answers.append(call(client))
+            answers.append(call())
         except TierError as error:
             failed = error
-    return answers, failed
+    if failed is not None:
+        failed.found = joined(answers)
+        raise failed
+    return joined(answers)

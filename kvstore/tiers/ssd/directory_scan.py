@@ -44,7 +44,7 @@ class StoredFile:
         return self.file_bytes + sum(self.extras.values())
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScanReport:
     """What the scan at start found.
 
@@ -59,11 +59,11 @@ class ScanReport:
             could not be read or removed.
     """
 
-    kept: int
-    removed_unreadable: int
-    removed_refused: int
-    swept_temporary: int
-    foreign: tuple[Path, ...] = ()
+    kept: int = 0
+    removed_unreadable: int = 0
+    removed_refused: int = 0
+    swept_temporary: int = 0
+    foreign: list[Path] = field(default_factory=list)
 
 
 def is_temporary_name(name: str) -> bool:
@@ -90,16 +90,16 @@ class DirectoryScan:
 
     Args:
         root: the tier's directory.
+
+    Attributes:
+        report: what was found so far.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._unreadable = 0
-        self._refused = 0
-        self._swept = 0
-        self._foreign: list[Path] = []
+        self.report = ScanReport()
 
-    def run(self) -> tuple[ScanReport, list[tuple[str, StoredFile]]]:
+    def run(self) -> list[tuple[str, StoredFile]]:
         """Remove temporary files and what is no whole chunk; list the chunks oldest first."""
         chunks: list[Path] = []
         extras: list[Path] = []
@@ -114,22 +114,16 @@ class DirectoryScan:
             try:
                 file = _check_file(path) if ours else None
             except ChunkRefused:
-                self._refused += self._unlink(path)
+                self.report.removed_refused += self._unlink(path)
                 continue
             if file is None:
-                self._unreadable += self._unlink(path)
+                self.report.removed_unreadable += self._unlink(path)
             else:
                 found.append((path.stat().st_mtime_ns, path.stem, file))
         self._adopt_extras(extras, {key: file for _, key, file in found})
         found.sort(key=lambda item: item[:2])
-        report = ScanReport(
-            kept=len(found),
-            removed_unreadable=self._unreadable,
-            removed_refused=self._refused,
-            swept_temporary=self._swept,
-            foreign=tuple(self._foreign),
-        )
-        return report, [(key, file) for _, key, file in found]
+        self.report.kept = len(found)
+        return [(key, file) for _, key, file in found]
 
     def _files(self) -> Iterator[Path]:
         """Yield every regular file two directories down; note what else is not ours."""
@@ -149,12 +143,11 @@ class DirectoryScan:
                     if self._is_file(entry):
                         yield Path(entry.path)
 
-    def sweep_only(self, folder: Path) -> ScanReport:
+    def sweep_only(self, folder: Path) -> None:
         """Remove the temporary files that a crash has left in one directory, and nothing else."""
         for entry in self._entries(folder):
             if self._is_file(entry):
-                self._swept += self._unlink(Path(entry.path))
-        return ScanReport(0, 0, 0, self._swept, tuple(self._foreign))
+                self.report.swept_temporary += self._unlink(Path(entry.path))
 
     def _sweep(self, folder: os.DirEntry[str]) -> None:
         _make_private(folder, DIRECTORY_MODE)
@@ -165,7 +158,7 @@ class DirectoryScan:
             with os.scandir(folder) as entries:
                 return list(entries)
         except OSError:  # not ours to read, or no directory
-            self._foreign.append(folder)
+            self.report.foreign.append(folder)
             return []
 
     def _is_prefix(self, entry: os.DirEntry[str]) -> bool:
@@ -178,16 +171,16 @@ class DirectoryScan:
                 if entry.name == LOCK:
                     _make_private(entry, FILE_MODE)
             else:
-                self._foreign.append(Path(entry.path))
+                self.report.foreign.append(Path(entry.path))
         except OSError:  # a loop of symbolic links
-            self._foreign.append(Path(entry.path))
+            self.report.foreign.append(Path(entry.path))
         return False
 
     def _is_file(self, entry: os.DirEntry[str]) -> bool:
         if entry.is_file(follow_symlinks=False):
             _make_private(entry, FILE_MODE)
             return True
-        self._foreign.append(Path(entry.path))
+        self.report.foreign.append(Path(entry.path))
         return False
 
     def _unlink(self, path: Path) -> int:
@@ -195,7 +188,7 @@ class DirectoryScan:
         try:
             path.unlink(missing_ok=True)
         except OSError:
-            self._foreign.append(path)
+            self.report.foreign.append(path)
             return 0
         return 1
 
@@ -206,7 +199,7 @@ class DirectoryScan:
             ours = is_extra_name(name) and path == extra_path(self._root, key, name)
             nbytes = _check_extra(path) if ours and key in chunks else None
             if nbytes is None:
-                self._unreadable += self._unlink(path)
+                self.report.removed_unreadable += self._unlink(path)
             else:
                 chunks[key].extras[name] = nbytes
 

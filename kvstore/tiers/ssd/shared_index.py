@@ -131,13 +131,11 @@ class SharedDiskIndex:
         """
         if nbytes > self._capacity:
             raise TierFull(f"{nbytes} bytes do not fit {self._capacity}")
-        listed = False
         while self.used + nbytes > self._capacity:
             if not self._oldest:
-                if listed:
-                    raise TierFull("every byte is reserved by chunks being written")
                 self._list()
-                listed = True
+                if not self._oldest:
+                    raise TierFull("every byte is reserved by chunks being written")
                 continue
             modified, key = self._oldest.popleft()
             with suppress(OSError):

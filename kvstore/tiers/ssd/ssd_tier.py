@@ -108,18 +108,14 @@ class SsdTier:
             TierError: the root is something else than a directory.
             TierUnavailable: another process owns the directory.
         """
-        alone = self._directory.lock()
+        found = self._directory.open()
         try:
             with self._lock:
-                self._directory.make_temporary_directory()
                 self._index.open()
-                if alone:
-                    self._index.adopt(self._directory.scan_all())
+                if found is not None:
+                    self._index.adopt(found)
                     self._make_room(0)
-                else:
-                    self._directory.sweep_own()
             self._files.start()
-            self._directory.log_scan()
             self._directory.share()
         except BaseException:
             self.close()
@@ -128,7 +124,7 @@ class SsdTier:
     def close(self) -> None:
         with self._lock:
             self._index.clear()
-            self._directory.unlock()
+            self._directory.close()
         self._files.close()
 
     def put(self, key: str, chunk: EncodedChunk) -> None:

@@ -34,17 +34,16 @@ class TierDirectory:
     """Locks and scans the directory, and names the files that are being written.
 
     Args:
-        root: the directory; made by `lock`.
+        root: the directory; made by `open`.
         member: number of this process among those that share it; None if it has it alone.
 
     Attributes:
-        root: the directory.
         scan: what the scan at start found.
     """
 
     def __init__(self, root: Path, member: int | None) -> None:
-        self.root = root
-        self.scan = ScanReport(0, 0, 0, 0)
+        self._root = root
+        self.scan = ScanReport()
         self._member = member
         self._lock_fd: int | None = None
         self._temporary_root = root / TEMPORARY
@@ -54,67 +53,42 @@ class TierDirectory:
     def locked(self) -> bool:
         return self._lock_fd is not None
 
-    def lock(self) -> bool:
-        """Make the directory and lock it.
+    def open(self) -> list[tuple[str, StoredFile]] | None:
+        """Make the directory and lock it, and remove what a crash left and what cannot be read.
 
         Returns:
-            Whether no other process has it: then it is to be scanned.
+            Its chunks, oldest first. None where another member has it open and has scanned it: then
+            what the others are writing stays.
 
         Raises:
             TierError: the root is something else than a directory.
-            TierUnavailable: another process owns the directory.
+            TierUnavailable: another process owns the directory, or it has no room for one in which
+                files are begun.
         """
-        if self.root.exists() and not self.root.is_dir():
-            raise TierError(f"{self.root} is not a directory: give another, or remove it")
-        make_directory(self.root)
-        with suppress(OSError):  # of another user, who let us in
-            self.root.chmod(DIRECTORY_MODE)
-        alone = True
+        alone = self._lock()
+        scan, found = DirectoryScan(self._root), None
+        self.scan = scan.report
         try:
-            if self._member is None:
-                self._lock_fd = lock_file(self.root / LOCK)
+            self._make_temporary_directory()
+            if alone:
+                found = scan.run()
             else:
-                self._lock_fd, alone = lock_shared(self.root / LOCK, START_PATIENCE_S)
-        except OSError as error:
-            raise TierUnavailable(
-                f"{self.root} is in use: give each process its own directory"
-            ) from error
-        return alone
+                scan.sweep_only(self._temporary_root)
+        except BaseException:
+            self.close()
+            raise
+        self._log_scan()
+        return found
 
     def share(self) -> None:
         """Let other members in, now that the directory is in order."""
         if self._member is not None and self._lock_fd is not None:
             share(self._lock_fd)
 
-    def unlock(self) -> None:
+    def close(self) -> None:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
-
-    def scan_all(self) -> list[tuple[str, StoredFile]]:
-        """Remove what a crash left and what cannot be read; return the chunks, oldest first."""
-        self.scan, found = DirectoryScan(self.root).run()
-        return found
-
-    def sweep_own(self) -> None:
-        """Remove what this member's predecessor was writing; what others write stays."""
-        self.scan = DirectoryScan(self.root).sweep_only(self._temporary_root)
-
-    def make_temporary_directory(self) -> None:
-        """Make the directory for files being written, under another name if this one is taken.
-
-        Raises:
-            TierUnavailable: all names are taken.
-        """
-        names = (TEMPORARY, *(f"{TEMPORARY}-{n}" for n in range(1, 10)))
-        for name in names if self._member is None else (f"{TEMPORARY}-w{self._member}",):
-            self._temporary_root = self.root / name
-            if self._temporary_root.is_symlink():
-                continue
-            with suppress(FileExistsError):
-                self._temporary_root.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-                return
-        raise TierUnavailable(f"{self.root} has no room for a directory {TEMPORARY}: clear it up")
 
     def temporary_path(self, key: str) -> Path:
         """Return the path of a file that does not exist yet."""
@@ -123,8 +97,38 @@ class TierDirectory:
             if not os.path.lexists(path):
                 return path
 
-    def log_scan(self) -> None:
-        """Warn of what was removed or skipped."""
+    def _lock(self) -> bool:
+        """Lock the directory; return whether no other process has it."""
+        if self._root.exists() and not self._root.is_dir():
+            raise TierError(f"{self._root} is not a directory: give another, or remove it")
+        make_directory(self._root)
+        with suppress(OSError):  # of another user, who let us in
+            self._root.chmod(DIRECTORY_MODE)
+        alone = True
+        try:
+            if self._member is None:
+                self._lock_fd = lock_file(self._root / LOCK)
+            else:
+                self._lock_fd, alone = lock_shared(self._root / LOCK, START_PATIENCE_S)
+        except OSError as error:
+            raise TierUnavailable(
+                f"{self._root} is in use: give each process its own directory"
+            ) from error
+        return alone
+
+    def _make_temporary_directory(self) -> None:
+        """Make the directory for files being written, under another name if this one is taken."""
+        names = (TEMPORARY, *(f"{TEMPORARY}-{n}" for n in range(1, 10)))
+        for name in names if self._member is None else (f"{TEMPORARY}-w{self._member}",):
+            self._temporary_root = self._root / name
+            if self._temporary_root.is_symlink():
+                continue
+            with suppress(FileExistsError):
+                self._temporary_root.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+                return
+        raise TierUnavailable(f"{self._root} has no room for a directory {TEMPORARY}: clear it up")
+
+    def _log_scan(self) -> None:
         found = self.scan
         for count, what in (
             (found.removed_unreadable, "files removed that were no whole chunks"),
@@ -135,6 +139,6 @@ class TierDirectory:
             (len(found.foreign), "things skipped that are not the store's files"),
         ):
             if count:
-                _log.warning("%s: %d %s", self.root, count, what)
+                _log.warning("%s: %d %s", self._root, count, what)
         if found.foreign:
             _log.warning("the first of them is %s", found.foreign[0])

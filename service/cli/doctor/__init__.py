@@ -1,1 +1,37 @@
-"""The checks of `kvstitch doctor`, one file per subject. Only deep.py loads torch."""
+"""The checks of `kvstitch doctor`, one file per subject, and what a check finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        check: What was checked.
+        level: How it is.
+        message: What was found.
+        remedy: What to do; empty if it is ok.
+    """
+
+    check: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+def ok(check: str, message: str) -> Finding:
+    return Finding(check, "ok", message)
+
+
+def warn(check: str, message: str, remedy: str) -> Finding:
+    return Finding(check, "warn", message, remedy)
+
+
+def fail(check: str, message: str, remedy: str) -> Finding:
+    return Finding(check, "fail", message, remedy)

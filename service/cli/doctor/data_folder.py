@@ -19,7 +19,7 @@ from retriever import EndpointEmbedder
 from retriever.catalog.tables import SCHEMA
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import RetrieverError
-from service.cli.doctor.findings import Finding, fail, ok, warn
+from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.output import size
 from service.settings import Settings
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
 
+from packaging.requirements import Requirement
 from rich.text import Text
 
-from service.cli.doctor.findings import Finding, check_packages, fail
+from service import __version__
+from service.cli.doctor import Finding, fail, ok
 from service.cli.options import add_client_options, add_settings, settings_of
 from service.cli.output import console, emit, plain, table
 from service.cli.service_client import client
@@ -43,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Here, because every command imports this module.
-    from service.cli.doctor import data_folder, model, service, tiers
+    from service.cli.doctor import connections, data_folder, model
 
-    yield from check_packages()
+    yield from _check_packages()
     try:
         settings = settings_of(args)
     except KvstitchError as error:
@@ -57,9 +63,9 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         model.check_defaults,
         data_folder.check_folder,
         data_folder.check_index,
-        tiers.check_tiers,
-        service.check_workers,
-        service.check_address,
+        connections.check_tiers,
+        connections.check_workers,
+        connections.check_address,
     ):
         yield from check(settings)
     if args.deep:
@@ -68,7 +74,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     own = f"http://{host}:{settings.port}"
     args.url = args.url or os.environ.get("KVSTITCH_URL") or own
     with client(args, timeout_s=30.0) as found:
-        yield from service.check_service(found, args.url)
+        yield from connections.check_service(found, args.url)
 
 
 def _show(findings: list[Finding]) -> None:
@@ -79,3 +85,44 @@ def _show(findings: list[Finding]) -> None:
     console().print(shown)
     counts = {level: sum(f.level == level for f in findings) for level in STYLES}
     print(", ".join(f"{n} {level}" for level, n in counts.items()))
+
+
+def _check_packages() -> Iterator[Finding]:
+    found = _required()
+    if not found:
+        yield fail("packages", "kvstitch's own requirements are not known",
+                   "install it: pip install kvstitch")  # fmt: skip
+        return
+    wrong = [line for requirement in found if (line := _problem(requirement))]
+    for line in wrong:
+        yield fail("packages", line, "pip install -c constraints.txt kvstitch")
+    if not wrong:
+        python = ".".join(map(str, sys.version_info[:3]))
+        yield ok(
+            "packages",
+            f"kvstitch {__version__}, Python {python}, {len(found)} packages in their ranges",
+        )
+
+
+def _required() -> list[Requirement]:
+    """Requirements of this checkout, or else of the installed package; without extras."""
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    if project.is_file():
+        texts = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+    else:
+        try:
+            texts = metadata.requires("kvstitch") or []
+        except metadata.PackageNotFoundError:
+            texts = []
+    found = [Requirement(text) for text in texts]
+    return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def _problem(requirement: Requirement) -> str:
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return f"{requirement.name} is not installed ({requirement.specifier} is needed)"
+    if requirement.specifier.contains(version, prereleases=True):
+        return ""
+    return f"{requirement.name} is {version}, {requirement.specifier} is needed"

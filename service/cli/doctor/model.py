@@ -13,17 +13,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from service.cli.doctor.findings import Finding, fail, ok, warn
+from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.output import size
 from service.errors import InvalidSetting, KvstitchError, ModelRefused
-from service.models.conversion_process import needed_bytes
 from service.models.gguf_file import check as check_gguf
 from service.models.gguf_file import quantisation, read_header
-from service.models.model_finder import ModelFinder, gguf_file, is_gguf
+from service.models.model_finder import ModelFinder, gguf_file, is_gguf, needed_bytes
 from service.settings import Settings, calibration, demo_model
 from service.shared import model_fingerprint
 from service.shared.worker_settings import MIB
-from service.worker.model import lora_folder
 from service.worker.model.folder_checks import (
     facts,
     family_fault,
@@ -31,6 +29,7 @@ from service.worker.model.folder_checks import (
     rope_fault,
     weights_fault,
 )
+from service.worker.model.lora import folder as lora_folder
 from service.worker.model.quantisation import quantisation_fault
 
 

@@ -6,13 +6,21 @@ import argparse
 import time
 
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kvstitch.client import Client, Job
 from service.cli.documents.upload import poll
 from service.cli.options import add_action, add_client_options, positive
-from service.cli.output import console, emit, emit_line, moment, plain, table, time_left
+from service.cli.output import (
+    console,
+    emit,
+    emit_line,
+    moment,
+    plain,
+    progress_bars,
+    table,
+    time_left,
+)
 from service.cli.service_client import client
 
 WATCH_S = 1.0
@@ -102,23 +110,14 @@ def _watch_all(service: Client, args: argparse.Namespace) -> None:
 
 
 def _watch(service: Client, job: Job, *, as_json: bool) -> Job:
-    stderr = console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        TimeElapsedColumn(),
-        console=stderr,
-        disable=as_json or not stderr.is_terminal,
-    )
+    bar = progress_bars(as_json=as_json)
     last = None
     with bar:
-        task = bar.add_task(job.state, total=job.progress.total, left="")
+        task = bar.add_task(job.state, total=job.progress.total, note="")
         while True:
             counts = job.progress
             done = counts.done + counts.failed + counts.cancelled
-            bar.update(task, completed=done, description=job.state, left=time_left(job.eta_s))
+            bar.update(task, completed=done, description=job.state, note=time_left(job.eta_s))
             if as_json and job != last:
                 emit_line(job.raw)
             if job.ended:

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstitch.client import Client, errors
-from service.cli.documents.account import sentence
 from service.cli.documents.files import DocumentToSend, Read, read
 from service.cli.documents.folder import Found, SourceFile, scan
-from service.cli.documents.ingest_run import Ingest
+from service.cli.documents.ingest_run import Ingest, sentence
 from service.cli.output import console, emit_line, plain
 from service.cli.service_client import WrongArgument, message_of
 from service.cli.service_client import client as connect
@@ -139,7 +138,7 @@ class Watch:
         self._report({"event": "ingested", **result}, sentence(result))
 
     def _read(self, sources: Sequence[SourceFile], names: dict[Path, set[Name]]) -> Iterator[Read]:
-        """Yields the documents, and notes the names of each file's."""
+        """Yield the documents, and notes the names of each file's."""
         for source in sources:
             for document in read([source], self._metadata):
                 if isinstance(document, DocumentToSend):

@@ -23,7 +23,7 @@ _UNSENDABLE = '"\\'
 
 
 def fetch_all(args: argparse.Namespace) -> Iterator[Read]:
-    """Yields every page of --urls and --sitemap, or why there is none.
+    """Yield every page of --urls and --sitemap, or why there is none.
 
     Raises:
         CommandError: The list of URLs cannot be had.
@@ -119,7 +119,7 @@ def of_file(name: str) -> list[str]:
 
 
 def of_sitemap(url: str, fetcher: Fetcher) -> Iterator[str]:
-    """Yields the URLs of a sitemap, and of those that it names.
+    """Yield the URLs of a sitemap, and of those that it names.
 
     Raises:
         CommandError: One of them cannot be fetched, or is none.
@@ -151,7 +151,7 @@ def _parsed(url: str, fetcher: Fetcher) -> ElementTree.Element:
 
 
 def without_repetitions(urls: Iterator[str] | list[str]) -> Iterator[tuple[str, bool]]:
-    """Yields (URL without its fragment, whether it came before)."""
+    """Yield (URL without its fragment, whether it came before)."""
     seen: set[str] = set()
     for url in urls:
         bare = urldefrag(url).url

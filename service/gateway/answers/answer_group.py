@@ -8,11 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from service.gateway.admission import CallContext
-from service.gateway.answers.answer_service import AnswerService
 from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
 from service.gateway.schemas.answer import GenerateResponse
-from service.gateway.schemas.generate import GenerateRequest
 
 
 class NumberedEvent(NamedTuple):
@@ -68,7 +65,7 @@ class AnswerGroup:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def collect(self) -> list[GenerateResponse]:
-        """The whole answers. Raises as `events`."""
+        """Return the whole answers. Raises as `events`."""
         tasks = [asyncio.create_task(answer.collect()) for answer in self.answers]
         try:
             return await asyncio.gather(*tasks)
@@ -82,21 +79,3 @@ class AnswerGroup:
         """Release everything; answers that have not ended are aborted."""
         for answer in self.answers:
             await answer.aclose()
-
-
-async def open_group(
-    service: AnswerService, requests: Sequence[GenerateRequest], call: CallContext
-) -> AnswerGroup:
-    """Prepare answers; nothing is generated before their events are read.
-
-    Raises:
-        KvstitchError: As AnswerService.open; answers that were opened before are released.
-    """
-    opened: list[AnswerStream] = []
-    try:
-        for request in requests:
-            opened.append(await service.open(request, call))
-    except BaseException:
-        await AnswerGroup(opened).aclose()
-        raise
-    return AnswerGroup(opened)

@@ -24,19 +24,17 @@ class _Waiting:
 
 
 class AnswerLogprobs:
-    """Those of one answer.
+    """Log-probabilities of one answer, held back until their text is sent.
+
+    Args:
+        text: The answer's text; it gets every token before `push` does.
+        piece: Text and bytes of a token.
 
     Attributes:
         released: All that were released, in the answer's order.
     """
 
     def __init__(self, text: AnswerText, piece: Callable[[int], TokenPiece]) -> None:
-        """None yet.
-
-        Args:
-            text: The answer's text; it gets every token before `push` does.
-            piece: Text and bytes of a token.
-        """
         self._text = text
         self._piece = piece
         self._waiting: deque[_Waiting] = deque()
@@ -48,7 +46,7 @@ class AnswerLogprobs:
             self._waiting.append(_Waiting(item, self._text.last_span))
 
     def release(self) -> list[TokenLogprob]:
-        """Those of tokens of which a part was sent since the last call."""
+        """Return those of the tokens of which a part was sent since the last call."""
         sent, out = self._text.sent, []
         while self._waiting and self._waiting[0].span.start < sent.stop:
             waiting = self._waiting.popleft()

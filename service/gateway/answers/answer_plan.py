@@ -8,7 +8,7 @@ from retriever import Passage, Scope
 from service.gateway.prompts.conversation import question_of
 from service.gateway.schemas.answer import Citation, Condense, RetrievalNote
 from service.gateway.schemas.generate import GenerateRequest
-from service.gateway.search.passage_search import SearchQuery
+from service.gateway.search.search_query import SearchQuery
 from service.messages.requests import Generate, Method
 from service.prompt import Turn
 
@@ -23,13 +23,13 @@ class AnswerPlan:
         turns: The conversation, normalised.
         search: What is searched for; None: nothing is, because the documents come with the request
             or none are wanted. Its text is the question, or what the model has made of it.
-        joined: The question together with earlier ones, searched beside it; None: nothing is.
         condense: What is to become of a question that follows others, then what was done with it.
         fusion: The fusion method with all its parameters.
         eviction: The eviction method with all its parameters, None if there is none.
         adapter: The LoRA adapter that answers; "" for none.
         max_context: Tokens that the model takes.
         estimated_tokens: About the length of the prompt.
+        question_ids: The question's token ids, if they had to be known before the search.
         condense_s: Seconds that the model took to rewrite the question.
         condense_tokens: Tokens that it read and wrote for that.
         passages: The documents of the prompt, in its order.
@@ -49,7 +49,7 @@ class AnswerPlan:
     adapter: str
     max_context: int
     estimated_tokens: int
-    joined: str | None = None
+    question_ids: list[int] | None = None
     condense_s: float = 0.0
     condense_tokens: int = 0
     passages: list[Passage] = field(default_factory=list)
@@ -80,4 +80,6 @@ class AnswerPlan:
         """What was searched for, as the client gets it; None: nothing."""
         if self.search is None:
             return None
-        return RetrievalNote(query=self.search.text, joined=self.joined, condense=self.condense)
+        return RetrievalNote(
+            query=self.search.text, joined=self.search.joined, condense=self.condense
+        )

@@ -8,9 +8,11 @@ explain  validate ── slot ── prepare ── forecast
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from service.errors import InvalidRequest
 from service.gateway.admission import CallContext, ConcurrencyLimiter, RequestSlot, before_deadline
+from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_stream import AnswerStream, outcome_of
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.response import explanation
@@ -45,16 +47,26 @@ class AnswerService:
         self._metrics = metrics
         self._tracing = tracing
 
-    async def open(self, request: GenerateRequest, call: CallContext) -> AnswerStream:
-        """Prepare an answer; nothing is generated before its events are read.
+    async def open(self, requests: Sequence[GenerateRequest], call: CallContext) -> AnswerGroup:
+        """Prepare answers; nothing is generated before their events are read.
 
         Raises:
-            InvalidRequest: The request is wrong (or one of its subclasses).
+            InvalidRequest: A request is wrong (or one of its subclasses).
             NotFound: A named document is not stored.
             Overloaded: Too many requests are in flight.
             WorkerUnavailable: The worker or the index is not ready.
             DeadlineExceeded: The deadline passed meanwhile.
         """
+        opened: list[AnswerStream] = []
+        try:
+            for request in requests:
+                opened.append(await self._open(request, call))
+        except BaseException:
+            await AnswerGroup(opened).aclose()
+            raise
+        return AnswerGroup(opened)
+
+    async def _open(self, request: GenerateRequest, call: CallContext) -> AnswerStream:
         fusion_label = "none"
         slot: RequestSlot | None = None
         ago_s = time.perf_counter() - call.arrived
@@ -74,15 +86,7 @@ class AnswerService:
             raise
         return AnswerStream(
             worker=self._worker,
-            model=self._prompts.model,
-            text=self._prompts.answer_text(
-                request.stop,
-                request.tools,
-                free=request.guided is None,
-                own_stops=not request.ignore_eos,
-                min_tokens=request.min_tokens,
-            ),
-            tokenizer=self._prompts.tokenizer,
+            prompts=self._prompts,
             metrics=self._metrics,
             plan=plan,
             slot=slot,

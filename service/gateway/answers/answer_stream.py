@@ -18,7 +18,7 @@ from service.gateway.answers.attribution.attributor import add_attribution
 from service.gateway.answers.response import observe_answer
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import AnswerText
-from service.gateway.prompts.tokenizer import ServingTokenizer
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.answer import Citation, GenerateResponse, RetrievalNote, TokenLogprob
 from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Done, Failed, TokenItem
@@ -61,9 +61,7 @@ class AnswerStream:
 
     Attributes:
         worker: Generates the tokens.
-        model: The model's name, for the response.
-        text: Collects the answer's text.
-        tokenizer: Describes tokens, in the report on them and in log-probabilities.
+        prompts: Turns tokens into text, and describes them.
         metrics: Where the answer is counted.
         plan: With the message for the worker.
         slot: Given back when the answer ends.
@@ -72,9 +70,7 @@ class AnswerStream:
     """
 
     worker: Worker
-    model: str
-    text: AnswerText
-    tokenizer: ServingTokenizer
+    prompts: PromptBuilder
     metrics: GatewayMetrics
     plan: AnswerPlan
     slot: RequestSlot
@@ -84,12 +80,16 @@ class AnswerStream:
     _last_token_at: float | None = None
     _flush_s: float = 0.0  # time until the consumer of our text asked for more
     _ended: bool = False
+    _text: AnswerText = field(init=False, repr=False)
     _logprobs: AnswerLogprobs | None = field(init=False, repr=False)
     _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        self._text = self.prompts.answer_text(self.plan.request)
         wanted = self.plan.generate.sampling.logprobs is not None
-        self._logprobs = AnswerLogprobs(self.text, self.tokenizer.piece) if wanted else None
+        self._logprobs = (
+            AnswerLogprobs(self._text, self.prompts.tokenizer.piece) if wanted else None
+        )
 
     @property
     def id(self) -> str:
@@ -108,7 +108,7 @@ class AnswerStream:
         return self._events
 
     async def collect(self) -> GenerateResponse:
-        """The whole answer. Raises as `events`."""
+        """Return the whole answer. Raises as `events`."""
         try:
             async for event in self.events():
                 if isinstance(event, Finished):
@@ -143,10 +143,10 @@ class AnswerStream:
                         case Failed():
                             raise from_code(event.code, event.message, event.field)
                         case Done():
-                            if text := self.text.finish():
+                            if text := self._text.finish():
                                 yield self._delta(text)
                             result = self._result(event)
-                            await add_attribution(result, self.plan, self.text.begun)
+                            await add_attribution(result, self.plan, self._text.begun)
                             await self._add_token_report(result, event.report)
                             late = result.finish_reason == DEADLINE
                             self._end(DEADLINE if late else "ok", result.timing.total_s)
@@ -162,7 +162,7 @@ class AnswerStream:
         return TextDelta(text, None if self._logprobs is None else self._logprobs.release())
 
     def _take(self, item: TokenItem) -> str:
-        """Count a token; the text that it adds."""
+        """Count a token, and return the text that it adds."""
         now = time.perf_counter()
         if self._last_token_at is None:
             self._first_token_at = now
@@ -171,11 +171,11 @@ class AnswerStream:
             self.metrics.inter_token.observe(now - self._last_token_at)
         self._last_token_at = now
         self.call.principal.spend_tokens(1)
-        stopped_before = self.text.stopped
-        text = self.text.push(item.token)
+        stopped_before = self._text.stopped
+        text = self._text.push(item.token)
         if self._logprobs is not None:
             self._logprobs.push(item)
-        if self.text.stopped and not stopped_before:
+        if self._text.stopped and not stopped_before:
             self.worker.abort(self.id, "stop")
         return text
 
@@ -190,11 +190,11 @@ class AnswerStream:
         observe_answer(self.metrics, timing, stages, report, evicted=eviction is not None)
         return GenerateResponse(
             id=self.id,
-            model=self.model,
+            model=self.prompts.model,
             adapter=self.plan.generate.lora or None,
-            text=self.text.text,
+            text=self._text.text,
             # The worker may have finished by itself before our abort reached it.
-            finish_reason="stop" if self.text.stopped else done.finish_reason,
+            finish_reason="stop" if self._text.stopped else done.finish_reason,
             citations=self.plan.citations,
             found=bool(self.plan.passages),
             retrieval=self.plan.retrieval,
@@ -210,14 +210,14 @@ class AnswerStream:
         )
 
     async def _add_token_report(self, result: GenerateResponse, report: Report) -> None:
-        """Only if the request asked for it."""
+        """Add what became of every token, if the request asks for it."""
         if report.token_fates is not None:
             result.cache.tokens = await asyncio.to_thread(
                 response.token_report,
                 report.token_fates,
                 report,
                 self.plan.generate,
-                self.tokenizer.decode,
+                self.prompts.tokenizer.decode,
             )
 
     def _end(self, outcome: str, seconds: float | None) -> None:
@@ -243,7 +243,7 @@ class AnswerStream:
 
 
 def outcome_of(error: BaseException) -> str:
-    """The label under which a failed answer is counted."""
+    """Return the label under which a failed answer is counted."""
     if isinstance(error, KvstitchError):
         return error.code
     if isinstance(error, asyncio.CancelledError | GeneratorExit):

@@ -1,24 +1,173 @@
-"""Which methods and which LoRA adapter answer, and how far the gate trusts the methods.
+"""Which methods and which LoRA adapter answer a request.
 
 A client's choice is checked against what the worker offers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from service.errors import BoundToAdapter, InvalidRequest, UnknownMethod
+from service.errors import BoundToAdapter, InvalidRequest, NotCalibrated, UnknownMethod
 from service.gateway.auth.access import Principal
-from service.gateway.schemas.admin import Gate, GateMethod
-from service.gateway.schemas.generate import MethodChoice
-from service.gateway.worker_client.protocol import Worker
-from service.messages.replies import GateStates, MethodInfo, Ready
+from service.gateway.schemas.generate import Choices, MethodChoice
+from service.messages.replies import MethodInfo, Ready
 from service.messages.requests import Method
+from service.prompt import PromptFormat
+from service.settings import Settings
+from service.settings.calibration import BUILT_IN_FUSION, Calibration
 from service.shared.parameters import check
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+FULL_PREFILL = "vanilla"
+_PROFILES = {"exact": FULL_PREFILL, "fast": "pie"}  # the third, balanced, is the default method
+DEFAULT_QUALITY = 0.99
+
+CALIBRATED = "kvstitch tune"
+SET = "setting"
+BUILT_IN = "built-in"
+
+
+class DefaultMethods:
+    """The service's defaults: built in, or found by `kvstitch tune`.
+
+    Args:
+        given: the settings as they were set, without what a calibration adds.
+        calibration: what `kvstitch tune` found; None: it was not run for this model.
+        fmt: the prompt format that is served.
+    """
+
+    def __init__(self, given: Settings, calibration: Calibration | None, fmt: PromptFormat) -> None:
+        self._given = given
+        self._calibration = calibration
+        self._prefix_mode = fmt.prefix_mode
+        self._told = False
+
+    def chosen(self, request: Choices, ready: Ready) -> tuple[Method, Method | None]:
+        """Return the fusion and the eviction method of a request, with all their parameters.
+
+        Raises:
+            NotCalibrated: It leaves the choice to the service, and nothing was measured.
+            UnknownMethod: The worker has no such method.
+            InvalidRequest: A parameter is wrong, the methods cannot be combined, or a profile
+                chooses them already.
+        """
+        for name in ("fusion", "eviction"):
+            if request.profile is not None and getattr(request, name) is not None:
+                raise InvalidRequest(
+                    f"profile already chooses the methods: leave out {name}, or profile",
+                    field="profile",
+                )
+        choice = self._fusion_choice(request, ready)
+        fusion = chosen_method("fusion", choice, ready.fusion)
+        if request.eviction is None:
+            return fusion, None
+        eviction = chosen_method("eviction", request.eviction, ready.eviction)
+        if fusion.name in {info.name for info in ready.fusion if info.sparse}:
+            raise InvalidRequest(
+                f"fusion.method {fusion.name} already holds only part of the documents' KV: leave "
+                "eviction out",
+                field="eviction.method",
+            )
+        return fusion, eviction
+
+    def _fusion_choice(self, request: Choices, ready: Ready) -> MethodChoice:
+        asked = request.fusion
+        # Of all combinations that were measured, no method is closer to full prefill than PIE for
+        # no row, and than the default for its share of rows; and evicting half of the KV, even of
+        # a full prefill, costs more than computing no row behind primers (docs/method.md).
+        if request.profile in _PROFILES:
+            return MethodChoice(method=_PROFILES[request.profile])
+        if asked is None:
+            return MethodChoice.model_validate(self._fusion(ready.fusion))
+        if asked.method != AUTO:
+            return asked
+        quality = _quality(asked.parameters)
+        if self._calibration is None or not self._calibration.measured:
+            raise NotCalibrated(
+                "fusion.method auto chooses among what was measured for this model, and nothing "
+                "was: run `kvstitch tune --model … --documents …` for it, or name a method",
+                field="fusion.method",
+            )
+        known = replace(
+            self._calibration,
+            measured=[m for m in self._calibration.measured if _exists(m.fusion, ready.fusion)],
+        )
+        codec = ready.model.codec
+        found = known.cheapest(quality, prefix_mode=self._prefix_mode, codec=codec)
+        return MethodChoice.model_validate(found or {"method": FULL_PREFILL})
+
+    def describe(self, ready: Ready) -> dict[str, Any]:
+        """Return the defaults, and where each comes from, for GET /v1/methods."""
+        offered = ready.fusion
+        values = {
+            "fusion": self._fusion(offered),
+            "eviction": None,
+            "prefix_mode": self._prefix_mode,
+            "codec": ready.model.codec,
+        }
+        return {
+            **values,
+            "from": {name: self._origin(name, offered) for name in values},
+            "auto": self._calibration is not None and bool(self._calibration.measured),
+        }
+
+    def _fusion(self, offered: Sequence[MethodInfo]) -> dict[str, Any]:
+        """Return the tuned method, or the built-in one where this release lacks what was tuned."""
+        if self._calibration is None:
+            return dict(BUILT_IN_FUSION)
+        tuned = dict(self._calibration.defaults["fusion"])
+        if _exists(tuned, offered):
+            return tuned
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "%s recommends %s, which this release does not have; the built-in default is used: "
+                "run `kvstitch tune` again",
+                self._calibration.path,
+                tuned,
+            )
+        return dict(BUILT_IN_FUSION)
+
+    def _origin(self, name: str, offered: Sequence[MethodInfo]) -> str:
+        if name == "fusion" and self._calibration is not None:
+            tuned = self._calibration.defaults["fusion"]
+            return CALIBRATED if _exists(tuned, offered) else BUILT_IN
+        if name in self._given.model_fields_set and getattr(self._given, name) is not None:
+            return SET
+        if self._calibration is not None and name in self._calibration.defaults:
+            return CALIBRATED
+        return "prompt format" if name == "prefix_mode" else BUILT_IN
+
+
+def _exists(fusion: Mapping[str, Any], offered: Sequence[MethodInfo]) -> bool:
+    """Return whether the worker has this method with these parameters."""
+    named = set(fusion) - {"method"}
+    return any(info.name == fusion["method"] and named <= set(info.parameters) for info in offered)
+
+
+def _quality(parameters: dict[str, Any]) -> float:
+    unknown = sorted(set(parameters) - {"quality"})
+    if unknown:
+        raise InvalidRequest(
+            f"fusion.{unknown[0]} is not a parameter of auto; its parameter is: quality",
+            field=f"fusion.{unknown[0]}",
+        )
+    value = parameters.get("quality", DEFAULT_QUALITY)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1:
+        raise InvalidRequest(
+            f"fusion.quality must be a number from 0 to 1, not {value!r}", field="fusion.quality"
+        )
+    return float(value)
 
 
 def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]) -> Method:
-    """The chosen method with all its parameters, defaults filled in.
+    """Return the chosen method with all its parameters, defaults filled in.
 
     Args:
         kind: "fusion" or "eviction"; prefixes the field in errors.
@@ -41,27 +190,8 @@ def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]
     return Method(info.name, check(info.parameters, choice.parameters, where=kind))
 
 
-def check_combination(
-    fusion: Method, eviction: Method | None, offered: Sequence[MethodInfo]
-) -> None:
-    """Raise InvalidRequest if the two methods cannot be combined.
-
-    Args:
-        fusion: The chosen fusion method.
-        eviction: The chosen eviction method, None if there is none.
-        offered: The worker's fusion methods.
-    """
-    sparse = {info.name for info in offered if info.sparse}
-    if eviction is not None and fusion.name in sparse:
-        raise InvalidRequest(
-            f"fusion.method {fusion.name} already holds only part of the documents' KV: leave "
-            "eviction out",
-            field="eviction.method",
-        )
-
-
 def chosen_adapter(asked: str | None, principal: Principal, ready: Ready) -> str:
-    """The adapter's name; "" for the base model.
+    """Return the adapter's name; "" for the base model.
 
     Args:
         asked: What the request names; None: nothing.
@@ -87,37 +217,3 @@ def chosen_adapter(asked: str | None, principal: Principal, ready: Ready) -> str
             f"there is no adapter {name!r}{of_key}: this service has {names}", field="adapter"
         )
     return name
-
-
-async def gate_states(worker: Worker, sample: float) -> Gate:
-    """How far each fusion method is trusted.
-
-    Args:
-        worker: Asked for its states.
-        sample: The share of answers that is checked, for the reply.
-
-    Raises:
-        WorkerUnavailable: The worker is not ready.
-    """
-    return _gate(sample, await worker.gate())
-
-
-async def reset_gate(worker: Worker, sample: float, method: str | None) -> Gate:
-    """Forget the checks of one fusion method, or of all if `method` is None.
-
-    Raises:
-        UnknownMethod: The worker has no such fusion method.
-        WorkerUnavailable: The worker is not ready.
-    """
-    known = sorted(info.name for info in worker.require().fusion)
-    if method is not None and method not in known:
-        raise UnknownMethod(
-            f"method {method!r} is no fusion method; known methods: {', '.join(known)}",
-            field="method",
-        )
-    return _gate(sample, await worker.gate(reset=method or ""))
-
-
-def _gate(sample: float, reply: GateStates) -> Gate:
-    methods = [GateMethod.model_validate(state, from_attributes=True) for state in reply.states]
-    return Gate(sample=sample if reply.on else 0.0, methods=methods)

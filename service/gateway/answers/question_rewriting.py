@@ -44,9 +44,12 @@ _LABEL = re.compile(r"^(?:User|Question|Rewritten question|Rewritten)\s*:\s*", r
 
 @dataclass
 class Rewriting:
-    """Attributes:
-    text: The question as the model writes it; None: it failed, was late, or wrote nothing of use.
-    tokens: Of prompt and answer, as far as it came.
+    """A rewritten question.
+
+    Attributes:
+        text: The question as the model writes it; None: it failed, was late, or wrote nothing of
+            use.
+        tokens: Of prompt and answer, as far as it came.
     """
 
     text: str | None = None
@@ -54,7 +57,7 @@ class Rewriting:
 
 
 class QuestionRewriter:
-    """Stateless."""
+    """Has follow-up questions rewritten by the served model. Stateless."""
 
     def __init__(self, worker: Worker, prompts: PromptBuilder) -> None:
         self._worker = worker
@@ -80,7 +83,7 @@ class QuestionRewriter:
         return out
 
     async def _generated(self, turns: Sequence[Turn], tenant: str, out: Rewriting) -> str:
-        """The first line that the model writes; counts tokens in `out`."""
+        """Return the first line that the model writes; counts tokens in `out`."""
         prompts, ready = self._prompts, self._worker.require()
         question = [Turn("user", _instruction(turns))]
         request = Generate(

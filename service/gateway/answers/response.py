@@ -31,7 +31,7 @@ from service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
 
 
 def method_fields(method: Method) -> dict[str, object]:
-    """A method as clients write it: {"method": name, parameter: value, …}."""
+    """Return a method as clients write it: {"method": name, parameter: value, …}."""
     return {"method": method.name, **method.parameters}
 
 
@@ -45,7 +45,7 @@ def usage(report: Report) -> Usage:
 
 
 def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
-    """What happened to the KV of every segment.
+    """Return what happened to the KV of every segment.
 
     Args:
         report: From the worker.
@@ -58,7 +58,7 @@ def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
 
 
 def timing(ttft_s: float, total_s: float, tokens: int) -> Timing:
-    """TTFT, TPOT and total; TPOT = (total - TTFT) / (tokens - 1), None below two tokens."""
+    """Return TTFT, TPOT and total; TPOT = (total - TTFT) / (tokens - 1), None below two tokens."""
     tpot_s = (total_s - ttft_s) / (tokens - 1) if tokens > 1 else None
     return Timing(ttft_s=ttft_s, tpot_s=tpot_s, total_s=total_s)
 
@@ -133,13 +133,13 @@ def token_report(
 
 
 def _source_in(segment: SegmentReport) -> Callable[[TokenRun], Source]:
-    """The source of a run in this segment, as `answer_metrics.tokens_by_source` counts it."""
+    """Return the source of a run in this segment, as `tokens_by_source` counts it."""
     tier = SOURCE_OF_TIER.get(segment.tier, "cold")
     return lambda run: "recomputed" if run.recomputed and tier != "cold" else tier
 
 
 def _pieces(ids: Sequence[int], decode: Decode) -> tuple[str, list[int]]:
-    """The text of `ids`, and the character at which each token begins."""
+    """Return the text of `ids`, and the character at which each token begins."""
     detokenizer, text, starts = Detokenizer(decode), "", []
     for token in ids:
         starts.append(len(text))
@@ -189,7 +189,7 @@ def observe_answer(
 
 
 def tokens_by_source(report: Report) -> dict[str, int]:
-    """Prompt tokens by where their KV came from; they add up to the prompt."""
+    """Return the prompt's tokens by where their KV came from; they add up to the prompt."""
     out = dict.fromkeys(PROMPT_SOURCES, 0)
     segments = [report.system, *report.documents]
     earlier = report.reused_from or "pool"

@@ -9,24 +9,47 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from service.errors import InvalidRequest
-from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided, SamplingFields
+from service.gateway.schemas.generate import (
+    MAX_GRAMMAR_CHARS,
+    GenerateRequest,
+    Guided,
+    SamplingFields,
+)
 from service.messages.requests import Sampling
 
 BETWEEN_JSON_TOKENS = r" ?|\n {0,16}"
 """Blanks are allowed, but not without end: small models write them for ever."""
 
+# Tokens of an answer that may be a call or must have a form, where the request does not say: it is
+# worth nothing if it is cut off, and models' defaults are made for sentences.
+STRUCTURED_MAX_TOKENS = 512
 
-def sampling(request: SamplingFields, max_tokens: int) -> Sampling:
-    """How the worker chooses the answer's tokens.
+
+def sampling(
+    request: GenerateRequest, *, prompt_tokens: int, room: int, usual: int
+) -> tuple[Sampling, list[str]]:
+    """Return how the worker chooses the answer's tokens, and warnings for the client.
 
     Args:
-        max_tokens: As it fits behind the prompt.
+        request: What is asked for.
+        prompt_tokens: Length of the prompt.
+        room: Tokens that fit behind it.
+        usual: Tokens of an answer, where the request does not say.
 
     Raises:
         InvalidRequest: Fields contradict one another, or what `guided` holds is not valid.
     """
     _check(request)
-    return Sampling(
+    warnings = []
+    if request.max_tokens is None:
+        structured = request.tools is not None or request.guided is not None
+        max_tokens = min(max(usual, STRUCTURED_MAX_TOKENS) if structured else usual, room)
+    elif (max_tokens := min(request.max_tokens, room)) < request.max_tokens:
+        warnings.append(
+            f"max_tokens was lowered from {request.max_tokens} to {room}: the prompt has "
+            f"{prompt_tokens} tokens"
+        )
+    made = Sampling(
         max_tokens=max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -43,6 +66,7 @@ def sampling(request: SamplingFields, max_tokens: int) -> Sampling:
         stop_ids=request.stop_token_ids or [],
         grammar="" if request.guided is None else grammar(request.guided),
     )
+    return made, warnings
 
 
 def _check(request: SamplingFields) -> None:
@@ -62,7 +86,7 @@ def _check(request: SamplingFields) -> None:
 
 
 def grammar(guided: Guided) -> str:
-    """What the answer must match, in llguidance's form.
+    """Return what the answer must match, in llguidance's form.
 
     Raises:
         InvalidRequest: It is not valid, or uses what is not supported; the message says what.

@@ -5,17 +5,13 @@ from __future__ import annotations
 from service.errors import InvalidRequest
 from service.gateway.admission import CallContext
 from service.gateway.answers.answer_plan import AnswerPlan
-from service.gateway.answers.default_methods import DefaultMethods
-from service.gateway.answers.methods import check_combination, chosen_adapter, chosen_method
+from service.gateway.answers.methods import DefaultMethods, chosen_adapter
 from service.gateway.prompts.conversation import normalize_turns, question_of
-from service.gateway.prompts.prompt_builder import CHARS_PER_TOKEN_ESTIMATE, PromptBuilder
+from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.passage_search import PassageSearch, SearchQuery
+from service.gateway.search.search_query import search_query
 from service.gateway.worker_client.protocol import Worker
-from service.messages.replies import Ready
-from service.messages.requests import Method
-from service.prompt import Turn
 from service.settings import Settings
 
 _SEARCH_FIELDS = (
@@ -31,15 +27,14 @@ class RequestValidator:
         worker: Worker,
         retriever: AsyncRetriever,
         prompts: PromptBuilder,
+        methods: DefaultMethods,
         settings: Settings,
-        defaults: DefaultMethods,
     ) -> None:
         self._worker = worker
         self._retriever = retriever
-        self._passages = PassageSearch(retriever, settings)
         self._prompts = prompts
+        self._methods = methods
         self._settings = settings
-        self._defaults = defaults
 
     def validate(self, request: GenerateRequest, call: CallContext) -> AnswerPlan:
         """Make every check that takes no time.
@@ -50,27 +45,38 @@ class RequestValidator:
             NotCalibrated: The service is to choose a method, and nothing was measured.
             WorkerUnavailable: The worker or the index is not ready.
         """
-        turns = self._turns(request)
+        self._check_question(request)
         _check_marks(request)
-        query = self._query(request, question_of(turns), call.principal.tenant)
+        if (inline := request.inline_documents) is not None:
+            _refuse_search_fields(request)
+        turns = normalize_turns(request.turns)
+        query = search_query(
+            request,
+            question_of(turns),
+            tenant=call.principal.tenant,
+            top_k=self._prompts.format.top_k,
+            settings=self._settings,
+        )
         ready = self._worker.require()
         self._retriever.require()
-        fusion, eviction = self._methods(request, ready)
-        searches = query.top_k > 0 and request.inline_documents is None
+        adapter = chosen_adapter(request.adapter, call.principal, ready)
+        fusion, eviction = self._methods.chosen(request, ready)
+        chars = 0 if inline is None else sum(len(document.text) for document in inline)
+        searched = query.top_k if inline is None else 0
         return AnswerPlan(
             request=request,
             scope=query.scope,
             turns=turns,
-            search=query if searches else None,
+            search=query if searched else None,
             fusion=fusion,
             eviction=eviction,
-            adapter=chosen_adapter(request.adapter, call.principal, ready),
+            adapter=adapter,
             condense=request.condense or self._settings.condense,
             max_context=ready.model.max_context,
-            estimated_tokens=self._estimated_tokens(request, turns, query.top_k),
+            estimated_tokens=self._prompts.estimate(turns, request.tools, searched, chars),
         )
 
-    def _turns(self, request: GenerateRequest) -> list[Turn]:
+    def _check_question(self, request: GenerateRequest) -> None:
         if (request.question is None) == (request.messages is None):
             raise InvalidRequest(
                 "send either question or messages"
@@ -87,34 +93,6 @@ class RequestValidator:
             raise InvalidRequest(
                 f"{field} has {chars} characters, the limit is {limit}: shorten it", field=field
             )
-        return normalize_turns(request.turns)
-
-    def _query(self, request: GenerateRequest, text: str, tenant: str) -> SearchQuery:
-        if request.inline_documents is not None:
-            _refuse_search_fields(request)
-        top_k = self._prompts.format.top_k
-        return self._passages.query(request, text, tenant=tenant, top_k=top_k)
-
-    def _methods(self, request: GenerateRequest, ready: Ready) -> tuple[Method, Method | None]:
-        if request.profile is not None:
-            _refuse_methods_beside_profile(request)
-            choice = self._defaults.of_profile(request.profile, ready.fusion)
-        else:
-            choice = self._defaults.choice(
-                request.fusion, codec=ready.model.codec, offered=ready.fusion
-            )
-        fusion = chosen_method("fusion", choice, ready.fusion)
-        eviction = None
-        if request.eviction is not None:
-            eviction = chosen_method("eviction", request.eviction, ready.eviction)
-        check_combination(fusion, eviction, ready.fusion)
-        return fusion, eviction
-
-    def _estimated_tokens(self, request: GenerateRequest, turns: list[Turn], top_k: int) -> int:
-        if request.inline_documents is None:
-            return self._prompts.estimate(turns, top_k, request.tools)
-        chars = sum(len(document.text) for document in request.inline_documents)
-        return self._prompts.estimate(turns, 0, request.tools) + chars // CHARS_PER_TOKEN_ESTIMATE
 
 
 def _check_marks(request: GenerateRequest) -> None:
@@ -125,15 +103,6 @@ def _check_marks(request: GenerateRequest) -> None:
                 f"cite: marks are put into whole answers without {name}: leave {name} out, or "
                 "read `attributions`",
                 field="cite",
-            )
-
-
-def _refuse_methods_beside_profile(request: GenerateRequest) -> None:
-    for name in ("fusion", "eviction"):
-        if getattr(request, name) is not None:
-            raise InvalidRequest(
-                f"profile already chooses the methods: leave out {name}, or profile",
-                field="profile",
             )
 
 

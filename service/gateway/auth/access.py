@@ -53,7 +53,7 @@ ANONYMOUS = Principal("", "", frozenset(SCOPES))
 
 
 class Keys(Protocol):
-    """What is asked of the keys: the key store itself, or a copy of a shared one."""
+    """Looks up API keys: the key store itself, or a copy of a shared one."""
 
     def find(self, key: str) -> StoredKey | None: ...
 

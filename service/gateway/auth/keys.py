@@ -7,14 +7,19 @@ once. In PostgreSQL it takes a second (key_cache.py).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
+from typing import Any
 
-from retriever.sql.connection import Row
+from sqlalchemy import bindparam, select
+
+from retriever.sql.expressions import Prepared
 from service.errors import InvalidRequest, NotFound
 from service.gateway.auth import key_text
-from service.gateway.auth.key_databases import KeyDatabase, SqliteKeyDatabase
 from service.gateway.auth.quotas import Limits
+from service.gateway.service_database import ServiceDatabase
+from service.gateway.tables import KEYS, keys
 
 MAX_NAME_CHARS = 64
 
@@ -44,11 +49,11 @@ class KeyStore:
     """Opened by start(). Thread-safe; a look-up in a file reads pages that are in memory.
 
     Args:
-        where: The database of the keys; a path: a file.
+        where: The database of the keys, or the path of a file.
     """
 
-    def __init__(self, where: KeyDatabase | Path) -> None:
-        self._database = SqliteKeyDatabase(where) if isinstance(where, Path) else where
+    def __init__(self, where: ServiceDatabase | Path) -> None:
+        self._database = ServiceDatabase(where, [KEYS]) if isinstance(where, Path) else where
 
     def start(self) -> None:
         """Open it, and create it if need be.
@@ -99,57 +104,49 @@ class KeyStore:
                     f"{field} may have up to {MAX_NAME_CHARS} printable characters", field=field
                 )
         key, key_id, digest = key_text.new_key()
-        with self._database.connection() as connection:
-            connection.execute(
-                "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?)",
-                (
-                    key_id,
-                    digest,
-                    name,
-                    tenant,
-                    " ".join(sorted(scopes)),
-                    time.time(),
-                    expires,
-                    limits.documents,
-                    limits.bytes,
-                    limits.requests_per_minute,
-                    limits.tokens_per_minute,
-                    adapter,
-                ),
-            )
+        row = {
+            "key_id": key_id,
+            "secret_sha256": digest,
+            "name": name,
+            "tenant": tenant,
+            "scopes": " ".join(sorted(scopes)),
+            "created": time.time(),
+            "expires": expires,
+            "adapter": adapter,
+            **asdict(limits),
+        }
+        with self._database.write() as write:
+            write.execute(keys.insert(), row)
         return key, self._get(key_id)
 
     def find(self, key: str) -> StoredKey | None:
-        """The valid key with this text, None if there is none."""
+        """Return the valid key with this text, None if there is none."""
         parsed = key_text.parse(key)
         if parsed is None:
             return None
         key_id, secret = parsed
-        with self._database.connection() as connection:
-            row = connection.execute("SELECT * FROM keys WHERE key_id = ?", (key_id,)).fetchone()
+        with self._database.read() as read:
+            row = _BY_ID.row(read, key_id=key_id)
         # Compare for an unknown id too, so that it takes as long as a wrong secret.
-        expected = row["secret_sha256"] if row is not None else bytes(32)
+        expected = row[_SECRET] if row is not None else bytes(32)
         if not key_text.equal(key_text.digest(secret), expected) or row is None:
             return None
         found = _stored(row)
         return found if found.valid(time.time()) else None
 
     def all(self) -> list[StoredKey]:
-        """All keys, oldest first, including revoked and expired ones."""
-        with self._database.connection() as connection:
-            rows = connection.execute("SELECT * FROM keys ORDER BY created, key_id").fetchall()
-        return [_stored(row) for row in rows]
+        """Return all keys, oldest first, including revoked and expired ones."""
+        return [key for key, _ in self.with_digests()]
 
     def with_digests(self) -> list[tuple[StoredKey, bytes]]:
-        """All keys, each with the SHA-256 of its secret."""
-        with self._database.connection() as connection:
-            rows = connection.execute("SELECT * FROM keys").fetchall()
-        return [(_stored(row), row["secret_sha256"]) for row in rows]
+        """Return all keys, each with the SHA-256 of its secret."""
+        with self._database.read() as read:
+            return [(_stored(row), row[_SECRET]) for row in _ALL.rows(read)]
 
     def any(self) -> bool:
-        """Whether a key was ever made; revoking the last one must not open the service."""
-        with self._database.connection() as connection:
-            return connection.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is not None
+        """Return whether a key was ever made; revoking the last one must not open the service."""
+        with self._database.read() as read:
+            return _ANY.row(read) is not None
 
     def revoke(self, key_id: str) -> StoredKey:
         """Refuse the key from now on; revoking it again changes nothing.
@@ -157,32 +154,29 @@ class KeyStore:
         Raises:
             NotFound: There is no such key.
         """
-        with self._database.connection() as connection:
-            connection.execute(
-                "UPDATE keys SET revoked = coalesce(revoked, ?) WHERE key_id = ?",
-                (time.time(), key_id),
-            )
+        valid = keys.c.key_id == key_id, keys.c.revoked.is_(None)
+        with self._database.write() as write:
+            write.execute(keys.update().where(*valid).values(revoked=time.time()))
         return self._get(key_id)
 
     def _get(self, key_id: str) -> StoredKey:
-        with self._database.connection() as connection:
-            row = connection.execute("SELECT * FROM keys WHERE key_id = ?", (key_id,)).fetchone()
+        with self._database.read() as read:
+            row = _BY_ID.row(read, key_id=key_id)
         if row is None:
             raise NotFound(f"there is no key {key_id!r}; `kvstitch keys list` shows them")
         return _stored(row)
 
 
-def _stored(row: Row) -> StoredKey:
-    return StoredKey(
-        key_id=row["key_id"],
-        name=row["name"],
-        tenant=row["tenant"],
-        scopes=frozenset(row["scopes"].split()),
-        limits=Limits(
-            row["documents"], row["bytes"], row["requests_per_minute"], row["tokens_per_minute"]
-        ),
-        created=row["created"],
-        expires=row["expires"],
-        revoked=row["revoked"],
-        adapter=row["adapter"],
-    )
+# Every request asks for its key, so that these do not go through SQLAlchemy's execution.
+_BY_ID = Prepared(select(keys).where(keys.c.key_id == bindparam("key_id")))
+_ALL = Prepared(select(keys).order_by(keys.c.created, keys.c.key_id))
+_ANY = Prepared(select(keys.c.key_id).limit(1))
+_SECRET = list(keys.columns.keys()).index("secret_sha256")
+
+
+def _stored(row: tuple[Any, ...]) -> StoredKey:
+    fields = dict(zip(keys.columns.keys(), row, strict=True))
+    del fields["secret_sha256"]
+    limits = Limits(**{each.name: fields.pop(each.name) for each in dataclass_fields(Limits)})
+    scopes = frozenset(fields.pop("scopes").split())
+    return StoredKey(**fields, scopes=scopes, limits=limits)

@@ -26,18 +26,16 @@ class BackgroundLoop:
     """Makes a step again and again while it finds work; otherwise waits to be woken.
 
     It continues after every failure.
+
+    Args:
+        name: For the log.
+        step: Does some work; returns False if there was none.
+        poll_s: Longest wait between two steps; None: until `wake`.
     """
 
     def __init__(
         self, name: str, step: Callable[[], Awaitable[bool]], poll_s: float | None = None
     ) -> None:
-        """Not started yet.
-
-        Args:
-            name: For the log.
-            step: Does some work; returns False if there was none.
-            poll_s: Longest wait between two steps; None: until `wake`.
-        """
         self._name = name
         self._step = step
         self._poll_s = poll_s

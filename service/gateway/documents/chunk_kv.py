@@ -1,18 +1,18 @@
-"""The KV of a document's chunks: which token ids it belongs to, and behind which other chunks."""
+"""The KV of a document's chunks: which token ids it belongs to, with which prefixes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from retriever import Scope
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind, with_prefixes
+from service.gateway.prompts.chunk_prefixes import ChunkPrefixes, with_prefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.messages.requests import ChunkTokens
 
 NO_CHUNK = -1  # where only copies are to be purged
-COPIES_PER_PURGE = 8  # of other chunks behind the one that is purged; further ones are other purges
+COPIES_PER_PURGE = 8  # of chunks with the purged one in their prefix; others are further purges
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class ChunkKV:
 
     Attributes:
         tenant, collection, doc_id, chunk_id: Of the chunk.
-        ids: The token ids that key its KV behind S.
-        copies: The same chunk behind other chunks; in a purge also other chunks behind this one.
+        ids: The token ids that key its KV without a prefix.
+        copies: The same chunk with its prefix; in a purge also others that have it in theirs.
     """
 
     tenant: str
@@ -34,14 +34,30 @@ class ChunkKV:
 
 
 class ChunkKVs:
-    """Finds the KV of documents' chunks."""
+    """Finds the KV of documents' chunks.
+
+    Attributes:
+        retriever: With the catalog.
+        prompts: Encodes chunks.
+        prefixes: What is computed between S and a chunk.
+    """
 
     def __init__(
-        self, retriever: AsyncRetriever, prompts: PromptBuilder, behind: PrecomputedBehind
+        self, retriever: AsyncRetriever, prompts: PromptBuilder, prefixes: ChunkPrefixes
     ) -> None:
-        self._retriever = retriever
-        self._prompts = prompts
-        self._behind = behind
+        self.retriever = retriever
+        self.prompts = prompts
+        self.prefixes = prefixes
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether chunks are stored with prefixes, too."""
+        return self.prefixes.kind is not None
+
+    async def stored(self, chunk_ids: Collection[int]) -> set[int]:
+        """Return those of these chunks that the catalog has, in any scope."""
+        chunks = await self.retriever.run(self.retriever.catalog.chunks, list(chunk_ids))
+        return {chunk.chunk_id for chunk in chunks}
 
     async def of(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
         """Return all chunks of these documents, without copies."""
@@ -53,34 +69,34 @@ class ChunkKVs:
                     scope.collection,
                     doc_id,
                     chunk.chunk_id,
-                    self._prompts.segment(chunk),
+                    self.prompts.segment(chunk),
                 )
                 for doc_id in doc_ids
-                for chunk in self._retriever.catalog.chunks_of(doc_id, scope=scope)
+                for chunk in self.retriever.catalog.chunks_of(doc_id, scope=scope)
             ]
 
-        return await self._retriever.run(find)
+        return await self.retriever.run(find)
 
     async def to_store(
         self, scope: Scope, doc_ids: Sequence[str], max_context: int
     ) -> tuple[list[ChunkKV], list[ChunkKV]]:
-        """Choose behind which other chunks the chunks of these documents are precomputed.
+        """Choose the prefixes with which the chunks of these documents are computed.
 
         Args:
             max_context: Tokens that the model takes.
 
         Returns:
             All chunks, each with the copy that is to be stored, in prefix modes that have copies;
-            and copies behind chunks that were chosen earlier, which are to be purged.
+            and copies with prefixes that were chosen earlier, which are to be purged.
         """
         chunks = await self.of(scope, doc_ids)
-        if self._behind.kind is None:
+        if not self.has_copies:
             return chunks, []
-        stored = await self._retriever.run(
-            self._retriever.catalog.chunks, [each.chunk_id for each in chunks]
+        stored = await self.retriever.run(
+            self.retriever.catalog.chunks, [each.chunk_id for each in chunks]
         )
-        chosen = await self._retriever.change(
-            lambda: [self._behind.choose(chunk, scope, max_context) for chunk in stored]
+        chosen = await self.retriever.change(
+            lambda: [self.prefixes.choose(chunk, scope, max_context) for chunk in stored]
         )
         made = {each.chunk.chunk_id: each for each in chosen}
         present = [each for each in chunks if each.chunk_id in made]
@@ -94,11 +110,11 @@ class ChunkKVs:
     async def to_purge(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
         """Return all KV that holds text of these documents, or follows from it.
 
-        A chunk behind which many others stand comes several times.
+        A chunk that is in the prefix of many others comes several times.
         """
         chunks = await self.of(scope, doc_ids)
         chunk_ids = [each.chunk_id for each in chunks]
-        copies = await self._retriever.run(self._behind.copies, chunk_ids)
+        copies = await self.retriever.run(self.prefixes.copies, chunk_ids)
         out: list[ChunkKV] = []
         for each in chunks:
             own = copies[each.chunk_id]
@@ -110,11 +126,11 @@ class ChunkKVs:
         return out
 
     async def outdated(self, stored: Sequence[ChunkKV]) -> list[ChunkKV]:
-        """Return purges of copies behind chunks that were deleted while these were computed."""
+        """Return purges of copies whose prefix was deleted while they were computed."""
         if not (with_copies := [each for each in stored if each.copies]):
             return []
         chunk_ids = [each.chunk_id for each in with_copies]
-        now = await self._retriever.run(self._behind.copies, chunk_ids)
+        now = await self.retriever.run(self.prefixes.copies, chunk_ids)
         return [
             replace(each, chunk_id=NO_CHUNK, ids=[], copies=with_prefixes(each.copies))
             for each in with_copies

@@ -12,21 +12,19 @@ import time
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
+from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.ingest_loops import IngestLoops, TokenRate
 from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.job_service import JobService
-from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.service_database import ServiceDatabase
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 from service.shared.metrics import JOB_STATES
@@ -47,17 +45,16 @@ class Corpus:
     def __init__(
         self,
         *,
-        database: JobDatabase,
-        retriever: AsyncRetriever,
+        database: ServiceDatabase,
+        chunks: ChunkKVs,
         worker: Worker,
-        prompts: PromptBuilder,
-        behind: PrecomputedBehind,
         quotas: Quotas,
         metrics: GatewayMetrics,
         settings: Settings,
         disk: DiskGuard,
         catalog_lock: CatalogLock,
     ) -> None:
+        retriever = self._retriever = chunks.retriever
         self.spool = SpoolFolder(settings.data_dir / "spool", disk)
         self._store = JobStore(database, self.spool, with_events=bool(settings.webhook_url))
         self._webhook: WebhookSender | None = None
@@ -68,17 +65,16 @@ class Corpus:
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         deletions = DeletionStore(database)
-        purges = PurgeQueue(deletions, retriever, worker, prompts, behind, catalog_lock)
+        purges = PurgeQueue(deletions, chunks, worker, catalog_lock)
         rate = TokenRate()
         self._loops = IngestLoops(
             ingestor=Ingestor(
-                self._store, retriever, worker, prompts, behind, purges,
+                self._store, chunks, worker, purges,
                 settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens),
             ),
             jobs=self._store,
-            retriever=retriever,
+            chunks=chunks,
             worker=worker,
-            behind=behind,
             purges=purges,
             rate=rate,
             pin_check_s=settings.pin_check_s,
@@ -101,7 +97,7 @@ class Corpus:
             loops=self._loops,
             refresh_gauges=self.refresh_gauges,
         )
-        self._retriever, self._metrics = retriever, metrics
+        self._metrics = metrics
         self._heard_at: float | None = None
         metrics.database_silence.set_function(self._silence_s)
         # Indexes are rebuilt in the background, at no event that would be seen here.

@@ -16,11 +16,15 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from retriever.sql.connection import Connection, Row
+from sqlalchemy import Connection, Row, func, select
+
+from retriever.sql.expressions import among, upsert
 from service.gateway.documents import membership
 from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.jobs.job_database import JobDatabase
+from service.gateway.service_database import ServiceDatabase
+from service.gateway.tables import confirmations, contents, purges, receipts, sizes
 from service.messages.requests import ChunkTokens
 
 _MAX_DOC_IDS = 100
@@ -67,9 +71,9 @@ class Receipt:
 class DeletionStore:
     """Thread-safe; every call blocks. The database must have been started."""
 
-    def __init__(self, database: JobDatabase) -> None:
+    def __init__(self, database: ServiceDatabase) -> None:
         self._database = database
-        self._shared = bool(database.gateway_id)
+        self._shared = database.shared
 
     # -- receipts --------------------------------------------------------------------------------
 
@@ -82,158 +86,118 @@ class DeletionStore:
             The receipt's id.
         """
         receipt_id, now = uuid.uuid4().hex, time.time()
-        with self._database.transaction() as write:
-            write.execute(
-                "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, '{}', '[]', ?, ?)",
-                (
-                    receipt_id,
-                    tenant,
-                    collection,
-                    json.dumps(list(doc_ids[:_MAX_DOC_IDS])),
-                    len(doc_ids),
-                    sum(bool(target.ids) for target in targets),
-                    now,
-                    None if targets else now,
-                ),
-            )
-            write.execute(
-                "DELETE FROM sizes WHERE tenant = ? AND collection = ? "
-                f"AND doc_id {write.in_texts}",
-                (tenant, collection, write.listed(doc_ids)),
-            )
+        row = {
+            "receipt_id": receipt_id,
+            "tenant": tenant,
+            "collection": collection,
+            "doc_ids": json.dumps(list(doc_ids[:_MAX_DOC_IDS])),
+            "documents": len(doc_ids),
+            "chunks": sum(bool(target.ids) for target in targets),
+            "kv": "{}",
+            "unreached": "[]",
+            "created": now,
+            "completed": None if targets else now,
+        }
+        of_collection = sizes.c.tenant == tenant, sizes.c.collection == collection
+        with self._database.write() as write:
+            write.execute(receipts.insert(), row)
+            write.execute(sizes.delete().where(*of_collection, among(sizes.c.doc_id, doc_ids)))
             _insert_purges(write, targets, receipt_id)
         return receipt_id
 
     def receipt(self, receipt_id: str, tenant: str) -> Receipt | None:
-        with self._database.transaction() as read:
-            row = read.execute(
-                "SELECT *, (SELECT count(*) FROM purges WHERE purges.receipt_id = r.receipt_id) "
-                "AS owed FROM receipts r WHERE receipt_id = ? AND tenant = ?",
-                (receipt_id, tenant),
-            ).fetchone()
+        named = receipts.c.receipt_id == receipt_id, receipts.c.tenant == tenant
+        own = select(func.count()).where(purges.c.receipt_id == receipts.c.receipt_id)
+        with self._database.read() as read:
+            query = select(receipts, own.scalar_subquery().label("owed")).where(*named)
+            row = read.execute(query).first()
             if row is None:
                 return None
             silent = membership.silent_owing(read, receipt_id) if self._shared else []
-        unreached = [*json.loads(row["unreached"]), *(f"gateway {name}" for name in silent)]
+        unreached = [*json.loads(row.unreached), *(f"gateway {name}" for name in silent)]
         return Receipt(
             receipt_id=receipt_id,
-            collection=row["collection"],
-            doc_ids=json.loads(row["doc_ids"]),
-            documents=row["documents"],
-            chunks=row["chunks"],
-            kv=json.loads(row["kv"]),
-            owed_chunks=row["owed"],
-            unreached=unreached if row["owed"] else [],
-            created=row["created"],
-            completed=row["completed"],
+            collection=row.collection,
+            doc_ids=json.loads(row.doc_ids),
+            documents=row.documents,
+            chunks=row.chunks,
+            kv=json.loads(row.kv),
+            owed_chunks=row.owed,
+            unreached=unreached if row.owed else [],
+            created=row.created,
+            completed=row.completed,
         )
 
     # -- pending purges --------------------------------------------------------------------------
 
     def add_purges(self, targets: Sequence[ChunkKV]) -> None:
         """Add purges that belong to no receipt, e.g. of a document that was replaced."""
-        with self._database.transaction() as write:
+        with self._database.write() as write:
             _insert_purges(write, targets, None)
 
     def pending_purges(self, limit: int, receipt_id: str | None = None) -> list[PendingPurge]:
-        """The oldest purges that this gateway has not made; only those of one receipt if it is
-        given."""
-        where: list[str] = []
-        values: list[str] = []
+        """Return the oldest purges that this gateway has not made, of all receipts or one."""
+        query = select(purges).order_by(purges.c.number).limit(limit)
         if receipt_id is not None:
-            where.append("receipt_id = ?")
-            values.append(receipt_id)
+            query = query.where(purges.c.receipt_id == receipt_id)
         if self._shared:
-            where.append(
-                "NOT EXISTS (SELECT 1 FROM confirmations "
-                "WHERE confirmations.number = purges.number AND gateway_id = ?)"
-            )
-            values.append(self._database.gateway_id)
-        with self._database.transaction() as read:
-            rows = read.execute(
-                f"SELECT * FROM purges WHERE {' AND '.join(where) or 'true'} "
-                "ORDER BY number LIMIT ?",
-                (*values, limit),
-            ).fetchall()
-        return [_pending(row) for row in rows]
+            query = query.where(membership.unconfirmed_by(self._database.gateway_id))
+        with self._database.read() as read:
+            return [_pending(row) for row in read.execute(query)]
 
-    def settle(self, purges: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
-        """This gateway has made purges: remove those that no other still has to make.
+    def settle(self, made: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
+        """Remove purges that this gateway has made and no other still has to make.
 
         Args:
-            purges: All of them of one receipt, or all of none.
+            made: All of them of one receipt, or all of none.
             copies: Deleted copies of KV per tier.
         """
-        numbers = [purge.number for purge in purges]
-        with self._database.transaction() as write:
+        numbers = [purge.number for purge in made]
+        with self._database.write() as write:
             if self._shared:
                 numbers = self._confirm(write, numbers)
-            self._remove(write, purges, numbers, copies)
+            _remove(write, made, numbers, copies)
 
-    def drop(self, purges: Sequence[PendingPurge]) -> None:
-        """Remove purges that are not needed after all, by nobody."""
-        with self._database.transaction() as write:
-            self._remove(write, purges, [purge.number for purge in purges], {})
+    def drop(self, needless: Sequence[PendingPurge]) -> None:
+        """Remove purges that nobody has to make after all."""
+        with self._database.write() as write:
+            _remove(write, needless, [purge.number for purge in needless], {})
 
     def _confirm(self, write: Connection, numbers: list[int]) -> list[int]:
-        """Note that this gateway has made purges; returns those that all have made."""
-        rows = write.execute(
-            f"SELECT number FROM purges WHERE number {write.in_numbers} ORDER BY number"
-            f"{write.for_update}",
-            (write.listed(numbers),),
-        ).fetchall()
-        write.executemany(
-            "INSERT INTO confirmations VALUES (?, ?) ON CONFLICT DO NOTHING",
-            [(row["number"], self._database.gateway_id) for row in rows],
-        )
-        return membership.settle_made(write, numbers)
-
-    def _remove(
-        self,
-        write: Connection,
-        purges: Sequence[PendingPurge],
-        numbers: Sequence[int],
-        copies: Mapping[str, int],
-    ) -> None:
-        write.executemany("DELETE FROM purges WHERE number = ?", [(n,) for n in numbers])
-        for receipt_id in sorted({p.receipt_id for p in purges if p.receipt_id is not None}):
-            _add_to_receipt(write, receipt_id, copies, [])
-            write.execute(
-                "UPDATE receipts SET completed = ? WHERE receipt_id = ? AND completed IS NULL "
-                "AND NOT EXISTS (SELECT 1 FROM purges WHERE receipt_id = receipts.receipt_id)",
-                (time.time(), receipt_id),
-            )
+        """Note that this gateway has made purges; return those that all have made."""
+        asked = among(purges.c.number, numbers)
+        locked = select(purges.c.number).where(asked).order_by(purges.c.number).with_for_update()
+        mine = [{"number": number, "gateway_id": self._database.gateway_id}
+                for number in write.scalars(locked)]  # fmt: skip
+        upsert(write, confirmations, mine)
+        return list(write.scalars(membership.made_by_all().where(asked)))
 
     def record_unreached(
         self, receipt_id: str | None, copies: Mapping[str, int], tiers: Sequence[str]
     ) -> None:
-        """Copies were deleted, but not in these tiers; the purges stay pending."""
+        """Note that copies were deleted, but not in these tiers; the purges stay pending."""
         if receipt_id is not None:
-            with self._database.transaction() as write:
+            with self._database.write() as write:
                 _add_to_receipt(write, receipt_id, copies, tiers)
 
     # -- contents --------------------------------------------------------------------------------
 
     def record_contents(self, targets: Sequence[ChunkKV]) -> None:
         """Remember the content of chunks, before their KV is stored."""
-        with self._database.transaction() as write:
-            write.executemany(
-                "INSERT INTO contents VALUES (?, ?) "
-                "ON CONFLICT (chunk_id) DO UPDATE SET digest = excluded.digest",
-                [(target.chunk_id, _digest(target.tenant, target.ids)) for target in targets],
-            )
+        rows = [{"chunk_id": target.chunk_id, "digest": _digest(target.tenant, target.ids)}
+                for target in targets]  # fmt: skip
+        with self._database.write() as write:
+            upsert(write, contents, rows)
 
     def chunks_with_content(self, tenant: str, ids: list[int]) -> list[int]:
-        """Ids of a tenant's chunks with exactly these token ids: all of them share one KV."""
-        with self._database.transaction() as read:
-            rows = read.execute(
-                "SELECT chunk_id FROM contents WHERE digest = ?", (_digest(tenant, ids),)
-            )
-            return [row["chunk_id"] for row in rows]
+        """Return a tenant's chunks with exactly these token ids: all of them share one KV."""
+        same = contents.c.digest == _digest(tenant, ids)
+        with self._database.read() as read:
+            return list(read.scalars(select(contents.c.chunk_id).where(same)))
 
     def forget_contents(self, chunk_ids: Sequence[int]) -> None:
-        with self._database.transaction() as write:
-            write.executemany("DELETE FROM contents WHERE chunk_id = ?", [(c,) for c in chunk_ids])
+        with self._database.write() as write:
+            write.execute(contents.delete().where(among(contents.c.chunk_id, chunk_ids)))
 
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""
@@ -241,40 +205,50 @@ class DeletionStore:
 
 
 def _insert_purges(write: Connection, targets: Sequence[ChunkKV], receipt_id: str | None) -> None:
-    write.executemany(
-        "INSERT INTO purges (receipt_id, tenant, collection, doc_id, chunk_id, ids, copies) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                receipt_id,
-                target.tenant,
-                target.collection,
-                target.doc_id,
-                target.chunk_id,
-                json.dumps(target.ids),
-                json.dumps([asdict(copy) for copy in target.copies]),
-            )
-            for target in targets
-        ],
-    )
+    rows = [
+        {
+            "receipt_id": receipt_id,
+            "tenant": target.tenant,
+            "collection": target.collection,
+            "doc_id": target.doc_id,
+            "chunk_id": target.chunk_id,
+            "ids": json.dumps(target.ids),
+            "copies": json.dumps([asdict(copy) for copy in target.copies]),
+        }
+        for target in targets
+    ]
+    if rows:
+        write.execute(purges.insert(), rows)
 
 
-def _pending(row: Row) -> PendingPurge:
-    copies = [ChunkTokens(**copy) for copy in json.loads(row["copies"])]
-    return PendingPurge(**{**dict(row), "ids": json.loads(row["ids"]), "copies": copies})
+def _pending(row: Row[Any]) -> PendingPurge:
+    copies = [ChunkTokens(**copy) for copy in json.loads(row.copies)]
+    return PendingPurge(**{**row._mapping, "ids": json.loads(row.ids), "copies": copies})
+
+
+def _remove(
+    write: Connection,
+    settled: Sequence[PendingPurge],
+    numbers: Sequence[int],
+    copies: Mapping[str, int],
+) -> None:
+    """Remove purges, and complete the receipts of which none is left."""
+    write.execute(purges.delete().where(among(purges.c.number, numbers)))
+    receipt_ids = {purge.receipt_id for purge in settled if purge.receipt_id is not None}
+    for receipt_id in sorted(receipt_ids):
+        _add_to_receipt(write, receipt_id, copies, [])
+    membership.complete(write, receipt_ids)
 
 
 def _add_to_receipt(
     write: Connection, receipt_id: str, copies: Mapping[str, int], unreached: Sequence[str]
 ) -> None:
-    query = "SELECT kv FROM receipts WHERE receipt_id = ?" + write.for_update
-    row = write.execute(query, (receipt_id,)).fetchone()
-    counts = Counter(json.loads(row["kv"]))
+    named = receipts.c.receipt_id == receipt_id
+    before = write.scalars(select(receipts.c.kv).where(named).with_for_update()).one()
+    counts = Counter(json.loads(before))
     counts.update(copies)
-    write.execute(
-        "UPDATE receipts SET kv = ?, unreached = ? WHERE receipt_id = ?",
-        (json.dumps(counts), json.dumps(list(unreached)), receipt_id),
-    )
+    values = {"kv": json.dumps(counts), "unreached": json.dumps(list(unreached))}
+    write.execute(receipts.update().where(named).values(values))
 
 
 def _digest(tenant: str, ids: list[int]) -> bytes:

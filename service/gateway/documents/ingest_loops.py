@@ -3,8 +3,8 @@
     indexing      pending documents ── wait
     precompute    purges ── indexed documents ── what is missing ── pinned documents ── wait
 
-A chunk that is computed behind other chunks (prefix modes primer and neighbours) is computed behind
-S alone, too, for prompts that begin with it; that is done when its document is done already.
+A chunk that is computed with a prefix (prefix modes primer and neighbours) is also computed without
+one, for prompts that begin with it; that is done when its document is done already.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ from service.errors import (
     WorkerUnavailable,
 )
 from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.chunk_kv import ChunkKV
+from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
 from service.gateway.documents.ingestor import MAX_CRASHES, STORED_DOCUMENTS, Ingestor
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_storing import BATCH_CHUNKS, calls
 from service.gateway.documents.purge_queue import PurgeQueue
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind
-from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_INDEXED = 256  # documents among whose chunks it is chosen what others stand behind
+ENOUGH_INDEXED = 256  # documents, among whose chunks prefixes are chosen
 POLL_S = 5.0  # for purges of tiers that could not be reached
 
 
@@ -55,9 +53,8 @@ class IngestLoops:
         *,
         ingestor: Ingestor,
         jobs: JobStore,
-        retriever: AsyncRetriever,
+        chunks: ChunkKVs,
         worker: Worker,
-        behind: PrecomputedBehind,
         purges: PurgeQueue,
         rate: TokenRate,
         pin_check_s: float,
@@ -66,9 +63,9 @@ class IngestLoops:
         self._ingestor = ingestor
         self._kv = ingestor.kv
         self._jobs = jobs
-        self._retriever = retriever
+        self._chunks = chunks
+        self._retriever = chunks.retriever
         self._worker = worker
-        self._behind = behind
         self._purges = purges
         self._rate = rate
         self._pin_check_s = pin_check_s
@@ -77,13 +74,13 @@ class IngestLoops:
         self._failures: Counter[tuple[Scope, str]] = Counter()  # of documents that are done
         # The database's log may hold text of documents that are done.
         self._needs_scrub = True
-        self.complete = behind.kind is None
+        self.complete = not chunks.has_copies
         self.indexing = BackgroundLoop("indexing", self._index)
         self.precompute = BackgroundLoop("precompute", self._precompute, POLL_S)
 
     def wake_precompute(self) -> None:
         """Work off documents that were indexed, or purges that were added."""
-        self.complete = self._behind.kind is None
+        self.complete = not self._chunks.has_copies
         self.precompute.wake()
 
     def check_pins(self) -> None:
@@ -116,7 +113,7 @@ class IngestLoops:
         owed: WorkerUnavailable | None = None
         try:
             if await self._purges.run_due():
-                self.complete = self._behind.kind is None
+                self.complete = not self._chunks.has_copies
         except WorkerUnavailable as error:  # TierUnreached, too
             # What one worker or tier still owes is tried again, and keeps no document waiting.
             owed = error
@@ -128,11 +125,11 @@ class IngestLoops:
         return True
 
     async def _store_batch(self) -> bool:
-        if self._behind.kind is not None and await asyncio.to_thread(self._more_to_come):
+        if self._chunks.has_copies and await asyncio.to_thread(self._more_to_come):
             return False
         self._rate.begin()
         if await self._ingestor.store_batch():
-            self.complete = self._behind.kind is None
+            self.complete = not self._chunks.has_copies
             await self._refresh_gauges()
             return True
         self._rate.end()
@@ -142,22 +139,22 @@ class IngestLoops:
         return False
 
     def _more_to_come(self) -> bool:
-        """Return whether documents are being indexed that others should stand behind."""
+        """Return whether documents are being indexed that prefixes should be chosen among."""
         few = len(self._jobs.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
         return few and bool(self._jobs.pending(1, 1))
 
     # -- of documents that are done --------------------------------------------------------------
 
     async def _store_missing(self) -> bool:
-        """Store what is missing of documents that stand behind others; False if nothing is.
+        """Store what is missing of documents whose chunks have prefixes; False if nothing is.
 
-        Prefix chunks may have been deleted, or the prefix mode may be a new one.
+        Chunks of a prefix may have been deleted, or the prefix mode may be a new one.
         """
         if self.complete:
             return False
         # One by one after a failure, so that one document does not keep the others back.
         limit = 1 if self._failures else STORED_DOCUMENTS
-        documents = await self._retriever.run(self._behind.open, limit)
+        documents = await self._retriever.run(self._chunks.prefixes.incomplete, limit)
         try:
             await self._store_all(documents)
         except (Overloaded, DiskFull, TierUnreached, DatabaseUnavailable):
@@ -177,11 +174,11 @@ class IngestLoops:
     async def _give_up(self, scope: Scope, doc_id: str, error: KvstitchError) -> None:
         """Leave a document as it is that fails, or kills the worker, every time."""
         logger.warning("document %s is not stored completely: %s", doc_id, error)
-        chunk_ids = [chunk.chunk_id for chunk in await self._kv.chunks.of(scope, [doc_id])]
-        await self._retriever.change(self._behind.set_exact, chunk_ids)
+        chunk_ids = [chunk.chunk_id for chunk in await self._chunks.of(scope, [doc_id])]
+        await self._retriever.change(self._chunks.prefixes.remembered.set_exact, chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
-        """Store the chunks of documents behind S alone, and behind the others chosen for them.
+        """Store the chunks of documents without a prefix, and with the one chosen for each.
 
         Of very many chunks only the first documents' are stored.
         """
@@ -200,9 +197,9 @@ class IngestLoops:
             }
             for doc_id in sorted({chunk.doc_id for chunk in part if chunk.chunk_id in failed}):
                 logger.warning("document %s is not stored completely: %s", doc_id, failed)
-            if self._behind.kind is not None:
+            if self._chunks.has_copies:
                 chunk_ids = [chunk.chunk_id for chunk in part]
-                await self._retriever.change(self._behind.set_exact, chunk_ids)
+                await self._retriever.change(self._chunks.prefixes.remembered.set_exact, chunk_ids)
 
     async def _restore_pinned(self) -> None:
         """Compute again what a tier has evicted of pinned documents."""

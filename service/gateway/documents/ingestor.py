@@ -34,9 +34,6 @@ from service.gateway.documents.kv_storing import (
 )
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.documents.purge_queue import PurgeQueue
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
 
@@ -51,7 +48,7 @@ INDEXED_BYTES = 250_000
 # Files that are parsed at a time, each by a process of its own, whose start takes longer than most
 # files. They have low priority, and each may take its share of memory.
 PARSERS = min(4, os.cpu_count() or 1)
-# Many documents, so that enough chunks behind the same others are computed together.
+# Many documents, so that enough chunks with the same prefix are computed together.
 STORED_DOCUMENTS = 256
 MAX_CRASHES = 3  # a document during which the worker died this often fails
 
@@ -90,6 +87,16 @@ class Ingestor:
 
     The two steps may run side by side: one batch is indexed while the KV of another is stored.
 
+    Args:
+        queue: Of documents.
+        chunks: Finds their chunks; with catalog and index.
+        worker: Computes and stores KV.
+        purges: Of KV of revisions that are replaced.
+        settings: Limits of files, and LoRA adapters with which chunks are computed.
+        on_reply: As of `KvStoring`.
+        wait_again_s: Pauses after which a batch is tried again of which no document could be
+            stored: perhaps a tier is away for a moment.
+
     Attributes:
         kv: Has KV stored.
     """
@@ -97,42 +104,20 @@ class Ingestor:
     def __init__(
         self,
         queue: DocumentQueue,
-        retriever: AsyncRetriever,
+        chunks: ChunkKVs,
         worker: Worker,
-        prompts: PromptBuilder,
-        behind: PrecomputedBehind,
         purges: PurgeQueue,
         *,
         settings: Settings,
         on_reply: OnReply = lambda reply, lora, tokens: None,
         wait_again_s: Sequence[float] = (),
     ) -> None:
-        """Nothing is done yet.
-
-        Args:
-            queue: Of documents.
-            retriever: With catalog and index.
-            worker: Computes and stores KV.
-            prompts: Encodes chunks.
-            behind: Other chunks that chunks are precomputed behind.
-            purges: Of KV of revisions that are replaced.
-            settings: Limits of files, and LoRA adapters with which chunks are computed.
-            on_reply: As of `KvStoring`.
-            wait_again_s: Pauses after which a batch is tried again of which no document could be
-                stored: perhaps a tier is away for a moment.
-        """
         self._queue = queue
-        self._retriever = retriever
+        self._retriever = chunks.retriever
         self._purges = purges
         self._parser = DocumentParser(FileLimits.of(settings))
         self.kv = KvStoring(
-            worker,
-            prompts,
-            behind,
-            purges,
-            ChunkKVs(retriever, prompts, behind),
-            loras=settings.precomputed_loras,
-            on_reply=on_reply,
+            worker, chunks, purges, loras=settings.precomputed_loras, on_reply=on_reply
         )
         self._waits = iter(wait_again_s)
         self._crashes: Counter[int] = Counter()  # by number of the document

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from retriever.sql.errors import AlreadyThere
 from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.ingest_loops import TokenRate
-from service.gateway.documents.jobs.job_database import AlreadyAccepted
 from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument, Job, JobPage
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
@@ -76,24 +76,21 @@ class JobService:
             job_id = await asyncio.to_thread(self._jobs.begin, tenant)
             try:
                 digest = await self._spool(job_id, documents)
-                if idempotency_key is not None:
-                    known = await asyncio.to_thread(self._jobs.find, tenant, idempotency_key)
-                    if known is not None:
-                        await asyncio.to_thread(self._jobs.drop, job_id)
-                        return await self._repeated(principal, idempotency_key, known, digest)
-                try:
-                    await asyncio.to_thread(
-                        self._jobs.accept,
-                        job_id,
-                        idempotency_key,
-                        digest,
-                        check=self._room_for(principal),
-                    )
-                except AlreadyAccepted:  # by another gateway, since we looked
-                    assert idempotency_key is not None
-                    known = await asyncio.to_thread(self._jobs.find, tenant, idempotency_key)
-                    if known is None:  # and it was pruned since
-                        raise Conflict("send it again", retry_after_s=1.0) from None
+                known = await self._known(tenant, idempotency_key)
+                if known is None:
+                    try:
+                        await asyncio.to_thread(
+                            self._jobs.accept,
+                            job_id,
+                            idempotency_key,
+                            digest,
+                            check=self._room_for(principal),
+                        )
+                    except AlreadyThere:  # by another gateway, since we looked
+                        known = await self._known(tenant, idempotency_key)
+                        if known is None:  # and it was pruned since
+                            raise Conflict("send it again", retry_after_s=1.0) from None
+                if known is not None:
                     await asyncio.to_thread(self._jobs.drop, job_id)
                     return await self._repeated(principal, idempotency_key, known, digest)
             except BaseException:
@@ -196,8 +193,12 @@ class JobService:
             return None
         return partial(self._quotas.check_stored, principal.limits)
 
+    async def _known(self, tenant: str, key: str | None) -> tuple[str, bytes] | None:
+        """Return id and digest of the job that was accepted with this key, if there is one."""
+        return None if key is None else await asyncio.to_thread(self._jobs.find, tenant, key)
+
     async def _repeated(
-        self, principal: Principal, key: str, known: tuple[str, bytes], digest: bytes
+        self, principal: Principal, key: str | None, known: tuple[str, bytes], digest: bytes
     ) -> Job:
         """Return the job that was accepted with this key, if it had the same documents."""
         job_id, known_digest = known

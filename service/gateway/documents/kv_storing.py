@@ -7,6 +7,7 @@ for the gateway, and fills its batches across calls.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -23,11 +24,9 @@ from service.gateway.documents.background_loop import side_by_side
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.purge_queue import CHUNKS_PER_CALL, PurgeQueue
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind
-from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Precomputed
-from service.messages.requests import ChunkTokens
+from service.messages.requests import ChunkTokens, Precompute
 
 T = TypeVar("T")
 OnReply = Callable[[Precomputed, str, float], None]
@@ -36,7 +35,7 @@ Numbered = tuple[int, ChunkKV]
 
 CALLS_UNDER_WAY = 2
 BATCH_CHUNKS = 1024  # of which the batch's last document has the last; bounds memory
-# Documents for which it is chosen at a time what they stand behind: deletions wait for that.
+# Documents whose prefixes are chosen at a time: deletions wait for that.
 CHOOSING_DOCUMENTS = 32
 
 
@@ -47,17 +46,15 @@ class BatchProgress:
     Those that are done during one transaction share the next, because every transaction waits for
     the disk.
 
+    Args:
+        note_done: Notes down documents that are done, given their numbers.
+
     Attributes:
         numbers: Of the documents.
         errors: By number, why a document fails; it is not noted down.
     """
 
     def __init__(self, note_done: Callable[[Sequence[int]], Awaitable[None]]) -> None:
-        """Empty.
-
-        Args:
-            note_done: Notes down documents that are done, given their numbers.
-        """
         self.numbers: set[int] = set()
         self.errors: dict[int, str] = {}
         self._left: Counter[int] = Counter()
@@ -113,38 +110,34 @@ class KvStoring:
     """Has KV stored by a worker.
 
     Args:
+        worker: Computes and stores KV.
+        chunks: Finds what is to be stored.
+        purges: Of copies that are replaced, or whose document is deleted meanwhile.
         loras: The LoRA adapters with which chunks are computed, besides the base model.
         on_reply: Called with each of the worker's replies, its LoRA adapter ("": the base model),
             and its share of the tokens of the chunk.
-
-    Attributes:
-        chunks: Finds what is to be stored.
     """
 
     def __init__(
         self,
         worker: Worker,
-        prompts: PromptBuilder,
-        behind: PrecomputedBehind,
-        purges: PurgeQueue,
         chunks: ChunkKVs,
+        purges: PurgeQueue,
         *,
         loras: Sequence[str],
         on_reply: OnReply,
     ) -> None:
         self._worker = worker
-        self._prompts = prompts
-        self._behind = behind
+        self._chunks = chunks
         self._purges = purges
-        self.chunks = chunks
         self._models = ("", *loras)
         self._on_reply = on_reply
 
     async def to_store(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
-        """Return all chunks of these documents, each with its copy behind other chunks if the
-        prefix mode has such; copies behind chunks that were chosen earlier are purged."""
+        """Return all chunks of these documents, each with its copy with a prefix if the prefix
+        mode has such; copies with prefixes that were chosen earlier are purged."""
         ready = await self._worker.wait_ready()
-        chunks, replaced = await self.chunks.to_store(scope, doc_ids, ready.model.max_context)
+        chunks, replaced = await self._chunks.to_store(scope, doc_ids, ready.model.max_context)
         await self._purges.add_kv(replaced)
         return chunks
 
@@ -201,7 +194,7 @@ class KvStoring:
     async def replies(
         self, tenant: str, chunks: Sequence[ChunkKV], same: Sequence[ChunkKV] = ()
     ) -> AsyncGenerator[tuple[str, Precomputed], None]:
-        """Have the KV of these chunks stored, each with its copy behind others, if it has one.
+        """Have the KV of these chunks stored, each with its copy with a prefix, if it has one.
 
         Args:
             chunks: Of one tenant.
@@ -211,24 +204,25 @@ class KvStoring:
             (LoRA adapter, reply) of each copy.
         """
         wanted = [copy for chunk in chunks for copy in self._wanted(chunk)]
-        wanted.sort(key=lambda copy: bool(copy.behind))  # those alone come first
+        wanted.sort(key=lambda copy: bool(copy.behind))  # those without a prefix come first
+        prompts = self._chunks.prompts
         async with self._purges.storing([*chunks, *same]):
             for lora in self._models:
-                replies = self._worker.precompute(
-                    self._prompts.system, wanted, self._prompts.prefix_mode, tenant, lora
+                message = Precompute(
+                    uuid.uuid4().hex, prompts.system, wanted, prompts.prefix_mode, tenant, lora
                 )
-                async for reply in replies:
+                async for reply in self._worker.precompute(message):
                     yield lora, reply
 
     def _wanted(self, chunk: ChunkKV) -> list[ChunkTokens]:
         """Return what is stored of a chunk before its document is done.
 
-        A chunk behind neighbours is put together from these, so all chunks are needed alone.
+        A prefix of neighbours is put together from these, so all chunks are needed alone.
         """
         alone = ChunkTokens(chunk.chunk_id, chunk.ids)
         if not chunk.copies:
             return [alone]
-        return [*([alone] if self._behind.kind == "neighbours" else []), *chunk.copies]
+        return [*([alone] if self._chunks.prefixes.kind == "neighbours" else []), *chunk.copies]
 
 
 def slices(batch: Sequence[IngestDocument]) -> Iterator[tuple[Scope, list[IngestDocument]]]:
@@ -250,7 +244,7 @@ def slices(batch: Sequence[IngestDocument]) -> Iterator[tuple[Scope, list[Ingest
 def calls(items: Sequence[T], chunk_of: Callable[[T], ChunkKV]) -> Iterator[tuple[str, list[T]]]:
     """Yield the worker's calls for these chunks, each with its tenant.
 
-    Chunks behind the same others come one after the other, because they are computed together.
+    Chunks with the same prefix come one after the other, because they are computed together.
     """
 
     def order(item: T) -> tuple[str, list[list[int]]]:

@@ -15,13 +15,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from retriever.sql.connection import Connection
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Select,
+    case,
+    exists,
+    literal_column,
+    select,
+)
+
+from retriever.sql.expressions import among, upsert
 from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.jobs.job_database import JobDatabase
+from service.gateway.documents.jobs.job_rows import UNFINISHED, in_state
+from service.gateway.service_database import ServiceDatabase
+from service.gateway.tables import confirmations, documents, gateways, jobs, purges, receipts
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +45,9 @@ LEASE_S = 15.0
 FORGET_S = 600.0
 FORGET_MEMORY_S = 60.0  # more than a busy machine holds up one that is there
 IN_MEMORY, ON_DISK, NOWHERE = 0, 1, 2  # where a member keeps KV of its own: `keeps_kv`
-_NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-# Purges that some gateway has made, and no other one still has to make.
-_MADE = f"""
-    SELECT number FROM purges WHERE {{which}}
-    AND EXISTS (SELECT 1 FROM confirmations WHERE confirmations.number = purges.number)
-    AND NOT EXISTS (SELECT 1 FROM gateways WHERE keeps_kv <> {NOWHERE} AND NOT EXISTS (
-        SELECT 1 FROM confirmations WHERE confirmations.number = purges.number
-        AND confirmations.gateway_id = gateways.gateway_id))
-"""
+NOW: ColumnElement[float] = literal_column(
+    "CAST(extract(epoch FROM clock_timestamp()) AS double precision)", Double()
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,12 @@ class Membership:
     """
 
     def __init__(
-        self, database: JobDatabase, name: str, data_dir: Path | None, *, kv_dir: Path | None = None
+        self,
+        database: ServiceDatabase,
+        name: str,
+        data_dir: Path | None,
+        *,
+        kv_dir: Path | None = None,
     ) -> None:
         self._database = database
         self._me = database.gateway_id
@@ -88,21 +101,18 @@ class Membership:
         known_before = self._file is not None and self._file.exists()
         before = self._file.read_text(encoding="ascii") if self._file and known_before else ""
         keeps_kv = ON_DISK if self._kv_dir else NOWHERE if self._file is None else IN_MEMORY
-        with self._database.transaction() as write:
-            query = "SELECT keeps_kv FROM gateways WHERE gateway_id = ?" + write.for_update
-            known = write.execute(query, (before,)).fetchone()
-            for table in ("gateways", "confirmations"):
-                write.execute(
-                    f"UPDATE {table} SET gateway_id = ? WHERE gateway_id = ?", (self._me, before)
-                )
-            write.execute(
-                f"INSERT INTO gateways VALUES (?, ?, ?, {_NOW}) ON CONFLICT (gateway_id) DO UPDATE "
-                "SET name = excluded.name, keeps_kv = excluded.keeps_kv, seen = excluded.seen",
-                (self._me, self._name, keeps_kv),
-            )
+        with self._database.write() as write:
+            query = select(gateways.c.keeps_kv).where(gateways.c.gateway_id == before)
+            known = write.scalar(query.with_for_update())
+            for table in (gateways, confirmations):
+                renamed = table.update().where(table.c.gateway_id == before)
+                write.execute(renamed.values(gateway_id=self._me))
+            row = {"gateway_id": self._me, "name": self._name, "keeps_kv": keeps_kv, "seen": 0.0}
+            upsert(write, gateways, [row])
+            self._seen(write)
             if before:
                 _release(write, [before])  # by the process before, if it died
-        missed = known is None or not known["keeps_kv"]
+        missed = not known  # None: it was forgotten; 0: it kept none
         if self._kv_dir is not None and missed and _emptied(self._kv_dir):
             logger.warning(
                     "%s is emptied: this gateway was not there, so it does not know what was "
@@ -114,35 +124,34 @@ class Membership:
 
     def leave(self) -> None:
         """Give back what was taken. Without KV on disk nothing is owed by this gateway."""
-        with self._database.transaction() as write:
+        with self._database.write() as write:
             _release(write, [self._me])
             if self._kv_dir is None:
                 _forget(write, [self._me])
 
     def beat(self) -> OpenWork:
         """Give a sign of life, and release what silent gateways have taken."""
-        with self._database.transaction() as write:
-            before = write.execute(
-                f"SELECT seen, {_NOW} AS now FROM gateways WHERE gateway_id = ?", (self._me,)
-            ).fetchone()
-            if before is None:
+        own = gateways.c.gateway_id == self._me
+        free = documents.c.owner == ""
+        with self._database.write() as write:
+            silent_s = write.scalar(select(NOW - gateways.c.seen).where(own))
+            if silent_s is None:
                 return OpenWork(member=False)
-            write.execute(f"UPDATE gateways SET seen = {_NOW} WHERE gateway_id = ?", (self._me,))
+            self._seen(write)
             # A member that was silent itself, perhaps because the database was, judges no other.
-            if before["now"] - before["seen"] < LEASE_S / 2:
+            if silent_s < LEASE_S / 2:
                 _judge(write)
-            free = "SELECT EXISTS (SELECT 1 FROM documents WHERE state = ? AND owner = '') AS free"
-            return OpenWork(
-                member=True,
-                pending=write.execute(free, ("pending",)).fetchone()["free"],
-                indexed=write.execute(free, ("indexed",)).fetchone()["free"],
-                purges=write.execute(
-                    "SELECT EXISTS (SELECT 1 FROM purges WHERE NOT EXISTS (SELECT 1 "
-                    "FROM confirmations WHERE confirmations.number = purges.number "
-                    "AND gateway_id = ?)) AS owed",
-                    (self._me,),
-                ).fetchone()["owed"],
-            )
+            pending, indexed, purging = write.execute(
+                select(
+                    exists().where(in_state("pending"), free),
+                    exists().where(in_state("indexed"), free),
+                    exists(purges.c.number).where(unconfirmed_by(self._me)),
+                )
+            ).one()
+        return OpenWork(member=True, pending=pending, indexed=indexed, purges=purging)
+
+    def _seen(self, write: Connection) -> None:
+        write.execute(gateways.update().where(gateways.c.gateway_id == self._me).values(seen=NOW))
 
 
 def _emptied(folder: Path) -> bool:
@@ -157,77 +166,73 @@ def _emptied(folder: Path) -> bool:
 
 
 def expect(write: Connection, gateway_id: str, name: str) -> None:
-    """A gateway will join within FORGET_S that has what was deleted so far deleted, too."""
-    write.execute(f"INSERT INTO gateways VALUES (?, ?, 1, {_NOW})", (gateway_id, name))
+    """Have a gateway join within FORGET_S that has what was deleted so far deleted, too."""
+    row = {"gateway_id": gateway_id, "name": name, "keeps_kv": ON_DISK, "seen": NOW}
+    write.execute(gateways.insert().values(row))
 
 
-def settle_made(write: Connection, numbers: list[int]) -> list[int]:
-    """Those of these purges that all gateways have made; their rows must be locked."""
-    rows = write.execute(_MADE.format(which=f"number {write.in_numbers}"), (write.listed(numbers),))
-    return [row["number"] for row in rows]
+def unconfirmed_by(gateway_id: str | ColumnElement[str]) -> ColumnElement[bool]:
+    """Return whether a gateway has not made a purge."""
+    made = confirmations.c.number == purges.c.number, confirmations.c.gateway_id == gateway_id
+    return ~exists(confirmations.c.number).where(*made).correlate(purges, gateways)
+
+
+def made_by_all() -> Select[tuple[int]]:
+    """Select the purges that some gateway has made, and no other one still has to make."""
+    made = exists(confirmations.c.number).where(confirmations.c.number == purges.c.number)
+    owing = exists(gateways.c.gateway_id).where(
+        gateways.c.keeps_kv != NOWHERE, unconfirmed_by(gateways.c.gateway_id)
+    )
+    found = select(purges.c.number).where(made.correlate(purges), ~owing.correlate(purges))
+    return found.order_by(purges.c.number)
 
 
 def silent_owing(read: Connection, receipt_id: str) -> list[str]:
-    """Names of gateways that are silent and have not made all purges of a receipt."""
-    rows = read.execute(
-        f"SELECT name FROM gateways WHERE keeps_kv <> {NOWHERE} AND seen < {_NOW} - {LEASE_S} "
-        "AND EXISTS "
-        "(SELECT 1 FROM purges WHERE receipt_id = ? AND NOT EXISTS (SELECT 1 FROM confirmations "
-        "WHERE confirmations.number = purges.number "
-        "AND confirmations.gateway_id = gateways.gateway_id)) ORDER BY name",
-        (receipt_id,),
+    """Return names of gateways that are silent and have not made all purges of a receipt."""
+    owed = exists(purges.c.number).where(
+        purges.c.receipt_id == receipt_id, unconfirmed_by(gateways.c.gateway_id)
     )
-    return [row["name"] for row in rows]
+    silent = gateways.c.keeps_kv != NOWHERE, gateways.c.seen < NOW - LEASE_S
+    query = select(gateways.c.name).where(*silent, owed).order_by(gateways.c.name)
+    return list(read.scalars(query))
 
 
 def _judge(write: Connection) -> None:
-    rows = write.execute(
-        f"SELECT gateway_id, seen < {_NOW} - CASE keeps_kv WHEN {ON_DISK} THEN {FORGET_S} "
-        f"ELSE {FORGET_MEMORY_S} END AS long FROM gateways WHERE seen < {_NOW} - {LEASE_S}"
-        + write.skip_locked
-    ).fetchall()
+    patience_s = case((gateways.c.keeps_kv == ON_DISK, FORGET_S), else_=FORGET_MEMORY_S)
+    query = select(gateways.c.gateway_id, (gateways.c.seen < NOW - patience_s).label("long"))
+    silent = query.where(gateways.c.seen < NOW - LEASE_S).with_for_update(skip_locked=True)
+    rows = write.execute(silent).all()
     if rows:
-        _release(write, [row["gateway_id"] for row in rows])
-        _forget(write, [row["gateway_id"] for row in rows if row["long"]])
+        _release(write, [row.gateway_id for row in rows])
+        _forget(write, [row.gateway_id for row in rows if row.long])
 
 
 def _release(write: Connection, gateway_ids: list[str]) -> None:
     """Let others take what these gateways had taken; forget what they had not accepted."""
-    ids = write.listed(gateway_ids)
-    write.execute(
-        "UPDATE documents SET owner = '' WHERE state IN ('pending', 'indexed') "
-        f"AND owner {write.in_texts}",
-        (ids,),
-    )
-    write.execute(f"DELETE FROM jobs WHERE state = 'spooling' AND owner {write.in_texts}", (ids,))
+    taken = UNFINISHED, among(documents.c.owner, gateway_ids)
+    write.execute(documents.update().where(*taken).values(owner=""))
+    spooling = jobs.c.state == "spooling", among(jobs.c.owner, gateway_ids)
+    write.execute(jobs.delete().where(*spooling))
 
 
 def _forget(write: Connection, gateway_ids: list[str]) -> None:
     """Deletions no longer wait for these gateways: those that only they owed are done."""
     if not gateway_ids:
         return
-    write.execute(
-        f"DELETE FROM gateways WHERE gateway_id {write.in_texts}", (write.listed(gateway_ids),)
-    )
-    rows = write.execute(_MADE.format(which="true") + " ORDER BY number" + write.for_update)
-    numbers = [row["number"] for row in rows]
-    receipts = write.execute(
-        f"DELETE FROM purges WHERE number {write.in_numbers} RETURNING receipt_id",
-        (write.listed(numbers),),
-    )
-    complete(write, {row["receipt_id"] for row in receipts} - {None})
+    write.execute(gateways.delete().where(among(gateways.c.gateway_id, gateway_ids)))
+    numbers = write.scalars(made_by_all().with_for_update()).all()
+    removed = purges.delete().where(among(purges.c.number, numbers)).returning(purges.c.receipt_id)
+    complete(write, set(write.scalars(removed)) - {None})
 
 
 def complete(write: Connection, receipt_ids: set[str]) -> None:
     """Complete those of these receipts that nothing is owed of."""
     for receipt_id in sorted(receipt_ids):
-        query = "SELECT 1 FROM receipts WHERE receipt_id = ?"
-        write.execute(query + write.for_update, (receipt_id,))
-        write.execute(
-            f"UPDATE receipts SET completed = {_NOW} WHERE receipt_id = ? AND completed IS NULL "
-            "AND NOT EXISTS (SELECT 1 FROM purges WHERE receipt_id = receipts.receipt_id)",
-            (receipt_id,),
-        )
+        named = receipts.c.receipt_id == receipt_id
+        write.execute(select(receipts.c.receipt_id).where(named).with_for_update()).all()
+        owed = exists().where(purges.c.receipt_id == receipt_id)
+        change = receipts.update().where(named, receipts.c.completed.is_(None), ~owed)
+        write.execute(change.values(completed=time.time()))
 
 
 class Heartbeat:

@@ -12,23 +12,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+import uuid
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
 from types import TracebackType
 
 from retriever import Scope
-from retriever.sql.postgresql import Postgresql
+from retriever.sql.database import Database
 from service.errors import TierUnreached
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
 from service.gateway.documents.deletion_store import DeletionStore, PendingPurge
-from service.gateway.prompts.precomputed_behind import PrecomputedBehind
-from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.shared_schema import translated
 from service.gateway.worker_client.protocol import Worker
-from service.messages.requests import ChunkTokens
+from service.messages.requests import ChunkTokens, Purge
 
 CHANGING = 0x6B76_0003  # number of the advisory lock
 CHUNKS_PER_CALL = 64  # in one message to the worker
@@ -45,18 +42,13 @@ class PurgeQueue:
     def __init__(
         self,
         store: DeletionStore,
-        retriever: AsyncRetriever,
+        chunks: ChunkKVs,
         worker: Worker,
-        prompts: PromptBuilder,
-        behind: PrecomputedBehind,
         catalog_lock: CatalogLock,
     ) -> None:
         self._store = store
-        self._behind = behind
-        self._chunks = ChunkKVs(retriever, prompts, behind)
-        self._retriever = retriever
+        self._chunks = chunks
         self._worker = worker
-        self._prompts = prompts
         self._run_lock = asyncio.Lock()
         self.catalog_lock = catalog_lock
         # Chunks whose KV is being computed. A purge made meanwhile would come too early.
@@ -91,7 +83,7 @@ class PurgeQueue:
             yield
         finally:
             self._being_stored -= chunk_ids
-            stored = await self._still_stored(chunk_ids)
+            stored = await self._chunks.stored(chunk_ids)
             gone = [chunk for chunk in chunks if chunk.chunk_id not in stored]
             present = [chunk for chunk in chunks if chunk.chunk_id in stored]
             await self.add_kv([*gone, *await self._chunks.outdated(present)])
@@ -130,8 +122,9 @@ class PurgeQueue:
     async def _purge(self, tenant: str, receipt_id: str | None, due: list[PendingPurge]) -> None:
         chunks = [ChunkTokens(purge.chunk_id, purge.ids) for purge in due if not purge.shared]
         chunks += [copy for purge in due for copy in purge.copies]
+        prompts = self._chunks.prompts
         done = await self._worker.purge(
-            self._prompts.system, chunks, self._prompts.prefix_mode, tenant
+            Purge(uuid.uuid4().hex, prompts.system, chunks, prompts.prefix_mode, tenant)
         )
         if not done.unreached:
             await asyncio.to_thread(self._store.settle, due, done.copies)
@@ -157,39 +150,30 @@ class PurgeQueue:
                 pending = [p for p in pending if p.chunk_id not in self._being_stored]
                 if not pending:
                     break
-                stored = await self._still_stored([p.chunk_id for p in pending])
+                stored = await self._chunks.stored([p.chunk_id for p in pending])
                 gone = [p for p in pending if p.chunk_id not in stored]
                 gone = [replace(p, shared=await self._is_shared(p)) for p in gone]
                 due = [p for p in gone if p.copies or not p.shared]
                 gone_ids = [p.chunk_id for p in gone]
                 await asyncio.to_thread(self._store.forget_contents, gone_ids)
-                await self._retriever.change(self._behind.forget, gone_ids)
+                await self._chunks.retriever.change(
+                    self._chunks.prefixes.remembered.forget, gone_ids
+                )
                 numbers = {p.number for p in due}
                 not_needed = [p for p in pending if p.number not in numbers]
                 await asyncio.to_thread(self._store.drop, not_needed)
         return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
 
-    async def _still_stored(self, chunk_ids: Collection[int]) -> set[int]:
-        """Return those of these chunks that the catalog has, in any scope."""
-        chunks = await self._retriever.run(self._retriever.catalog.chunks, list(chunk_ids))
-        return {chunk.chunk_id for chunk in chunks}
-
     async def _is_shared(self, purge: PendingPurge) -> bool:
-        """Return whether a chunk that is still there has the same content.
-
-        What stands behind other chunks, or behind this one, is no part of that.
-        """
+        """Return whether a chunk that is still there has the same content, prefixes left out."""
         if not purge.ids:
             return True
-        scope = Scope(purge.tenant, purge.collection)
-        same_document = await self._retriever.run(
-            self._retriever.catalog.chunks_of, purge.doc_id, scope=scope
-        )
-        if any(self._prompts.segment(chunk) == purge.ids for chunk in same_document):
+        same_document = await self._chunks.of(Scope(purge.tenant, purge.collection), [purge.doc_id])
+        if any(chunk.ids == purge.ids for chunk in same_document):
             return True
         same = await asyncio.to_thread(self._store.chunks_with_content, purge.tenant, purge.ids)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
-        return bool(others) and bool(await self._still_stored(others))
+        return bool(others) and bool(await self._chunks.stored(others))
 
 
 class CatalogLock:
@@ -200,11 +184,11 @@ class CatalogLock:
     `async with`, and not reentrant.
 
     Args:
-        postgresql: The database that is shared; None: it is not.
+        database: That is shared; None: it is not.
     """
 
-    def __init__(self, postgresql: Postgresql | None = None) -> None:
-        self._postgresql = postgresql
+    def __init__(self, database: Database | None = None) -> None:
+        self._database = database
         self._local = asyncio.Lock()
         self._held: AbstractContextManager[None] | None = None
 
@@ -215,10 +199,10 @@ class CatalogLock:
             DatabaseUnavailable: PostgreSQL does not answer.
         """
         await self._local.acquire()
-        if self._postgresql is None:
+        if self._database is None:
             return
-        lock = self._postgresql.locked(CHANGING)
-        entering = asyncio.create_task(asyncio.to_thread(_enter, lock))
+        lock = self._database.locked(CHANGING)
+        entering = asyncio.create_task(asyncio.to_thread(lock.__enter__))
         try:
             await asyncio.shield(entering)
         except asyncio.CancelledError:
@@ -239,21 +223,11 @@ class CatalogLock:
         held, self._held = self._held, None
         try:
             if held is not None:
-                await asyncio.shield(asyncio.to_thread(_leave, held))
+                await asyncio.shield(asyncio.to_thread(held.__exit__, None, None, None))
         finally:
             self._local.release()
 
     def _give_back(self, done: asyncio.Task[None], lock: AbstractContextManager[None]) -> None:
         if not done.cancelled() and done.exception() is None:
-            _leave(lock)
+            lock.__exit__(None, None, None)
         self._local.release()
-
-
-def _enter(lock: AbstractContextManager[None]) -> None:
-    with translated():
-        lock.__enter__()
-
-
-def _leave(lock: AbstractContextManager[None]) -> None:
-    with translated():
-        lock.__exit__(None, None, None)

@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.routing.directory import Directory
 from service.gateway.fleet.routing.router import Router
@@ -18,7 +20,7 @@ GATE_STATE_METRIC = "kvstitch_gate_state"
 
 
 def stats(parts: Sequence[Stats]) -> Stats:
-    """Sums of requests, the mean share of free pool; of the samples, the gate's worst states.
+    """Return sums of requests, the mean share of free pool, and the gate's worst states.
 
     All other samples are published for each worker by itself.
     """
@@ -49,7 +51,7 @@ def gate_states(parts: Sequence[GateStates]) -> GateStates:
 
 
 def purged(parts: Sequence[Purged]) -> Purged:
-    """Copies that all have deleted, and every tier that one of them could not reach."""
+    """Return how many copies all have deleted, and the tiers that one could not reach."""
     copies: dict[str, int] = {}
     for part in parts:
         for tier, count in part.copies.items():
@@ -71,13 +73,12 @@ async def spread_precompute(
     names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
     replies: asyncio.Queue[Precomputed | Exception] = asyncio.Queue()
 
-    async def compute(member: Member, part: Sequence[ChunkTokens]) -> None:
+    async def compute(member: Member, part: list[ChunkTokens]) -> None:
         pending_s = member.compute_s(part)
         member.precompute_s += pending_s
         try:
-            async for reply in member.client.precompute(
-                message.system, part, message.prefix_mode, message.tenant, message.lora
-            ):
+            own = msgspec.structs.replace(message, documents=part)
+            async for reply in member.client.precompute(own):
                 replies.put_nowait(reply)
         except Exception as error:  # raised again below, where it is waited for
             replies.put_nowait(error)
@@ -87,7 +88,7 @@ async def spread_precompute(
     backlogs = {member.number: member.precompute_s for member in members}
     by_number = {member.number: member for member in members}
     parts: dict[int, list[ChunkTokens]] = {}
-    by_id: dict[int, list[bytes]] = {}  # a chunk may be wanted alone and behind others
+    by_id: dict[int, list[bytes]] = {}  # a chunk may be wanted with and without a prefix
     for chunk in message.documents:
         name = names.of(chunk)
         by_id.setdefault(chunk.chunk_id, []).append(name)

@@ -15,9 +15,9 @@ import logging
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
-from typing import Protocol
 
 from service.errors import InvalidSetting
 
@@ -30,79 +30,65 @@ HEALTHY_AFTER_S = 60
 _STOPPED_WITHIN_S = 5.0
 
 
-class Source(Protocol):
-    """Knows where workers are."""
-
-    def watch(self) -> AsyncIterator[list[str]]:
-        """Yield all addresses, now and whenever they have changed."""
-        ...
+Source = Callable[[], AsyncIterator[list[str]]]
+"""Yields the addresses of all workers, now and whenever they have changed."""
 
 
-class StaticList:
-    """Never changes.
-
-    Args:
-        setting: addresses, separated by commas.
-    """
-
-    def __init__(self, setting: str) -> None:
-        self._addresses = list(dict.fromkeys(filter(None, map(str.strip, setting.split(",")))))
-
-    async def watch(self) -> AsyncIterator[list[str]]:
-        """Yield the addresses, once."""
-        yield list(self._addresses)
+async def static_list(addresses: str) -> AsyncIterator[list[str]]:
+    """Yield the addresses of a list, separated by commas, once."""
+    yield list(dict.fromkeys(filter(None, map(str.strip, addresses.split(",")))))
 
 
-class DnsName:
-    """Asks the resolver again every few seconds.
+async def dns_name(url: str, every_s: float = EVERY_S) -> AsyncIterator[list[str]]:
+    """Yield all addresses of dns://name:port, sorted, whenever they have changed.
 
-    A name that is not known has no addresses: its last worker has gone. A resolver that does not
-    answer says nothing, and what was known goes on.
+    A name that is not known has no addresses: its last worker has gone. While the resolver does
+    not answer, nothing is yielded, and the last addresses stay.
 
     Args:
-        setting: dns://name:port.
-        every_s: pause between two questions.
+        url: The name and the port.
+        every_s: Pause between two questions.
     """
+    last: list[str] | None = None
+    while True:
+        found = await look_up(url)
+        if found is not None and found != last:
+            last = found
+            yield list(found)
+        await asyncio.sleep(every_s)
 
-    def __init__(self, setting: str, every_s: float = EVERY_S) -> None:
-        name, _, port = setting.removeprefix("dns://").rpartition(":")
-        self._name, self._port = name.strip("[]"), int(port)
-        self._every_s = every_s
 
-    async def watch(self) -> AsyncIterator[list[str]]:
-        """Yield all addresses, sorted, whenever they have changed."""
-        last: list[str] | None = None
-        while True:
-            found = await self.look_up()
-            if found is not None and found != last:
-                last = found
-                yield list(found)
-            await asyncio.sleep(self._every_s)
-
-    async def look_up(self) -> list[str] | None:
-        """All addresses now; None: the resolver does not answer."""
-        loop = asyncio.get_running_loop()
-        try:
-            infos = await loop.getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
-        except socket.gaierror as error:
-            if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)):
-                return []
-            logger.warning("%s cannot be looked up: %s", self._name, error)
-            return None
-        except OSError as error:
-            logger.warning("%s cannot be looked up: %s", self._name, error)
-            return None
-        hosts = {(info[0], str(info[4][0])) for info in infos}
-        return sorted(
-            f"tcp://[{host}]:{self._port}"
-            if family == socket.AF_INET6
-            else f"tcp://{host}:{self._port}"
-            for family, host in hosts
-        )
+async def look_up(url: str) -> list[str] | None:
+    """Return all addresses of dns://name:port now; None: the resolver does not answer."""
+    name, _, port = url.removeprefix("dns://").rpartition(":")
+    name = name.strip("[]")
+    loop = asyncio.get_running_loop()
+    try:
+        infos = await loop.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        unknown = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None))
+        if isinstance(error, socket.gaierror) and error.errno in unknown:
+            return []
+        logger.warning("%s cannot be looked up: %s", name, error)
+        return None
+    hosts = {(info[0], str(info[4][0])) for info in infos}
+    return sorted(
+        f"tcp://[{host}]:{port}" if family == socket.AF_INET6 else f"tcp://{host}:{port}"
+        for family, host in hosts
+    )
 
 
 class RayActors:
-    """The addresses of the workers that `kvstitch cluster up` has started."""
+    """The addresses of the workers that `kvstitch cluster up` has started.
+
+    Args:
+        url: ray://auto, or ray://HOST:PORT of the cluster's Ray Client server.
+        command: Prints lists; the address is its argument.
+        backoff_s: First and longest pause before it is started again.
+
+    Raises:
+        InvalidSetting: The URL is another, or Ray is not installed.
+    """
 
     def __init__(
         self,
@@ -111,16 +97,6 @@ class RayActors:
         command: Sequence[str] = COMMAND,
         backoff_s: tuple[float, float] = (1.0, 30.0),
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            url: ray://auto, or ray://HOST:PORT of the cluster's Ray Client server.
-            command: Prints lists; the address is its argument.
-            backoff_s: First and longest pause before it is started again.
-
-        Raises:
-            InvalidSetting: The URL is another, or Ray is not installed.
-        """
         place = url.removeprefix(SCHEME).strip("/")
         if not url.startswith(SCHEME) or (place != "auto" and ":" not in place):
             raise InvalidSetting(f"{url!r} must be ray://auto or ray://HOST:PORT")
@@ -164,7 +140,7 @@ class RayActors:
 
 
 def _addresses(line: bytes) -> list[str] | None:
-    """The list in a line; None if it is something else that Ray has printed."""
+    """Return the list in a line; None if it is something else that Ray has printed."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return [str(address) for address in json.loads(line)["addresses"]]
     return None
@@ -190,9 +166,9 @@ async def _stop(process: Process) -> None:
 
 
 def source_of(setting: str) -> Source:
-    """The source for a value of the setting, which `service.settings` has checked."""
+    """Return the source for a value of the setting, which `service.settings` has checked."""
     if setting.startswith("dns://"):
-        return DnsName(setting)
+        return partial(dns_name, setting)
     if setting.startswith("ray://"):
-        return RayActors(setting)
-    return StaticList(setting)
+        return RayActors(setting).watch
+    return partial(static_list, setting)

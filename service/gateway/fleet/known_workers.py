@@ -32,7 +32,7 @@ def uptime() -> float:
 
 
 class KnownWorkers:
-    """Of one gateway. Reads its file at once.
+    """The shared workers that one gateway knows. Reads its file at once.
 
     Args:
         folder: the gateway's data folder.
@@ -54,7 +54,7 @@ class KnownWorkers:
         self._write()
 
     def left(self, address: str, *, gone: bool) -> None:
-        """It is not listed any more.
+        """Note that an address is not listed any more.
 
         Args:
             gone: it said that nothing is left of what only it held.

@@ -57,7 +57,7 @@ class Member:
         return self.client.ready is None and (process is None or process != self._served_by)
 
     def compute_s(self, chunks: Sequence[ChunkTokens]) -> float:
-        """Seconds that it takes to compute chunks."""
+        """Return the seconds that it takes to compute chunks."""
         return sum(len(chunk.ids) for chunk in chunks) * self.load.token_s
 
     def join(self, table: WorkerTable) -> None:

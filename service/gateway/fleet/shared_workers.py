@@ -32,6 +32,13 @@ AGAIN_S = 5.0  # after which a source that failed is asked again
 class SharedWorkers:
     """Workers that a source lists, for as long as it lists them.
 
+    Args:
+        deletions: Asked at the start for a secret that only those gateways have that make one
+            another's deletions.
+        heartbeat_timeout_s: A worker that is silent for so long counts as gone.
+        on_count: Called with the number of ready workers when it changes.
+        source: Of addresses; by default the one that the settings name.
+
     Attributes:
         worker: what the rest of the gateway talks to.
     """
@@ -46,15 +53,6 @@ class SharedWorkers:
         on_count: Callable[[int], None] = lambda ready: None,
         source: Source | None = None,
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            deletions: Asked at the start for a secret that only those gateways have that make one
-                another's deletions.
-            heartbeat_timeout_s: A worker that is silent for so long counts as gone.
-            on_count: Called with the number of ready workers when it changes.
-            source: Of addresses; by default the one that the settings name.
-        """
         self._settings = settings
         self._metrics = metrics
         self._deletions = deletions
@@ -73,7 +71,7 @@ class SharedWorkers:
             settings.routing,
             metrics,
             slower_tiers=bool(settings.ssd_tier_gib or settings.redis_url or settings.s3_url),
-            kept_prompts=settings.prefix_cache,
+            prefix_cache=settings.prefix_cache,
             none_known=f"no worker is known at {settings.worker_addresses}",
             absent=lambda: None if self._known is None else self._known.absent(),
         )
@@ -85,7 +83,7 @@ class SharedWorkers:
         return None
 
     def states(self) -> list[WorkerState]:
-        """What is known of every worker that is listed."""
+        """Return what is known of every worker that is listed."""
         refused = [
             WorkerState(None, why, None, None, None, address)
             for address, why in self._refused.items()
@@ -116,7 +114,7 @@ class SharedWorkers:
     async def _watch(self) -> None:
         while True:
             try:
-                async for addresses in self._source.watch():
+                async for addresses in self._source():
                     await self._list(addresses)
                 return  # a list that never changes
             except Exception:
@@ -166,7 +164,7 @@ class SharedWorkers:
         self._known.left(address, gone=member.client.gone)
 
     def _unlike(self, address: str, ready: Ready) -> str | None:
-        """Why a worker cannot stand beside the others."""
+        """Return why a worker cannot stand beside the others."""
         first = self._model = self._model or ready.model
         if ready.model.fingerprint == first.fingerprint:
             return None
@@ -194,5 +192,5 @@ class SharedWorkers:
 
 
 def label(address: str) -> str:
-    """The worker in metrics: the same whenever it comes back."""
+    """Return the worker in metrics: the same whenever it comes back."""
     return address.partition("://")[2]

@@ -33,7 +33,7 @@ from service.messages.replies import (
     Stats,
 )
 from service.messages.reports import Forecast
-from service.messages.requests import ChunkNames, ChunkTokens, Generate, Precompute, Prefetch
+from service.messages.requests import ChunkNames, Generate, Precompute, Prefetch, Purge
 
 # Tokens that an answer is expected to have before there was one, and the weight of the newest.
 USUAL_ANSWER = 64.0
@@ -47,6 +47,14 @@ MOST_MOVES = 1
 class WorkerPool:
     """The implementation of `worker_client.protocol.Worker` for several workers.
 
+    Args:
+        members: The workers that are known already.
+        policy: As of `Router`, like the two flags.
+        metrics: Count what went where.
+        none_known: The reason that is given while the pool has no worker.
+        absent: Says why a worker that is no member any more may still hold deleted text; None:
+            none does.
+
     Attributes:
         directory: what each holds in memory.
     """
@@ -58,17 +66,10 @@ class WorkerPool:
         metrics: GatewayMetrics,
         *,
         slower_tiers: bool,
-        kept_prompts: bool,
+        prefix_cache: bool,
         none_known: str = "no worker is known",
         absent: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """The arguments are those of `Router`, and where is counted what went where.
-
-        Args:
-            none_known: The reason that is given while the pool has no worker.
-            absent: Says why a worker that is no member any more may still hold deleted text; None:
-                none does.
-        """
         self._by_number = {member.number: member for member in members}
         self._none_known = none_known
         self._absent = absent
@@ -84,7 +85,7 @@ class WorkerPool:
             self.directory,
             self._prefixes,
             slower_tiers=slower_tiers,
-            kept_prompts=kept_prompts,
+            prefix_cache=prefix_cache,
         )
         self._metrics = metrics
         self._answer_tokens = USUAL_ANSWER
@@ -199,16 +200,8 @@ class WorkerPool:
         self.directory.expect(choice.number, work.names)
         self._by_number[choice.number].client.prefetch(message)
 
-    async def precompute(
-        self,
-        system: list[int],
-        chunks: Sequence[ChunkTokens],
-        prefix_mode: str,
-        tenant: str,
-        lora: str = "",
-    ) -> AsyncGenerator[Precomputed, None]:
+    async def precompute(self, message: Precompute) -> AsyncGenerator[Precomputed, None]:
         self.require()
-        message = Precompute("", system, list(chunks), prefix_mode, tenant, lora)
         if not (takers := self._takers()):
             raise WorkerUnavailable("all workers are about to end", retry_after_s=RETRY_AFTER_S)
         spread = all_workers.spread_precompute(message, takers, self._router, self.directory)
@@ -216,27 +209,19 @@ class WorkerPool:
             async for reply in replies:
                 yield reply
 
-    async def purge(
-        self, system: list[int], chunks: Sequence[ChunkTokens], prefix_mode: str, tenant: str
-    ) -> Purged:
-        """Delete the KV of chunks in every tier of every worker.
-
-        Raises:
-            WorkerUnavailable: A worker may still hold some; one whose process has ended holds none.
-        """
+    async def purge(self, message: Purge) -> Purged:
         loras = ("", *(adapter.name for adapter in self.require().adapters))
         holding = [member for member in self.members if not member.holds_nothing]
-        named = [ChunkNames(system, prefix_mode, tenant, lora) for lora in loras]
-        done = await asyncio.gather(
-            *(member.client.purge(system, chunks, prefix_mode, tenant) for member in holding)
-        )
-        self.directory.deleted(names.of(chunk) for names in named for chunk in chunks)
+        done = await asyncio.gather(*(member.client.purge(message) for member in holding))
+        for lora in loras:
+            names = ChunkNames(message.system, message.prefix_mode, message.tenant, lora)
+            self.directory.deleted(map(names.of, message.documents))
         if (reason := self._absent()) is not None:
             raise WorkerUnavailable(reason, retry_after_s=RETRY_AFTER_S)
         return all_workers.purged(done)
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
-        """The states at the worker that trusts a method least; a reset reaches all that are up."""
+        """Return the states at the worker that trusts a method least; reset all that are up."""
         self.require()
         calls = (member.client.gate(reset=reset) for member in self._ready_members())
         return all_workers.gate_states(await asyncio.gather(*calls))
@@ -303,7 +288,7 @@ class WorkerPool:
         return [m for m in self.members if m.takes_requests and m.number not in left_out]
 
     def _may_move(self, event: Event, member: Member, moves: int, tried: set[int]) -> bool:
-        """Whether a request that ends so at a worker can go to another."""
+        """Return whether a request that ends so at a worker can go to another."""
         failed = isinstance(event, Failed) and event.code in MOVED
         return failed and (member.draining or moves < MOST_MOVES) and bool(self._takers(tried))
 

@@ -42,7 +42,7 @@ class WorkerState:
     def of(
         cls, connection: WorkerConnection, *, pid: int | None = None, address: str | None = None
     ) -> WorkerState:
-        """What its connection knows of it."""
+        """Return what its connection knows of it."""
         ready = connection.ready is not None
         stats = connection.stats if ready else None
         return cls(

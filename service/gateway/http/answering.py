@@ -10,9 +10,8 @@ from fastapi import Depends, Request, Response
 from pydantic import BaseModel
 
 from service.gateway.admission import CallContext
-from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent, open_group
+from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_service import AnswerService
-from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
 from service.gateway.schemas.answer import GenerateResponse
@@ -40,50 +39,24 @@ class AnswerExchange:
 
     async def answer(
         self,
-        body: GenerateRequest,
-        framing: Callable[[AnswerStream], EventFraming[AnswerEvent]],
-        whole: Callable[[AnswerStream, GenerateResponse], BaseModel],
-    ) -> Any:
-        """Respond with a stream or with a whole answer, as `body.stream` says.
-
-        Args:
-            body: The request.
-            framing: Makes the framing of a stream's events.
-            whole: Makes the response body of a whole answer.
-        """
-        if body.stream:
-            answer = await self.answers.open(body, self.call)
-            headers = {"Server-Timing": server_timing(answer.plan.stages)}
-            return EventStream(answer, framing(answer), ping_s=self.ping_s, headers=headers)
-
-        async def collect() -> Response:
-            answer = await self.answers.open(body, self.call)
-            result = await answer.collect()
-            timing = server_timing(result.stages, result.timing.total_s)
-            return json_response(whole(answer, result), timing)
-
-        return await respond_unless_disconnected(collect(), self.request, lambda done: done)
-
-    async def answers_to(
-        self,
         bodies: Sequence[GenerateRequest],
-        framing: Callable[[AnswerGroup], EventFraming[NumberedEvent]],
+        framing: Callable[[AnswerGroup], EventFraming],
         whole: Callable[[AnswerGroup, list[GenerateResponse]], BaseModel],
     ) -> Any:
-        """Respond with several answers at once, as a stream or whole.
+        """Respond with an answer, or with several at once, as a stream or whole.
 
         Args:
-            bodies: The requests; all of them ask for a stream, or none does.
+            bodies: At least one request; all of them ask for a stream, or none does.
             framing: Makes the framing of a stream's events.
             whole: Makes the response body of whole answers.
         """
         if bodies[0].stream:
-            group = await open_group(self.answers, bodies, self.call)
+            group = await self.answers.open(bodies, self.call)
             headers = {"Server-Timing": server_timing(group.answers[0].plan.stages)}
             return EventStream(group, framing(group), ping_s=self.ping_s, headers=headers)
 
         async def collect() -> Response:
-            group = await open_group(self.answers, bodies, self.call)
+            group = await self.answers.open(bodies, self.call)
             results = await group.collect()
             total_s = max(result.timing.total_s for result in results)
             timing = server_timing(results[0].stages, total_s)

@@ -18,7 +18,6 @@ from service.gateway.composition import Gateway
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.http.upload_limits import UploadLimits
 from service.gateway.http.uploads import read_documents
 
 
@@ -41,16 +40,9 @@ async def _documents(gateway: GatewayDep) -> DocumentService:
 async def _upload(
     request: Request, gateway: GatewayDep
 ) -> AsyncIterator[AsyncIterator[IngestDocument]]:
-    settings = gateway.settings
-    limits = UploadLimits(
-        settings.max_documents,
-        settings.max_document_bytes,
-        settings.max_pdf_bytes,
-        settings.max_body_values,
-    )
     upload = gateway.corpus.spool.upload()
     try:
-        yield read_documents(request, limits, upload)
+        yield read_documents(request, gateway.settings, upload)
     finally:
         await upload.close()
 

@@ -7,7 +7,6 @@ import asyncio
 import re
 import time
 import uuid
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -18,6 +17,7 @@ from service.gateway.auth.access import Access
 from service.gateway.http.problems import cut_off, respond
 from service.gateway.http.uploads import JSON_LINES
 from service.gateway.prometheus import GatewayMetrics
+from service.settings.serving import LimitSettings
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _HARMLESS_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
@@ -38,38 +38,19 @@ PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/ui")
 PUBLIC_FOLDERS = ("/health/", "/ui/")
 
 
-@dataclass(frozen=True)
-class BodyLimits:
-    """The longest bodies, in bytes.
-
-    Attributes:
-        request: Of all calls but an ingest.
-        ingest: Of an ingest call whose body is held in memory.
-        upload: Of an ingest call whose body is read as it comes in.
-        timeout_s: Seconds for a body, besides a second for every SLOWEST_BYTES_PER_S.
-    """
-
-    request: int
-    ingest: int
-    upload: int
-    timeout_s: float
-
-
 class RequestContext:
     """Puts `arrived` (time.perf_counter) and `request_id` into the request's state.
 
     A client's X-Request-Id is echoed if it is harmless, else replaced. A body above the limit is
     refused by its Content-Length, or cut off while it comes in.
+
+    Args:
+        app: The application.
+        limits: How long bodies may be, and for how long they may come in.
+        metrics: Where responses are counted.
     """
 
-    def __init__(self, app: ASGIApp, *, limits: BodyLimits, metrics: GatewayMetrics) -> None:
-        """Wrap `app`.
-
-        Args:
-            app: The application.
-            limits: How long bodies may be.
-            metrics: Where responses are counted.
-        """
+    def __init__(self, app: ASGIApp, *, limits: LimitSettings, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
         self._limits = limits
@@ -87,9 +68,9 @@ class RequestContext:
         received = 0
         complete = False
         streamed = headers.get("content-type", "").lower().startswith(STREAMED_TYPES)
-        limit = self._limits.request
+        limit = self._limits.max_request_bytes
         if scope["path"] == UPLOAD_PATH:
-            limit = self._limits.upload if streamed else self._limits.ingest
+            limit = self._limits.max_upload_bytes if streamed else self._limits.max_body_bytes
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
@@ -108,7 +89,7 @@ class RequestContext:
             nonlocal received, complete
             if complete:  # only a disconnect can come
                 return await receive()
-            allowed_s = self._limits.timeout_s + received / SLOWEST_BYTES_PER_S
+            allowed_s = self._limits.body_timeout_s + received / SLOWEST_BYTES_PER_S
             try:
                 async with asyncio.timeout(state["arrived"] + allowed_s - time.perf_counter()):
                     message = await receive()

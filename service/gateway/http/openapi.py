@@ -45,15 +45,14 @@ METHODS = ("get", "put", "post", "patch", "delete")
 
 
 class OpenApiDescription:
-    """Makes the description, and makes it anew when other models or methods are offered."""
+    """Makes the description, and makes it anew when other models or methods are offered.
+
+    Args:
+        app: With all its routes.
+        offer: Gives the names of models and methods; none while the worker is not ready.
+    """
 
     def __init__(self, app: FastAPI, offer: Callable[[], OfferedNames]) -> None:
-        """Describe `app`.
-
-        Args:
-            app: With all its routes.
-            offer: Gives the names of models and methods; none while the worker is not ready.
-        """
         self._app = app
         self._offer = offer
         self._made: tuple[OfferedNames, dict[str, Any]] | None = None

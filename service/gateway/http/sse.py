@@ -5,40 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.errors import KvstitchError, WorkerFault
-from service.gateway.answers.answer_stream import AnswerEvent, Finished, Sources, TextDelta
+from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
+from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
 from service.gateway.http.problems import cut_off, error_object
 from service.gateway.schemas.answer import TokenLogprob
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-E = TypeVar("E")
-E_co = TypeVar("E_co", covariant=True)
-E_contra = TypeVar("E_contra", contravariant=True)
 PING = b": ping\n\n"
 
 
-class EventSource(Protocol[E_co]):
-    """What is streamed."""
-
-    def events(self) -> AsyncGenerator[E_co, None]: ...
-
-    async def aclose(self) -> None:
-        """Release everything; always called, however the stream ends."""
-        ...
-
-
-class EventFraming(Protocol[E_contra]):
+class EventFraming(Protocol):
     """How a route writes events, and the error that ends a stream."""
 
-    def event(self, event: E_contra) -> bytes: ...
+    def event(self, event: NumberedEvent) -> bytes: ...
 
     def error(self, error: KvstitchError) -> bytes: ...
 
@@ -61,8 +49,8 @@ def frame(event: str, data: Any) -> bytes:
 class NamedEvents:
     """The framing of /v1/rag/generate: sources, token …, then done or error."""
 
-    def event(self, event: AnswerEvent) -> bytes:
-        match event:
+    def event(self, event: NumberedEvent) -> bytes:
+        match event.event:
             case Sources(citations, retrieval):
                 cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
                 searched = None if retrieval is None else retrieval.model_dump(mode="json")
@@ -81,30 +69,29 @@ def _logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
     return {} if logprobs is None else {"logprobs": [one.model_dump() for one in logprobs]}
 
 
-class EventStream(Response, Generic[E]):
-    """Streams an answer. A client that disconnects ends it at once, even between two tokens."""
+class EventStream(Response):
+    """Streams answers. A client that disconnects ends them at once, even between two tokens.
+
+    Args:
+        answers: Closed in any case.
+        framing: How they are written.
+        ping_s: Seconds of silence after which a comment is sent to keep proxies connected.
+        headers: Additional response headers.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        source: EventSource[E],
-        framing: EventFraming[E],
+        answers: AnswerGroup,
+        framing: EventFraming,
         *,
         ping_s: float,
         headers: Mapping[str, str],
     ) -> None:
-        """Prepare the stream.
-
-        Args:
-            source: The events.
-            framing: How they are written.
-            ping_s: Seconds of silence after which a comment is sent to keep proxies connected.
-            headers: Additional response headers.
-        """
         self.status_code = 200
         self.background = None
-        self._source = source
+        self._answers = answers
         self._framing = framing
         self._ping_s = ping_s
         self._started = False
@@ -126,7 +113,7 @@ class EventStream(Response, Generic[E]):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._source.aclose()
+            await self._answers.aclose()
         if server_ends:
             error = self._framing.error(cut_off())
             await send({"type": "http.response.body", "body": error, "more_body": False})
@@ -152,7 +139,7 @@ class EventStream(Response, Generic[E]):
 
         pinging = asyncio.create_task(ping())
         try:
-            async for event in self._source.events():
+            async for event in self._answers.events():
                 await write(self._framing.event(event))
         except KvstitchError as error:
             await write(self._framing.error(error))

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from service.errors import BodyTooLarge, InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.file_kinds import BINARY_KINDS
-
-
-@dataclass(frozen=True)
-class UploadLimits:
-    """Limits of one call.
-
-    Attributes:
-        documents: Number of documents.
-        document_bytes: Size of one document that is text.
-        pdf_bytes: Size of one PDF, Office or EPUB file.
-        body_values: Values in a JSON body or line, nested ones counted.
-    """
-
-    documents: int
-    document_bytes: int
-    pdf_bytes: int
-    body_values: int
+from service.settings.serving import LimitSettings
 
 
 class UploadValidator:
     """Checks the documents of one call: how many, how large, and that none is sent twice."""
 
-    def __init__(self, limits: UploadLimits) -> None:
+    def __init__(self, limits: LimitSettings) -> None:
         self._limits = limits
         # (collection, doc_id) to the document's index in the call.
         self._index_of: dict[tuple[str, str], int] = {}
@@ -68,16 +50,17 @@ class UploadValidator:
 
     def check_number(self, documents: int) -> None:
         """Raise InvalidRequest if one call may not have so many documents."""
-        if documents > self._limits.documents:
+        if documents > self._limits.max_documents:
             raise InvalidRequest(
-                f"documents holds more than {self._limits.documents} documents: send several calls",
+                f"documents holds more than {self._limits.max_documents} documents: send several "
+                "calls",
                 field="documents",
             )
 
     def check_size(self, size: int, kind: str, place: str) -> None:
         """Raise BodyTooLarge if a document of this kind may not have `size` bytes."""
         binary = kind in BINARY_KINDS
-        limit = self._limits.pdf_bytes if binary else self._limits.document_bytes
+        limit = self._limits.max_pdf_bytes if binary else self._limits.max_document_bytes
         if size > limit:
             raise BodyTooLarge(
                 f"{place} is larger than {limit} bytes, the limit of one document: split it",

@@ -25,16 +25,17 @@ from service.gateway.documents.parsing.sent_documents import (
 )
 from service.gateway.http.json_body import in_thread_if_long
 from service.gateway.http.multipart import read_form
-from service.gateway.http.upload_limits import UploadLimits, UploadValidator
+from service.gateway.http.upload_limits import UploadValidator
 from service.gateway.json_content import NOT_UTF8, parse_json, validated
 from service.gateway.schemas.admin import PrecomputeRequest
+from service.settings.serving import LimitSettings
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 DEFAULT_COLLECTION = "default"
 
 
 async def read_documents(
-    request: Request, limits: UploadLimits, upload: Upload
+    request: Request, limits: LimitSettings, upload: Upload
 ) -> AsyncIterator[IngestDocument]:
     """Read the documents of a body as they come in.
 
@@ -53,7 +54,7 @@ async def read_documents(
 
 
 async def _read(
-    request: Request, limits: UploadLimits, upload: Upload
+    request: Request, limits: LimitSettings, upload: Upload
 ) -> AsyncIterator[IngestDocument]:
     content_type = request.headers.get("content-type", "application/json")
     media_type = content_type.partition(";")[0].strip().lower()
@@ -66,8 +67,8 @@ async def _read(
         ):
             yield document
     elif media_type in JSON_LINES:
-        async for number, line in _lines(request, limits.document_bytes):
-            parsed = await in_thread_if_long(line, parse_line, number, limits.body_values)
+        async for number, line in _lines(request, limits.max_document_bytes):
+            parsed = await in_thread_if_long(line, parse_line, number, limits.max_body_values)
             own = parsed.collection or collection
             yield validator.accept(json_document(parsed, own), f"line {number}")
     elif media_type.startswith("text/") or media_type in KIND_OF_MEDIA_TYPE:
@@ -119,10 +120,10 @@ def _file_of_body(
 
 
 def _parse_documents(
-    body: bytes, collection: str, validator: UploadValidator, limits: UploadLimits
+    body: bytes, collection: str, validator: UploadValidator, limits: LimitSettings
 ) -> list[IngestDocument]:
     """Return the documents of a JSON body."""
-    content = parse_json(body, limits.body_values)
+    content = parse_json(body, limits.max_body_values)
     if isinstance(content, dict) and isinstance(content.get("documents"), list):
         validator.check_number(len(content["documents"]))
     sent = validated(content, PrecomputeRequest)

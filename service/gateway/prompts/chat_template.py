@@ -30,7 +30,7 @@ _PIECES = re.compile(rf"(\n|<[^<>\s]+>|\[/?[A-Z_]+\]|{_SYSTEM_MARK}|{_USER_MARK}
 
 
 class ChatTemplate:
-    """One template.
+    """The chat template of a model.
 
     Attributes:
         source: Its text.
@@ -45,7 +45,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The text of a conversation with a generation prompt at the end.
+        """Return the text of a conversation with a generation prompt at the end.
 
         Args:
             messages: As OpenAI writes them; arguments of calls are objects.
@@ -100,7 +100,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def takes_tools(template: ChatTemplate) -> bool:
-    """Whether it writes tools."""
+    """Return whether a template writes tools."""
     try:
         return _PROBE.name in tools_text(template, [_PROBE.definition])
     except ModelRefused:
@@ -108,7 +108,7 @@ def takes_tools(template: ChatTemplate) -> bool:
 
 
 def tools_text(template: ChatTemplate, definitions: list[dict[str, Any]]) -> str:
-    """What a template writes with tools and does not write without, but for the marks of turns."""
+    """Return what a template writes only because of tools, without the marks of turns."""
     messages = [
         {"role": "system", "content": _SYSTEM_MARK},
         {"role": "user", "content": _USER_MARK},
@@ -131,7 +131,7 @@ def tools_text(template: ChatTemplate, definitions: list[dict[str, Any]]) -> str
 
 
 def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same conversation as if every call had been made, and answered, by itself."""
+    """Return the same conversation as if every call had been made, and answered, by itself."""
     results = {m["tool_call_id"]: m for m in messages if m["role"] == "tool"}
     out: list[dict[str, Any]] = []
     split: set[str] = set()

@@ -10,10 +10,10 @@ it is written after the documents, as are the earlier turns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from service.errors import InvalidRequest, ModelRefused
 from service.gateway.prompts.chat_template import ChatTemplate
@@ -57,7 +57,7 @@ def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def question_of(turns: Sequence[Turn]) -> str:
-    """What is answered, and what documents are searched for: the last text of the user."""
+    """Return what is answered, and what documents are searched for: the last text of the user."""
     return next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
 
 
@@ -67,29 +67,6 @@ def _joined(first: Turn, second: Turn) -> Turn:
     return Turn(first.role, text, first.calls + second.calls)
 
 
-class ConversationFormat(Protocol):
-    """How a model writes conversations."""
-
-    def template(self, roles: tuple[str, ...]) -> str:
-        """The template of Q for normalised turns of these roles.
-
-        Returns:
-            Text with {t0}, {t1}, … in place of the turns' texts.
-
-        Raises:
-            InvalidRequest: The model has no form for such a conversation.
-        """
-        ...
-
-
-def conversation_format(fmt: PromptFormat, folder: ModelFolder) -> ConversationFormat:
-    """Use the chat template if the prompt format came from it, else the format's own templates."""
-    template = None if has_own_format(folder) else folder.chat_template()
-    if template is None:
-        return PlainConversationFormat(fmt)
-    return ChatTemplateFormat(ChatTemplate(template, folder))
-
-
 @dataclass(frozen=True)
 class PlainConversationFormat:
     """Writes every user turn by the question template and every answer by the answer template."""
@@ -97,6 +74,7 @@ class PlainConversationFormat:
     fmt: PromptFormat
 
     def template(self, roles: tuple[str, ...]) -> str:
+        """Return the template of Q for normalised turns, with {t0}, {t1}, … in their places."""
         out = ""
         for number, role in enumerate(roles):
             place = f"{{t{number}}}"
@@ -124,30 +102,62 @@ class ChatTemplateFormat:
         system, question = self._split(roles)
         places = [f"{{t{number}}}" for number in range(len(roles))]
         if system != self._system or any(question.count(place) != 1 for place in places):
-            raise InvalidRequest(
-                "messages: the model's chat template does not write this conversation out: send "
-                "the last message alone",
-                field="messages",
-            )
+            raise not_written()
         return question
 
     def _split(self, roles: tuple[str, ...]) -> tuple[str, str]:
-        """What the chat template writes before the documents, and after them."""
-        messages = [{"role": "user", "content": f"{INSTRUCTION}{DOCUMENTS_MARK}"}]
-        first_turn_open = True
-        for number, role in enumerate(roles):
-            text = f"{{t{number}}}"
-            if first_turn_open and role == "system":
-                messages[0]["content"] += f"{text}\n\n"
-            elif first_turn_open and role == "user":
-                messages[0]["content"] += f"Question: {text}"
-                first_turn_open = False
-            else:
-                messages.append({"role": role, "content": text})
-                first_turn_open = False
-        rendered = render_messages(self._template, messages)
-        system, _, question = rendered.partition(DOCUMENTS_MARK)
+        """Return what the chat template writes before the documents, and after them."""
+
+        def later_turn(number: int) -> dict[str, Any]:
+            return {"role": roles[number], "content": f"{{t{number}}}"}
+
+        messages = messages_around_documents(roles, later_turn)
+        system, _, question = render_messages(self._template, messages).partition(DOCUMENTS_MARK)
         return system, question
+
+
+ConversationFormat = PlainConversationFormat | ChatTemplateFormat
+
+
+def conversation_format(fmt: PromptFormat, folder: ModelFolder) -> ConversationFormat:
+    """Use the chat template if the prompt format came from it, else the format's own templates."""
+    template = None if has_own_format(folder) else folder.chat_template()
+    if template is None:
+        return PlainConversationFormat(fmt)
+    return ChatTemplateFormat(ChatTemplate(template, folder))
+
+
+def messages_around_documents(
+    roles: Sequence[str], later_turn: Callable[[int], dict[str, Any]], before: str = ""
+) -> list[dict[str, Any]]:
+    """Messages for a chat template, with a mark where the documents go.
+
+    Args:
+        roles: Of normalised turns; {t0}, {t1}, … stand for their texts.
+        later_turn: Makes the message of a turn behind the first question.
+        before: Text between the documents and the first turn.
+    """
+    first = {"role": "user", "content": f"{INSTRUCTION}{DOCUMENTS_MARK}{before}"}
+    messages: list[dict[str, Any]] = [first]
+    open_turn = True
+    for number, role in enumerate(roles):
+        if open_turn and role == "system":
+            first["content"] += f"{{t{number}}}\n\n"
+        elif open_turn and role == "user":
+            first["content"] += f"Question: {{t{number}}}"
+            open_turn = False
+        else:
+            messages.append(later_turn(number))
+            open_turn = False
+    return messages
+
+
+def not_written() -> InvalidRequest:
+    return InvalidRequest(
+        "messages: the model's chat template does not write this conversation out: send the last "
+        "message alone",
+        field="messages",
+    )
 
 
 def render_messages(
@@ -155,7 +165,7 @@ def render_messages(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
-    """The text of a conversation.
+    """Return the text of a conversation.
 
     Raises:
         InvalidRequest: The template refuses it.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from service.gateway.tool_calls.call_parser import overlap
+
 Decode = Callable[[Sequence[int]], str]
 
 _PARTIAL = "\ufffd"  # what an incomplete character decodes to
@@ -17,15 +19,13 @@ class Detokenizer:
     Only ids[start:] are decoded. The context is the last piece that ended on a whole character.
     A tokenizer that strips or adds a blank at the beginning of a text then does so in the context
     and not in the new text.
+
+    Args:
+        decode: Token ids to text.
+        skip: Ids that yield no text, e.g. those that end an answer.
     """
 
     def __init__(self, decode: Decode, skip: Collection[int] = ()) -> None:
-        """Start an empty text.
-
-        Args:
-            decode: Token ids to text.
-            skip: Ids that yield no text, e.g. those that end an answer.
-        """
         self._decode = decode
         self._skip = skip
         self._ids: list[int] = []
@@ -34,7 +34,7 @@ class Detokenizer:
         self._sent = 0  # characters of decode(ids[start:]) that were emitted
 
     def push(self, token: int) -> str:
-        """The text that is final now that `token` is known; may be empty."""
+        """Return the text that is final now that `token` is known; may be empty."""
         if token in self._skip:
             return ""
         self._ids.append(token)
@@ -65,7 +65,7 @@ class StopStrings:
         self.passed = 0
 
     def push(self, text: str, *, ending: bool = True) -> str:
-        """The text that may be sent now; empty once `stopped`.
+        """Return the text that may be sent now; empty once `stopped`.
 
         Args:
             ending: Whether a stop string that is complete now ends the answer.
@@ -82,23 +82,15 @@ class StopStrings:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The text held back, for an answer that ended without a stop string."""
+        """Return the text held back, for an answer that ended without a stop string."""
         text, self._held = self._held, ""
         self.passed += len(text)
         return text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
 
 
 class AnswerText:
@@ -113,6 +105,13 @@ class AnswerText:
 
         blanks | answer ……… | held back or stop string
                └── sent ────┘
+
+    Args:
+        decode: Token ids to text.
+        skip: Ids that yield no text, e.g. those that end an answer.
+        stops: Strings that end an answer.
+        prefix: The words with which the prompt has begun the answer.
+        min_tokens: Tokens before which no stop string ends the answer.
 
     Attributes:
         text: The answer so far.
@@ -130,15 +129,6 @@ class AnswerText:
         prefix: str = "",
         min_tokens: int = 0,
     ) -> None:
-        """Start an empty answer.
-
-        Args:
-            decode: Token ids to text.
-            skip: Ids that yield no text, e.g. those that end an answer.
-            stops: Strings that end an answer.
-            prefix: The words with which the prompt has begun the answer.
-            min_tokens: Tokens before which no stop string ends the answer.
-        """
         self._detokenizer = Detokenizer(decode, skip)
         self._stops = StopStrings(stops)
         self.begun = self._prefix = prefix.lstrip()
@@ -168,7 +158,7 @@ class AnswerText:
         return range(self._blanks, self._stops.passed)
 
     def offset(self, start: int) -> int:
-        """The place in `text` of the character at `start` of a span."""
+        """Return the place in `text` of the character at `start` of a span."""
         return len(self.begun) + max(0, start - self._blanks)
 
     def _emit(self, text: str) -> str:

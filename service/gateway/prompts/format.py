@@ -34,7 +34,7 @@ DOCUMENTS_MARK = "KVSTITCH-DOCUMENTS-GO-HERE"
 
 
 def load_format(folder: ModelFolder) -> PromptFormat:
-    """The prompt format of `folder`.
+    """Return the prompt format of `folder`.
 
     Raises:
         ModelRefused: Its kvstitch.json or its chat template cannot be used.
@@ -93,5 +93,5 @@ def _check_placeholders(fmt: PromptFormat, folder: ModelFolder) -> None:
 
 
 def has_own_format(folder: ModelFolder) -> bool:
-    """Whether the folder has a prompt format of its own, in kvstitch.json."""
+    """Return whether the folder has a prompt format of its own, in kvstitch.json."""
     return (folder.path / FORMAT_FILE).is_file()

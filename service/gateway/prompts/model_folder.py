@@ -36,14 +36,14 @@ class ModelFolder:
         return frozenset()
 
     def special_text(self, name: str) -> str | None:
-        """The text of `bos_token`, `eos_token`, …; None if the model has no such token."""
+        """Return the text of `bos_token`, `eos_token`, …; None if the model has no such token."""
         token = self.tokenizer_config.get(name)
         # A string, or an object that describes an added token.
         text = token.get("content") if isinstance(token, dict) else token
         return str(text) if text else None
 
     def chat_template(self, *, tools: bool = False) -> str | None:
-        """The model's chat template, None if it has none.
+        """Return the model's chat template, None if it has none.
 
         Args:
             tools: The one for conversations with tools, where the model has one of its own.

@@ -15,6 +15,7 @@ from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
 from service.gateway.prompts.tool_conversation import tool_conversation
+from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
 from service.messages.requests import ChunkTokens
 from service.prompt import Turn, document_ids, system_ids
@@ -24,18 +25,17 @@ CHARS_PER_TOKEN_ESTIMATE = 3
 
 
 class PromptBuilder:
-    """Turns chunks and conversations into segments of token ids."""
+    """Turns chunks and conversations into segments of token ids.
+
+    Args:
+        path: The model folder.
+        settings: Override the folder's chunk_tokens, top_k and prefix_mode where they are set.
+
+    Raises:
+        ModelRefused: The tokenizer or the prompt format cannot be used.
+    """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        """Read tokenizer and prompt format from a model folder.
-
-        Args:
-            path: The model folder.
-            settings: Override the folder's chunk_tokens, top_k and prefix_mode where they are set.
-
-        Raises:
-            ModelRefused: The tokenizer or the prompt format cannot be used.
-        """
         folder = ModelFolder(path)
         fmt = load_format(folder)
         self.tokenizer = ServingTokenizer(folder, bos=fmt.bos)
@@ -60,7 +60,7 @@ class PromptBuilder:
         return self.format.prefix_mode
 
     def chunking(self) -> ChunkSettings:
-        """How the retriever must cut documents so that their rendered segments fit."""
+        """Return how the retriever must cut documents so that their rendered segments fit."""
         bos_tokens = self.format.prefix_mode == "bos_keep" and self.tokenizer.bos is not None
         return ChunkSettings(
             tokenizer=self.tokenizer,
@@ -69,7 +69,7 @@ class PromptBuilder:
         )
 
     def segment(self, chunk: Chunk) -> list[int]:
-        """The token ids of a chunk, the same when it is precomputed and at every request."""
+        """Return the token ids of a chunk, the same when it is precomputed and at every request."""
 
         def encode() -> list[int]:
             return document_ids(self.format, self.tokenizer, chunk.title, chunk.text)
@@ -93,7 +93,7 @@ class PromptBuilder:
         *,
         begin_answer: bool = True,
     ) -> list[int]:
-        """Q of a normalised conversation, as token ids.
+        """Return Q of a normalised conversation, as token ids.
 
         Args:
             turns: The conversation.
@@ -113,8 +113,31 @@ class PromptBuilder:
             template += self.format.answer_prefix
         return self.tokenizer.encode_template(template, **texts)
 
+    def encode_if_long(
+        self,
+        turns: Sequence[Turn],
+        tools: ToolSet | None,
+        *,
+        begin_answer: bool,
+        max_context: int,
+    ) -> list[int] | None:
+        """Encode a question that may not fit, because embedding it in vain takes seconds.
+
+        Returns:
+            As `encode_question`; None: it surely fits, as a token has at least one byte.
+
+        Raises:
+            PromptTooLong: It does not fit.
+        """
+        texts = [turn.text for turn in turns] + ([] if tools is None else [tools.text])
+        if sum(len(text.encode()) for text in texts) <= max_context // 2:
+            return None
+        question = self.encode_question(turns, tools, begin_answer=begin_answer)
+        self.check_length([], question, max_context=max_context)
+        return question
+
     def encode_alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[int] | None:
-        """The whole prompt of a conversation with tools and without documents.
+        """Return the whole prompt of a conversation with tools and without documents.
 
         Returns:
             Its ids, to which no S belongs; None where the prompt is S and Q as usual.
@@ -138,6 +161,7 @@ class PromptBuilder:
         *,
         max_context: int,
         alone: bool = False,
+        inline: bool = False,
     ) -> int:
         """Count the tokens of a prompt.
 
@@ -146,58 +170,50 @@ class PromptBuilder:
             question: From `encode_question`.
             max_context: Tokens that the model takes.
             alone: The question is the whole prompt, from `encode_alone`.
+            inline: The documents came with the request: there is no top_k to lower.
 
         Raises:
             PromptTooLong: The context would have no room for even one token of the answer.
         """
         system = 0 if alone else len(self.system)
         tokens = system + sum(len(d.ids) for d in documents) + len(question)
-        if tokens >= max_context:
-            raise PromptTooLong(
-                f"the prompt has {tokens} tokens, the model takes {max_context - 1} and an "
-                f"answer: lower top_k (now {len(documents)}) or shorten the question "
-                f"({len(question)} tokens)",
-                field="question" if len(question) >= max_context else "top_k",
+        if tokens < max_context:
+            return tokens
+        sizes = f"the prompt has {tokens} tokens, the model takes {max_context - 1} and an answer"
+        if inline:
+            remedy, field = "send less text in inline_documents", "inline_documents"
+        else:
+            remedy = (
+                f"lower top_k (now {len(documents)}) or shorten the question "
+                f"({len(question)} tokens)"
             )
-        return tokens
+            field = "question" if len(question) >= max_context else "top_k"
+        raise PromptTooLong(f"{sizes}: {remedy}", field=field)
 
-    def estimate(self, turns: Sequence[Turn], top_k: int, tools: ToolSet | None = None) -> int:
-        """About how many tokens a prompt will have, known before any work is done."""
+    def estimate(
+        self, turns: Sequence[Turn], tools: ToolSet | None, top_k: int, inline_chars: int
+    ) -> int:
+        """Return about how many tokens a prompt will have, known before any work is done."""
         chars = sum(turn.chars for turn in turns) + (0 if tools is None else len(tools.text))
         question = chars // CHARS_PER_TOKEN_ESTIMATE
-        return len(self.system) + top_k * self.format.chunk_tokens + question
+        documents = top_k * self.format.chunk_tokens + inline_chars // CHARS_PER_TOKEN_ESTIMATE
+        return len(self.system) + documents + question
 
-    def answer_text(
-        self,
-        stops: Sequence[str],
-        tools: ToolSet | None = None,
-        *,
-        free: bool = True,
-        own_stops: bool = True,
-        min_tokens: int = 0,
-    ) -> AnswerText:
-        """Collects one answer's text.
-
-        Args:
-            stops: Strings at which it ends.
-            tools: That it may call.
-            free: Whether the answer may be anything. If not, its form says where it ends, and the
-                prompt has not begun it.
-            own_stops: Whether a free answer ends at the model's own stop strings, too.
-            min_tokens: Tokens before which no string ends it.
-        """
-        own = self.format.stop if free and own_stops else ()
+    def answer_text(self, request: GenerateRequest) -> AnswerText:
+        """Return what collects the text of the answer to a request."""
+        # An answer of a given form ends where its form says, and the prompt has not begun it.
+        free, tools = request.guided is None, request.tools
+        own = self.format.stop if free and not request.ignore_eos else ()
+        decode = self.tokenizer.decode
         return AnswerText(
-            self.tokenizer.decode
-            if tools is None
-            else self.tokenizer.decoder(self.tool_form.opens),
+            decode if tools is None else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
-            [*own, *stops],
+            [*own, *request.stop],
             prefix=self.format.answer_prefix if free and tools is None else "",
-            min_tokens=min_tokens,
+            min_tokens=request.min_tokens,
         )
 
 
 def _about_tools(turns: Sequence[Turn]) -> bool:
-    """Whether earlier turns hold calls or what they gave."""
+    """Return whether earlier turns hold calls or what they gave."""
     return any(turn.calls or turn.role == "tool" for turn in turns)

@@ -29,15 +29,14 @@ class TokenPiece(NamedTuple):
 
 
 class TokenPieces:
-    """Looks single tokens of one vocabulary up."""
+    """Looks single tokens of one vocabulary up.
+
+    Args:
+        tokenizer: The tokenizer.
+        content: Its tokenizer.json.
+    """
 
     def __init__(self, tokenizer: Tokenizer, content: str) -> None:
-        """Find out how the vocabulary spells bytes.
-
-        Args:
-            tokenizer: The tokenizer.
-            content: Its tokenizer.json.
-        """
         self._tokenizer = tokenizer
         self._added = {
             id: (token.content, bool(token.special))
@@ -50,7 +49,7 @@ class TokenPieces:
         self._before = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
 
     def __call__(self, token: int) -> TokenPiece:
-        """The piece of a token id; an id that the tokenizer does not know is empty."""
+        """Return the piece of a token id; an id that the tokenizer does not know is empty."""
         if token in self._added:
             content, special = self._added[token]
             return TokenPiece(content, None if special else content.encode())
@@ -75,7 +74,7 @@ class TokenPieces:
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
-    """The types of a decoder and of those that it is made of."""
+    """Return the types of a decoder and of those that it is made of."""
     if not decoder:
         return set()
     parts = [_decoder_kinds(part) for part in decoder.get("decoders", [])]

@@ -27,6 +27,13 @@ from service.gateway.prompts.token_bytes import TokenPieces
 class ServingTokenizer:
     """A `service.prompt.Encoder`, and the chunker's token counter. Thread-safe.
 
+    Args:
+        folder: The model folder.
+        bos: Text of the token that starts a prompt. Empty: ask the tokenizer; None: no token.
+
+    Raises:
+        ModelRefused: tokenizer.json is missing or unreadable, or `bos` is not in it.
+
     Attributes:
         revision: Changes when texts may have other ids, or other numbers of them.
         bos: The token that starts a prompt, None if there is none.
@@ -36,15 +43,6 @@ class ServingTokenizer:
     """
 
     def __init__(self, folder: ModelFolder, *, bos: str | None = "") -> None:
-        """Load tokenizer.json.
-
-        Args:
-            folder: The model folder.
-            bos: Text of the token that starts a prompt. Empty: ask the tokenizer; None: no token.
-
-        Raises:
-            ModelRefused: tokenizer.json is missing or unreadable, or `bos` is not in it.
-        """
         file = folder.path / "tokenizer.json"
         if not file.is_file():
             raise ModelRefused(
@@ -149,7 +147,7 @@ def fill(template: str, user_text: dict[str, str]) -> str:
 
 
 def _split(template: str, user_text: dict[str, str]) -> list[tuple[str | None, str]]:
-    """The template's parts in order: (None, text) or (name, "{name}")."""
+    """Return the template's parts in order: (None, text) or (name, "{name}")."""
     if not user_text:
         return [(None, template)]
     names = "|".join(map(re.escape, user_text))
@@ -166,7 +164,7 @@ def _load(content: str) -> Tokenizer:
 
 
 def _load_plain(content: str) -> Tokenizer:
-    """The same tokenizer without its added tokens.
+    """Return the same tokenizer without its added tokens.
 
     A model whose vocabulary is looked up by whole words could still yield one, so those words are
     taken out of the vocabulary. What the merges of ordinary text yield stays: ids of text without
@@ -203,7 +201,7 @@ class SegmentIdCache:
         self._lock = Lock()
 
     def get(self, chunk_id: int, revision: str, encode: Callable[[], list[int]]) -> list[int]:
-        """The ids of a chunk; calls `encode` if they are not cached."""
+        """Return the ids of a chunk; calls `encode` if they are not cached."""
         key = (chunk_id, revision)
         with self._lock:
             if (found := self._ids.get(key)) is not None:

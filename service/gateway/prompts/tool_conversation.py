@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from service.errors import InvalidRequest, ModelRefused
 from service.gateway.prompts.chat_template import (
@@ -30,7 +30,9 @@ from service.gateway.prompts.chat_template import (
 )
 from service.gateway.prompts.conversation import (
     ConversationFormat,
+    messages_around_documents,
     normalize_turns,
+    not_written,
     render_messages,
 )
 from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_format
@@ -58,63 +60,23 @@ class WrittenText:
     texts: dict[str, str] = field(default_factory=dict)
 
 
-class ToolConversation(Protocol):
-    """How a model's conversations with tools are written."""
-
-    @property
-    def form(self) -> ToolForm:
-        """In which the model writes calls."""
-        ...
-
-    def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
-        """Q of a normalised conversation, to stand behind documents.
-
-        Raises:
-            InvalidRequest: The model has no form for such a conversation.
-        """
-        ...
-
-    def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
-        """The whole prompt of one without documents; None: it is S and `question`."""
-        ...
-
-
-def tool_conversation(
-    plain: ConversationFormat, folder: ModelFolder, added_texts: Collection[str], form: str
-) -> ToolConversation:
-    """Choose how conversations with tools are written for the model of a folder.
-
-    Args:
-        plain: How its conversations without tools are written.
-        folder: The model's.
-        added_texts: Texts of the tokenizer's added tokens.
-        form: Name of the form of calls; auto: the chat template's.
-    """
-    source = None if has_own_format(folder) else folder.chat_template(tools=True)
-    chosen = FORMS.get(form)
-    if source is None:
-        return PlainToolConversation(chosen or HERMES, plain, None)
-    template = ChatTemplate(source, folder)
-    if not takes_tools(template):
-        return PlainToolConversation(chosen or HERMES, plain, template)
-    return TemplateToolConversation(chosen or form_of(source), template, added_texts)
-
-
 @dataclass(frozen=True)
 class PlainToolConversation:
-    """Tools, calls and results as text."""
+    """Writes tools, calls and results as text."""
 
     form: ToolForm
     plain: ConversationFormat
     template: ChatTemplate | None
 
     def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
+        """Return Q of a normalised conversation, to stand behind documents."""
         written = self._as_text(turns, tools)
         return WrittenText(
             self.plain.template(tuple(turn.role for turn in written)), _texts(written)
         )
 
     def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
+        """Return the whole prompt of one without documents; None: it is S and `question`."""
         if self.template is None:
             return None
         written = self._as_text(turns, tools)
@@ -140,7 +102,7 @@ class PlainToolConversation:
 
 
 class TemplateToolConversation:
-    """All of it by a chat template that takes tools."""
+    """Writes tools, calls and results by a chat template that takes tools."""
 
     def __init__(
         self, form: ToolForm, template: ChatTemplate, added_texts: Collection[str]
@@ -153,25 +115,19 @@ class TemplateToolConversation:
         self._system = template.render(first).partition(DOCUMENTS_MARK)[0]
 
     def question(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
+        """As `PlainToolConversation`. Raises InvalidRequest: the template cannot write it."""
         protected = ProtectedText(self._added_texts)
         described = self._described(tools.text) if tools else WrittenText("")
         protected.texts |= described.texts
-        content = f"{INSTRUCTION}{DOCUMENTS_MARK}" + ("{tools}\n\n" if tools else "")
-        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        open_turn = True
-        for number, turn in enumerate(turns):
-            if open_turn and turn.role == "system":
-                messages[0]["content"] += f"{{t{number}}}\n\n"
-            elif open_turn and turn.role == "user":
-                messages[0]["content"] += f"Question: {{t{number}}}"
-                open_turn = False
-            else:
-                messages.append(self._message(number, turns, protected))
-                open_turn = False
+        messages = messages_around_documents(
+            [turn.role for turn in turns],
+            lambda number: self._message(number, turns, protected),
+            before="{tools}\n\n" if tools else "",
+        )
         rendered = self._rendered(messages, None)
         system, _, question = rendered.partition(DOCUMENTS_MARK)
         if system != self._system:
-            raise _not_written()
+            raise not_written()
         question = question.replace("{tools}", described.template, 1)
         return WrittenText(question, protected.texts | self._own_texts(question, turns))
 
@@ -218,35 +174,51 @@ class TemplateToolConversation:
         return message
 
     def _own_texts(self, written: str, turns: Sequence[Turn]) -> dict[str, str]:
-        """The turns' texts, as they are to stand in what was written."""
+        """Return the turns' texts, as they are to stand in what was written."""
         texts = _texts(turns)
         for number, turn in enumerate(turns):
             place = f"{{t{number}}}"
             count = written.count(place)
             # Some templates drop the text beside calls.
             if count > 1 or (turn.text and not count and not turn.calls):
-                raise _not_written()
+                raise not_written()
             if turn.role == "tool" and f'"{place}"' in written:  # a template that writes JSON
                 texts[f"t{number}"] = json.dumps(turn.text, ensure_ascii=False)[1:-1]
         return texts
 
     def _describe(self, definitions: str) -> WrittenText:
-        """What the template writes because of these tools, wherever it does."""
+        """Return what the template writes because of these tools, wherever it writes it."""
         protected = ProtectedText(self._added_texts)
         text = tools_text(self._template, protected.protect(json.loads(definitions)))
         return WrittenText(text, protected.texts)
 
 
+ToolConversation = PlainToolConversation | TemplateToolConversation
+
+
+def tool_conversation(
+    plain: ConversationFormat, folder: ModelFolder, added_texts: Collection[str], form: str
+) -> ToolConversation:
+    """Choose how conversations with tools are written for the model of a folder.
+
+    Args:
+        plain: How its conversations without tools are written.
+        folder: The model's.
+        added_texts: Texts of the tokenizer's added tokens.
+        form: Name of the form of calls; auto: the chat template's.
+    """
+    source = None if has_own_format(folder) else folder.chat_template(tools=True)
+    chosen = FORMS.get(form)
+    if source is None:
+        return PlainToolConversation(chosen or HERMES, plain, None)
+    template = ChatTemplate(source, folder)
+    if not takes_tools(template):
+        return PlainToolConversation(chosen or HERMES, plain, template)
+    return TemplateToolConversation(chosen or form_of(source), template, added_texts)
+
+
 def _texts(turns: Sequence[Turn]) -> dict[str, str]:
     return {f"t{number}": turn.text for number, turn in enumerate(turns)}
-
-
-def _not_written() -> InvalidRequest:
-    return InvalidRequest(
-        "messages: the model's chat template does not write this conversation out: send the last "
-        "message alone",
-        field="messages",
-    )
 
 
 class ProtectedText:
@@ -256,22 +228,20 @@ class ProtectedText:
     writes them as it likes. A special token spelled in them would become one. So it is replaced by
     a {name} before the template is rendered, and is filled in as user text.
 
+    Args:
+        added_texts: Texts that would become single tokens.
+
     Attributes:
         texts: Name to text, for `ServingTokenizer.encode_template`.
     """
 
     def __init__(self, added_texts: Collection[str]) -> None:
-        """Nothing is replaced yet.
-
-        Args:
-            added_texts: Texts that would become single tokens.
-        """
         longest_first = sorted((text for text in added_texts if text.strip()), key=len)[::-1]
         self._pattern = re.compile("|".join([*map(re.escape, longest_first), _NAMES]))
         self.texts: dict[str, str] = {}
 
     def protect(self, value: Any) -> Any:
-        """The value with all its strings, and keys, safe."""
+        """Return the value with all its strings, and keys, safe."""
         if isinstance(value, str):
             return self._pattern.sub(self._name, value)
         if isinstance(value, dict):

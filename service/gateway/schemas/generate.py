@@ -44,7 +44,7 @@ class Guided(StrictModel):
     )
     choice: (
         Annotated[
-            list[Annotated[Unicode, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]],
+            list[GrammarText],
             Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES),
         ]
         | None
@@ -231,10 +231,7 @@ class GenerateRequest(Choices, SamplingFields):
     question: Unicode | SkipJsonSchema[None] = Field(
         None, description="this, or messages", json_schema_extra={"pattern": r"\S"}
     )
-    messages: (
-        Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-        | SkipJsonSchema[None]
-    ) = None
+    messages: Messages | SkipJsonSchema[None] = None
     adapter: Unicode | None = Field(
         None,
         description="the LoRA adapter that answers, one of GET /v1/models with a `parent`; none: "

@@ -32,7 +32,7 @@ from retriever.errors import RetrieverError
 from retriever.scope import DEFAULT_SCOPE, Scope
 from service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from service.gateway.data_folder import DiskGuard
-from service.gateway.search.document_scope import service_error
+from service.gateway.search.search_query import service_error
 from service.settings import Settings
 
 P = ParamSpec("P")
@@ -44,6 +44,11 @@ SEARCH_THREADS = 4
 
 class AsyncRetriever:
     """Documents and passages, for coroutines. Usable once start() has returned.
+
+    Args:
+        retriever: Not started.
+        reranker: Not started.
+        disk: Recognises errors of a full disk; None: they are errors like any other.
 
     Attributes:
         retriever: Finds and stores. Its calls block.
@@ -59,13 +64,6 @@ class AsyncRetriever:
         *,
         disk: DiskGuard | None = None,
     ) -> None:
-        """Wrap `retriever`.
-
-        Args:
-            retriever: Not started.
-            reranker: Not started.
-            disk: Recognises errors of a full disk; None: they are errors like any other.
-        """
         self.retriever = retriever
         self.catalog = retriever.catalog
         self.reranker = reranker
@@ -200,7 +198,7 @@ class _IndexKeeper:
 
 
 def make_embedder(settings: Settings) -> Embedder:
-    """An embedder behind HTTP if an address is set, else a model in this process; not started."""
+    """Return an embedder behind HTTP if an address is set, else a local one; not started."""
     if settings.embedder_url:
         return EndpointEmbedder(
             settings.embedder_url,
@@ -212,7 +210,7 @@ def make_embedder(settings: Settings) -> Embedder:
 
 
 def make_reranker(settings: Settings) -> Reranker | None:
-    """A reranker behind HTTP if an address is set, else None; not started."""
+    """Return a reranker behind HTTP if an address is set, else None; not started."""
     if not settings.reranker_url:
         return None
     return EndpointReranker(

@@ -1,66 +1,42 @@
-"""Searches for passages: what a request asks for, what is found, and how it is cited.
+"""Searches for passages: what is found, and how it is cited.
 
-Searching has two halves, because every change of threads costs a quarter of a millisecond: `find`
-blocks and is called within `AsyncRetriever.run`, together with whatever is to be done with the
-passages; `rerank` is a coroutine, for requests that ask for it.
+Every change of threads costs a quarter of a millisecond, so one visit to a search thread finds
+passages and does whatever is to be done with them. Only a reranker, which is a coroutine, makes two
+of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
-from retriever import DocFilter, DocumentInfo, Filter, Passage, Scope, SearchMode, rerank
+from retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
 from retriever.filters import MATCH_ALL
-from retriever.index.rank_fusion import MAX_FUSED_SCORE
-from retriever.scope import DEFAULT_SCOPE
 from service.errors import InvalidRequest, NotFound
 from service.gateway.schemas.answer import Citation
 from service.gateway.schemas.generate import SearchChoices
 from service.gateway.schemas.search import RankedBy
 from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.document_scope import document_scope, metadata_filter
+from service.gateway.search.follow_ups import adds_something, fuse
+from service.gateway.search.search_query import SearchQuery
 from service.settings import Settings
 
+T = TypeVar("T")
 # A reranker gets this many candidates per wanted passage, and at least so many.
 RERANK_FACTOR = 4
 RERANK_MIN_CANDIDATES = 20
+# Rankings of two searches are fused this deep, so that what stands low in both can rise.
+FUSED_FACTOR = 4
+FUSED_MIN_PASSAGES = 20
 
 _RANKED_BY: Final[dict[str, RankedBy]] = {
     "dense": "cosine",
     "sparse": "bm25",
     "hybrid": "reciprocal_ranks",
 }
-_MEANINGS: Final = {"dense": "cosines", "hybrid": "sums of reciprocal ranks"}
-_HIGHEST_SCORES: Final = {"dense": 1.0, "hybrid": MAX_FUSED_SCORE}  # BM25 has none
 _NO_URLS: Final[Mapping[str, str]] = {}
-
-
-@dataclass(frozen=True)
-class SearchQuery:
-    """One search for passages.
-
-    Attributes:
-        text: What is searched for.
-        top_k: Passages wanted.
-        scope: Tenant and collection.
-        doc_ids: Search only these documents; None: all.
-        where: Search only documents whose metadata passes.
-        mode: By meaning (dense), by words (sparse), or both.
-        rerank: Whether the reranker has the last word on the order.
-        min_score: Passages with a lower `score` are left out; None: none are.
-    """
-
-    text: str
-    top_k: int
-    scope: Scope = DEFAULT_SCOPE
-    doc_ids: tuple[str, ...] | None = None
-    where: Filter = MATCH_ALL
-    mode: SearchMode = "dense"
-    rerank: bool = False
-    min_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +44,8 @@ class FoundPassages:
     """What a search found.
 
     Attributes:
+        query: What was searched in the end: without `joined` where that added nothing; None: the
+            passages came with the request.
         passages: Best first.
         embed_s: Seconds to embed the question.
         retrieve_s: Seconds to search.
@@ -76,6 +54,7 @@ class FoundPassages:
         below_floor: Scores of the passages that `min_score` left out, best first.
     """
 
+    query: SearchQuery | None
     passages: list[Passage]
     embed_s: float = 0.0
     retrieve_s: float = 0.0
@@ -83,9 +62,17 @@ class FoundPassages:
     warnings: tuple[str, ...] = ()
     below_floor: tuple[float, ...] = ()
 
-    def above(self, floor: float | None) -> FoundPassages:
-        """The same without the passages whose score is lower than `floor`."""
-        if floor is None:
+    @property
+    def ranked_by(self) -> RankedBy:
+        """What `score` is: that of the reranker, where it was asked and did answer."""
+        assert self.query is not None
+        if self.query.rerank and all(p.rerank_score is not None for p in self.passages):
+            return "reranker"
+        return _RANKED_BY[self.query.mode]
+
+    def above_floor(self) -> FoundPassages:
+        """Return the same without the passages that score below the query's `min_score`."""
+        if self.query is None or (floor := self.query.min_score) is None:
             return self
         kept = [passage for passage in self.passages if passage.score >= floor]
         below = tuple(passage.score for passage in self.passages if passage.score < floor)
@@ -99,43 +86,27 @@ class PassageSearch:
         self._retriever = retriever
         self._settings = settings
 
-    def query(self, choices: SearchChoices, text: str, *, tenant: str, top_k: int) -> SearchQuery:
-        """Make every check that takes no time.
+    async def search(
+        self,
+        find: Callable[[], FoundPassages],
+        finish: Callable[[FoundPassages], T],
+        *,
+        rerank: bool,
+    ) -> T:
+        """Find passages and finish with them, on a search thread.
 
         Args:
-            choices: Of the request.
-            text: What is searched for.
-            tenant: Whose documents.
-            top_k: Passages, where the request does not say.
-
-        Raises:
-            InvalidRequest: A field is wrong; the error names it.
+            find: Blocks, as `self.find` does.
+            finish: What is to be done with the passages; blocks, too.
+            rerank: Whether the reranker chooses among them in between.
         """
-        limit = self._settings.max_top_k
-        wanted = top_k if choices.top_k is None else choices.top_k
-        if wanted > limit:
-            raise InvalidRequest(f"top_k must be at most {limit}, not {wanted}", field="top_k")
-        if choices.documents is not None and not choices.documents:
-            raise InvalidRequest(
-                "documents is empty: name documents, or leave it out to search all of them",
-                field="documents",
-            )
-        mode = choices.retrieval or self._settings.retrieval
-        if not choices.rerank:
-            _check_floor(choices.min_score, mode)
-        return SearchQuery(
-            text=text,
-            top_k=wanted,
-            scope=document_scope(tenant, choices.collection),
-            doc_ids=None if choices.documents is None else tuple(choices.documents),
-            where=metadata_filter(choices.filter),
-            mode=mode,
-            rerank=choices.rerank,
-            min_score=choices.min_score,
-        )
+        if not rerank:
+            return await self._retriever.run(lambda: finish(find()))
+        found = await self._rerank(await self._retriever.run(find))
+        return await self._retriever.run(finish, found)
 
     def find(self, query: SearchQuery) -> FoundPassages:
-        """Find the best passages for a query. Blocks.
+        """Find the best passages for a query, joined with earlier questions or not. Blocks.
 
         Returns:
             At most `query.top_k` passages, none below `query.min_score`; or more candidates, of
@@ -145,16 +116,32 @@ class PassageSearch:
             NotFound: A named document is not stored.
             InvalidRequest: A reranker is asked for and the service has none.
         """
-        wanted = query.top_k
         if query.doc_ids is not None:
             self.require_documents(query.doc_ids, query.scope)
+        if query.rerank and self._retriever.reranker is None:
+            raise InvalidRequest(
+                "rerank: this service has no reranker; leave it out, or set KVSTITCH_RERANKER_URL",
+                field="rerank",
+            )
+        if query.joined is None:
+            return self._find(query)
+        deep = replace(query, top_k=max(FUSED_FACTOR * query.top_k, FUSED_MIN_PASSAGES))
+        own, beside = self._find(deep), self._find(replace(deep, text=query.joined))
+        adds = adds_something(own.passages, beside.passages)
+        passages = fuse(own.passages, beside.passages) if adds else own.passages
+        # A reranker gets as many candidates as one search gives it.
+        most = len(own.passages) if query.rerank else query.top_k
+        return replace(
+            own,
+            query=query if adds else replace(query, joined=None),
+            passages=passages[:most],
+            embed_s=own.embed_s + beside.embed_s,
+            retrieve_s=own.retrieve_s + beside.retrieve_s,
+        )
+
+    def _find(self, query: SearchQuery) -> FoundPassages:
+        wanted = query.top_k
         if query.rerank:
-            if self._retriever.reranker is None:
-                raise InvalidRequest(
-                    "rerank: this service has no reranker; leave it out, or set "
-                    "KVSTITCH_RERANKER_URL",
-                    field="rerank",
-                )
             wanted = max(RERANK_FACTOR * query.top_k, RERANK_MIN_CANDIDATES)
         doc_filter = None
         if query.doc_ids is not None or query.where != MATCH_ALL:
@@ -166,27 +153,28 @@ class PassageSearch:
         passages = retriever.search(
             query.text, wanted, doc_filter, scope=query.scope, mode=query.mode, vector=vector
         )
-        found = FoundPassages(passages, embedded - started, time.perf_counter() - embedded)
-        return found if query.rerank else found.above(query.min_score)
+        found = FoundPassages(query, passages, embedded - started, time.perf_counter() - embedded)
+        return found if query.rerank else found.above_floor()
 
-    async def rerank(self, query: SearchQuery, found: FoundPassages) -> FoundPassages:
-        """Have the reranker choose `query.top_k` among the candidates of `find`.
+    async def _rerank(self, found: FoundPassages) -> FoundPassages:
+        """Have the reranker choose among the candidates of `find`.
 
-        A reranker that fails or is late changes nothing but adds a warning. `query.min_score` is
-        then not applied: it is meant for the reranker's scores, and these are of another kind.
+        A reranker that fails or is late changes nothing but adds a warning. `min_score` is then
+        not applied: it is meant for the reranker's scores, and these are of another kind.
         """
-        assert self._retriever.reranker is not None, "find() has refused this query"
+        query = found.query
+        assert query is not None and self._retriever.reranker is not None, "find() has refused this"
         started = time.perf_counter()
         done = await rerank(
             self._retriever.reranker,
-            query.text,
+            query.joined or query.text,
             found.passages,
             query.top_k,
             deadline_s=self._settings.rerank_deadline_s,
         )
         result = replace(found, passages=done.passages, rerank_s=time.perf_counter() - started)
         if done.warning is None:
-            return result.above(query.min_score)
+            return result.above_floor()
         warnings = [*found.warnings, done.warning]
         if query.min_score is not None:
             warnings.append(
@@ -206,7 +194,7 @@ class PassageSearch:
                 )
 
     def documents_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, DocumentInfo]:
-        """The documents of passages by doc_id, as far as they are stored. Blocks."""
+        """Return the documents of passages by doc_id, as far as they are stored. Blocks."""
         doc_ids = {passage.chunk.doc_id for passage in passages}
         if not doc_ids:
             return {}
@@ -214,13 +202,21 @@ class PassageSearch:
         page = self._retriever.catalog.page(len(doc_ids), None, named, scope=scope)
         return {info.doc_id: info for info in page.documents}
 
-    def why_nothing(self, choices: SearchChoices, query: SearchQuery, found: FoundPassages) -> str:
+    def urls_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, str]:
+        """Return, by doc_id, the URLs in the metadata of the passages' documents. Blocks."""
+        found = self.documents_of(passages, scope)
+        urls = {doc_id: info.metadata.get("url") for doc_id, info in found.items()}
+        return {doc_id: url for doc_id, url in urls.items() if isinstance(url, str) and url}
+
+    def why_nothing(self, choices: SearchChoices, found: FoundPassages) -> str:
         """Say why a search has no passages. Blocks."""
+        query = found.query
+        assert query is not None
         if found.below_floor:
             return (
                 f"nothing was found above min_score {query.min_score:g}: the best of "
                 f"{len(found.below_floor)} passages has {found.below_floor[0]:.4g} "
-                f"({ranked_by(query, found)})"
+                f"({found.ranked_by})"
             )
         if self._retriever.catalog.counts(scope=query.scope).documents:
             return "no passage was found"
@@ -230,28 +226,6 @@ class PassageSearch:
             f"there is no collection {query.scope.collection!r} (GET /admin/collections lists "
             "those that have documents)"
         )
-
-
-def _check_floor(floor: float | None, mode: SearchMode) -> None:
-    """Raise InvalidRequest if no passage can have such a score."""
-    highest = _HIGHEST_SCORES.get(mode)
-    if floor is None or highest is None or floor <= highest:
-        return
-    remedy = "lower it"
-    if mode == "hybrid":
-        remedy += ", or choose retrieval dense, whose scores are cosines"
-    raise InvalidRequest(
-        f"min_score must be at most {highest:.4g} with retrieval {mode}, whose scores are "
-        f"{_MEANINGS[mode]}, not {floor:g}: {remedy}",
-        field="min_score",
-    )
-
-
-def ranked_by(query: SearchQuery, found: FoundPassages) -> RankedBy:
-    """Return what `score` is: that of the reranker, where it was asked and did answer."""
-    if query.rerank and all(passage.rerank_score is not None for passage in found.passages):
-        return "reranker"
-    return _RANKED_BY[query.mode]
 
 
 def citations(

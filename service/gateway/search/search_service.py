@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from service.errors import InvalidRequest
 from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
 from service.gateway.schemas.answer import FoundPassage
 from service.gateway.schemas.search import SearchRequest, SearchResponse, SearchResult
 from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.passage_search import (
-    FoundPassages,
-    PassageSearch,
-    SearchQuery,
-    citations,
-    ranked_by,
-)
+from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
+from service.gateway.search.search_query import search_query
 from service.settings import Settings
 
 
@@ -23,6 +20,7 @@ class SearchService:
     def __init__(
         self,
         retriever: AsyncRetriever,
+        passages: PassageSearch,
         limiter: ConcurrencyLimiter,
         settings: Settings,
         *,
@@ -30,7 +28,7 @@ class SearchService:
     ) -> None:
         """`top_k`: passages, where a request does not say."""
         self._retriever = retriever
-        self._passages = PassageSearch(retriever, settings)
+        self._passages = passages
         self._limiter = limiter
         self._settings = settings
         self._top_k = top_k
@@ -46,47 +44,34 @@ class SearchService:
             DeadlineExceeded: The deadline passed meanwhile.
         """
         _check_text(request.query, self._settings.max_question_chars)
-        query = self._passages.query(
-            request, request.query, tenant=call.principal.tenant, top_k=max(1, self._top_k)
+        query = search_query(
+            request,
+            request.query,
+            tenant=call.principal.tenant,
+            top_k=max(1, self._top_k),
+            settings=self._settings,
         )
         self._retriever.require()
         slot = self._limiter.acquire(0, call.principal.key_id)
         try:
-            return await before_deadline(self._run(request, query), call)
+            searching = self._passages.search(
+                partial(self._passages.find, query),
+                partial(self._response, request),
+                rerank=query.rerank,
+            )
+            return await before_deadline(searching, call)
         finally:
             slot.close()
 
-    async def _run(self, request: SearchRequest, query: SearchQuery) -> SearchResponse:
-        """One visit to a search thread, as in an answer; a reranker makes it two."""
-        if not query.rerank:
-            return await self._retriever.run(
-                lambda: self._response(request, query, self._passages.find(query))
-            )
-        found = await self._retriever.run(self._passages.find, query)
-        reranked = await self._passages.rerank(query, found)
-        return await self._retriever.run(self._response, request, query, reranked)
-
-    def _response(
-        self, request: SearchRequest, query: SearchQuery, found: FoundPassages
-    ) -> SearchResponse:
+    def _response(self, request: SearchRequest, found: FoundPassages) -> SearchResponse:
+        query = found.query
+        assert query is not None
         warnings = list(found.warnings)
         if not found.passages:
-            warnings.append(self._passages.why_nothing(request, query, found))
+            warnings.append(self._passages.why_nothing(request, found))
         stages = {"embed": found.embed_s, "retrieve": found.retrieve_s}
         if query.rerank:
             stages["rerank"] = found.rerank_s
-        return SearchResponse(
-            collection=query.scope.collection,
-            retrieval=query.mode,
-            ranked_by=ranked_by(query, found),
-            results=self._results(request, query, found),
-            stages=stages,
-            warnings=warnings,
-        )
-
-    def _results(
-        self, request: SearchRequest, query: SearchQuery, found: FoundPassages
-    ) -> list[SearchResult]:
         infos = self._passages.documents_of(found.passages, query.scope)
         results = []
         for cited in citations(found.passages, with_text=request.include_text):
@@ -95,7 +80,14 @@ class SearchService:
             metadata = {} if info is None else dict(info.metadata)
             fields = cited.model_dump(include=set(FoundPassage.model_fields))
             results.append(SearchResult(**fields, metadata=metadata))
-        return results
+        return SearchResponse(
+            collection=query.scope.collection,
+            retrieval=query.mode,
+            ranked_by=found.ranked_by,
+            results=results,
+            stages=stages,
+            warnings=warnings,
+        )
 
 
 def _check_text(text: str, limit: int) -> None:

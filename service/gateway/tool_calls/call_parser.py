@@ -76,19 +76,17 @@ _NO_CALL = "what began like a tool call is none, and stays text"
 class CallParser:
     """Parses one answer.
 
+    Args:
+        form: In which the model writes calls.
+        tools: That it may call.
+        early: Pass on calls before they are complete.
+
     Attributes:
         answer: What was passed on so far.
         warnings: For the client.
     """
 
     def __init__(self, form: ToolForm, tools: ToolSet, *, early: bool) -> None:
-        """Nothing has come yet.
-
-        Args:
-            form: In which the model writes calls.
-            tools: That it may call.
-            early: Pass on calls before they are complete.
-        """
         self._form = form
         self._tools = tools
         self._early = early
@@ -152,7 +150,7 @@ class CallParser:
             self._held = self._held[at + len(opens) :]
             self._inside = True
             return
-        keep = _overlap(self._held, opens)
+        keep = overlap(self._held, opens)
         text = self._held[: len(self._held) - keep].rstrip()
         out.append(Text(text))
         self._held = self._held[len(text) :]
@@ -288,7 +286,7 @@ class CallParser:
         return out
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Return the length of the longest end of `text` that begins `mark`, but is not all of it."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):

@@ -16,6 +16,9 @@ _OPENS, _CLOSES = "{[", "}]"
 class CallReader:
     """One object, read character by character.
 
+    Args:
+        name: Where the name stands before the object, and the object is the arguments.
+
     Attributes:
         name: Once it is known.
         arguments: The text of the arguments so far.
@@ -24,11 +27,6 @@ class CallReader:
     """
 
     def __init__(self, name: str | None = None) -> None:
-        """Begin with the object's `{`.
-
-        Args:
-            name: Where the name stands before the object, and the object is the arguments.
-        """
         self.name = name
         self.arguments = ""
         self.complete = False

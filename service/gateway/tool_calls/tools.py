@@ -27,7 +27,7 @@ NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 
 @dataclass(frozen=True)
 class Tool:
-    """A function.
+    """A function that an answer may call.
 
     Attributes:
         name: Of letters, digits, `_`, `.` and `-`.
@@ -87,7 +87,7 @@ class ToolSet:
 
 @dataclass(frozen=True)
 class ToolForm:
-    """A form.
+    """A form in which models write calls.
 
     Attributes:
         name: Its name in settings.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from typing import TypeVar
 
 from service.errors import Overloaded, WorkerUnavailable, from_code
 from service.gateway.worker_client.connection import WorkerConnection
@@ -23,17 +24,19 @@ from service.messages.requests import (
     Abort,
     AskGate,
     AskHoldings,
-    ChunkTokens,
     Explain,
     Generate,
+    Message,
     Precompute,
     Prefetch,
     Purge,
 )
 
+R = TypeVar("R", Explained, Purged, GateStates)
+
 
 class WorkerClient(WorkerConnection):
-    """The implementation of `protocol.Worker`."""
+    """The implementation of `protocol.Worker`, which says what the calls do."""
 
     async def submit(self, request: Generate) -> AsyncGenerator[Event, None]:
         """Generate an answer. Closing or cancelling the generator aborts it in the worker.
@@ -57,14 +60,7 @@ class WorkerClient(WorkerConnection):
                     self.abort(request.id, "disconnect")
 
     async def explain(self, request: Generate) -> Forecast:
-        """What a request would take. Raises the error that the worker reports."""
-        with self.call(request.id, Explain(request)) as queue:
-            reply = await queue.get()
-            if isinstance(reply, Explained):
-                return reply.forecast
-            if isinstance(reply, Failed):
-                raise from_code(reply.code, reply.message, reply.field)
-            raise WorkerUnavailable(f"the worker explained with {type(reply).__name__}")
+        return (await self._ask(request.id, Explain(request), Explained)).forecast
 
     def abort(self, request_id: str, reason: str) -> None:
         """Stop a sequence, whose stream then ends with the worker's Done, or a precompute call."""
@@ -81,14 +77,7 @@ class WorkerClient(WorkerConnection):
         with contextlib.suppress(WorkerUnavailable, Overloaded):
             self.send(AskHoldings())
 
-    async def precompute(
-        self,
-        system: list[int],
-        chunks: Sequence[ChunkTokens],
-        prefix_mode: str,
-        tenant: str,
-        lora: str = "",
-    ) -> AsyncGenerator[Precomputed, None]:
+    async def precompute(self, message: Precompute) -> AsyncGenerator[Precomputed, None]:
         """Compute and store the KV of chunks. Raises the error that the worker reports.
 
         Closing or cancelling the generator keeps the worker from storing those that are left.
@@ -96,9 +85,8 @@ class WorkerClient(WorkerConnection):
         Yields:
             One reply per chunk, as it is done.
         """
-        message = Precompute(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant, lora)
         with self.call(message.id, message) as queue:
-            left = len(chunks)
+            left = len(message.documents)
             try:
                 while left:
                     reply = await queue.get()
@@ -112,26 +100,20 @@ class WorkerClient(WorkerConnection):
                 if left:
                     self.abort(message.id, "disconnect")
 
-    async def purge(
-        self, system: list[int], chunks: Sequence[ChunkTokens], prefix_mode: str, tenant: str
-    ) -> Purged:
-        """Delete the KV of chunks in every tier. Raises the error that the worker reports."""
-        message = Purge(uuid.uuid4().hex, system, list(chunks), prefix_mode, tenant)
-        with self.call(message.id, message) as queue:
-            reply = await queue.get()
-            if isinstance(reply, Purged):
-                return reply
-            if isinstance(reply, Failed):
-                raise from_code(reply.code, reply.message, reply.field)
-            raise WorkerUnavailable(f"the worker answered a purge with {type(reply).__name__}")
+    async def purge(self, message: Purge) -> Purged:
+        return await self._ask(message.id, message, Purged)
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
-        """The states of methods at the correctness gate, after `reset` of one ("": of all)."""
         message = AskGate(uuid.uuid4().hex, reset)
-        with self.call(message.id, message) as queue:
+        return await self._ask(message.id, message, GateStates)
+
+    async def _ask(self, call_id: str, message: Message, kind: type[R]) -> R:
+        """Send a message that has one reply. Raises the error that the worker reports."""
+        with self.call(call_id, message) as queue:
             reply = await queue.get()
-            if isinstance(reply, GateStates):
-                return reply
-            if isinstance(reply, Failed):
-                raise from_code(reply.code, reply.message, reply.field)
-            raise WorkerUnavailable(f"the worker told of its gate with {type(reply).__name__}")
+        if isinstance(reply, kind):
+            return reply
+        if isinstance(reply, Failed):
+            raise from_code(reply.code, reply.message, reply.field)
+        asked, got = type(message).__name__, type(reply).__name__
+        raise WorkerUnavailable(f"the worker answered {asked} with {got}")

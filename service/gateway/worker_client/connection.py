@@ -53,6 +53,18 @@ HELLO = Hello()
 class WorkerConnection:
     """A ZeroMQ DEALER socket to one worker, and the calls that are open on it.
 
+    Args:
+        heartbeat_timeout_s: Silence after which a ready worker counts as gone.
+        hello_every_s: Pause between two Hello messages until the worker is ready.
+        on_stats: Called at every heartbeat.
+        on_change: Called with True when the worker becomes ready, False when it is gone.
+        on_left: Called for every request that was aborted early, with the number of tokens
+            that the worker still generated for it, by the worker's own count.
+        on_holdings: Called when the worker tells what its memory tier holds.
+        hello: What is said first; with a lease, it is renewed ten times in each.
+        secret: Of the fleet; empty: there is none.
+        refuse: Asked why a worker that would be ready cannot be used; None: it can.
+
     Attributes:
         ready: What the worker said when it was ready; None while it is not.
         stats: Its latest heartbeat.
@@ -76,20 +88,6 @@ class WorkerConnection:
         secret: str = "",
         refuse: Callable[[Ready], str | None] = lambda ready: None,
     ) -> None:
-        """Not connected yet.
-
-        Args:
-            heartbeat_timeout_s: Silence after which a ready worker counts as gone.
-            hello_every_s: Pause between two Hello messages until the worker is ready.
-            on_stats: Called at every heartbeat.
-            on_change: Called with True when the worker becomes ready, False when it is gone.
-            on_left: Called for every request that was aborted early, with the number of tokens
-                that the worker still generated for it, by the worker's own count.
-            on_holdings: Called when the worker tells what its memory tier holds.
-            hello: What is said first; with a lease, it is renewed ten times in each.
-            secret: Of the fleet; empty: there is none.
-            refuse: Asked why a worker that would be ready cannot be used; None: it can.
-        """
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._hello_every_s = hello_every_s
         self._on_stats = on_stats
@@ -213,7 +211,7 @@ class WorkerConnection:
             raise Overloaded("the worker does not take messages", retry_after_s=RETRY_AFTER_S)
 
     def note_left(self, call_id: str, tokens: int) -> None:
-        """A call ends early, after so many tokens; what comes for it later is counted."""
+        """Note that a call ends early, after so many tokens, to count what comes for it later."""
         self._left[call_id] = tokens
 
     # -- replies ---------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from service.messages.replies import (
@@ -16,7 +16,7 @@ from service.messages.replies import (
     TokenItem,
 )
 from service.messages.reports import Forecast
-from service.messages.requests import ChunkTokens, Generate, Prefetch
+from service.messages.requests import Generate, Precompute, Prefetch, Purge
 
 Event = TokenItem | Done | Failed
 
@@ -40,7 +40,7 @@ class Worker(Protocol):
         ...
 
     def require(self) -> Ready:
-        """What `ready` holds.
+        """Return what `ready` holds.
 
         Raises:
             WorkerUnavailable: The worker is not ready.
@@ -56,7 +56,7 @@ class Worker(Protocol):
         ...
 
     async def explain(self, request: Generate) -> Forecast:
-        """What a request would take."""
+        """Return what a request would take."""
         ...
 
     def abort(self, request_id: str, reason: str) -> None:
@@ -67,36 +67,24 @@ class Worker(Protocol):
         """Hint that these chunks will be needed."""
         ...
 
-    def precompute(
-        self,
-        system: list[int],
-        chunks: Sequence[ChunkTokens],
-        prefix_mode: str,
-        tenant: str,
-        lora: str = "",
-    ) -> AsyncGenerator[Precomputed, None]:
+    def precompute(self, message: Precompute) -> AsyncGenerator[Precomputed, None]:
         """Compute and store the KV of chunks.
-
-        Args:
-            system: Token ids of the system prompt.
-            chunks: Of one tenant.
-            prefix_mode: What chunks attend to, see `service.prompt.PromptFormat`.
-            tenant: Whose they are.
-            lora: The LoRA adapter that they are computed with; "": the base model.
 
         Yields:
             One reply per chunk, as it is done.
         """
         ...
 
-    async def purge(
-        self, system: list[int], chunks: Sequence[ChunkTokens], prefix_mode: str, tenant: str
-    ) -> Purged:
-        """Delete the KV of chunks in every tier; arguments as for `precompute`."""
+    async def purge(self, message: Purge) -> Purged:
+        """Delete the KV of chunks in every tier.
+
+        Raises:
+            WorkerUnavailable: A worker may still hold some; one whose process has ended holds none.
+        """
         ...
 
     async def gate(self, *, reset: str | None = None) -> GateStates:
-        """The states of methods at the correctness gate.
+        """Return the states of methods at the correctness gate.
 
         Args:
             reset: A fusion method whose checks are forgotten first; "": all; None: none.

@@ -35,6 +35,18 @@ _TAIL_BYTES = 8192
 class Supervisor:
     """Starts the worker, restarts it when it dies or falls silent, and stops it at the end.
 
+    Args:
+        connection: Connected to every new worker.
+        settings: Makes the worker's settings for an address.
+        on_refused: Called with the reason if the worker will never start.
+        on_restart: Called before every start but the first.
+        command: Starts the worker process.
+        backoff_s: First and longest pause between two starts.
+        stop_timeout_s: How long a worker may take to finish before it is terminated.
+        next_address: Returns the address of the next worker, given that of the one before, ""
+            for the first; None: sockets in a folder of this process.
+        environment: Variables of the worker that go before those of this process.
+
     Attributes:
         address: Of the worker that runs, or ran last; "" before the first.
         restarts: How often the worker was started again.
@@ -54,20 +66,6 @@ class Supervisor:
         next_address: Callable[[str], str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            connection: Connected to every new worker.
-            settings: Makes the worker's settings for an address.
-            on_refused: Called with the reason if the worker will never start.
-            on_restart: Called before every start but the first.
-            command: Starts the worker process.
-            backoff_s: First and longest pause between two starts.
-            stop_timeout_s: How long a worker may take to finish before it is terminated.
-            next_address: Returns the address of the next worker, given that of the one before, ""
-                for the first; None: sockets in a folder of this process.
-            environment: Variables of the worker that go before those of this process.
-        """
         self._connection = connection
         self._settings = settings
         self._on_refused = on_refused

@@ -7,11 +7,9 @@ from torch import Tensor
 from service.messages.replies import Reply, TokenItem
 from service.worker.engine.endings import Endings
 from service.worker.forward.batch_decoder import BatchDecoder
-from service.worker.kv.pool import KVPool
-from service.worker.model.decoder import DecoderModel
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.logprobs import token_logprobs
-from service.worker.sequences.sequence import EngineSequence, prompt_tokens
+from service.worker.sequences.sequence import EngineSequence, prompt_ids
 
 MOST_ROWS = 8
 """Rows of a step up to which drafts are made: a CPU's cores multiply eight at a time."""
@@ -21,9 +19,6 @@ class Answering:
     """Decodes the running sequences.
 
     Args:
-        pool: where their KV is.
-        endings: ends answers that are complete.
-        replies: takes their tokens.
         draft_tokens: most tokens of a draft; 0 for no drafts.
 
     Attributes:
@@ -32,15 +27,9 @@ class Answering:
     """
 
     def __init__(
-        self,
-        decoder: DecoderModel,
-        pool: KVPool,
-        endings: Endings,
-        replies: list[Reply],
-        *,
-        draft_tokens: int,
+        self, decoder: BatchDecoder, endings: Endings, replies: list[Reply], draft_tokens: int
     ) -> None:
-        self._decoder = BatchDecoder(decoder, pool)
+        self._decoder = decoder
         self._draft_tokens = draft_tokens
         self._endings = endings
         self._replies = replies
@@ -89,7 +78,7 @@ class Answering:
         if forced := sequence.sampler.forced(most):
             return forced
         if sequence.drafter is None:
-            sequence.drafter = Drafter(prompt_tokens(sequence.request).tolist())
+            sequence.drafter = Drafter(prompt_ids(sequence.request).tolist())
         return sequence.drafter.draft(sequence.tokens, most)
 
     def _sampled(

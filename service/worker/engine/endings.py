@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from service.errors import KvstitchError
 from service.messages.replies import Done, Failed, Reply
 from service.worker.engine.scheduler import Scheduler
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.segment_load import PartialLoad
-from service.worker.prefix_cache.in_pool import PromptsInPool
-from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.prefix_cache.in_pool import PrefixCache
+from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.report import report
 from service.worker.sequences.reuse import cached_prompt
 from service.worker.sequences.sequence import EngineSequence
@@ -18,56 +18,42 @@ from service.worker.sequences.sequence import EngineSequence
 log = logging.getLogger("kvstitch.engine")
 
 
+@dataclass(frozen=True)
 class Endings:
     """Ends the sequences of one engine.
 
-    Args:
-        prompts: takes over answered prompts that others may continue.
+    Attributes:
+        prefix_cache: takes over answered prompts that others may continue.
         precompute_queue: computes chunks again that should have been stored.
         replies: takes a `Done` or `Failed` for every sequence.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        launcher: PrefillLauncher,
-        prompts: PromptsInPool,
-        precompute_queue: PrecomputeQueue,
-        replies: list[Reply],
-    ) -> None:
-        self._scheduler = scheduler
-        self._launcher = launcher
-        self._prompts = prompts
-        self._precompute_queue = precompute_queue
-        self._replies = replies
+    scheduler: Scheduler
+    loads: PromptLoads
+    prefix_cache: PrefixCache
+    precompute_queue: PrecomputeQueue
+    replies: list[Reply]
 
     def finish(self, sequence: EngineSequence, reason: str) -> None:
         """End a sequence whose answer is complete, or that was stopped."""
         if "first_token" in sequence.clock.stages:
             sequence.clock.close("decode")
-        cached = cached_prompt(sequence) if self._prompts.on else None
+        cached = cached_prompt(sequence) if self.prefix_cache.on else None
         if cached is not None:
-            self._prompts.keep(cached)
+            self.prefix_cache.keep(cached)
             sequence.kv = None
         self._release(sequence)
-        for load in sequence.segments:
-            if load is not None and load.missed:
-                self._precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
-        self._replies.append(Done(sequence.id, reason, report(sequence)))
+        self.precompute_queue.add_missed(sequence.segments)
+        self.replies.append(Done(sequence.id, reason, report(sequence)))
 
     def fail(self, sequence: EngineSequence, error: Exception) -> None:
         """End a sequence that cannot be answered."""
         if not isinstance(error, KvstitchError):
             log.error("request %s failed", sequence.id, exc_info=error)
         self._release(sequence)
-        self._replies.append(Failed.of(sequence.id, error))
+        self.replies.append(Failed.of(sequence.id, error))
 
     def _release(self, sequence: EngineSequence) -> None:
-        self._scheduler.remove(sequence)
-        self._launcher.stop_loading(sequence)
-        if sequence.steps is not None:
-            sequence.steps.close()
-            sequence.steps = None
-        if sequence.kv is not None:
-            sequence.kv.release()
-            sequence.kv = None
+        self.scheduler.remove(sequence)
+        self.loads.stop(sequence)
+        sequence.release()

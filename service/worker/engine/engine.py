@@ -23,6 +23,7 @@ from service.worker.engine.explainer import Explainer
 from service.worker.engine.idle_work import IdleWork
 from service.worker.engine.prefilling import Prefilling
 from service.worker.engine.scheduler import Scheduler, StepBudget
+from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
@@ -33,17 +34,18 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.planner.estimates import Line
 from service.worker.planner.planner import Planner
-from service.worker.prefix_cache.in_pool import PromptsInPool
-from service.worker.prefix_cache.on_disk import PromptsOnDisk
+from service.worker.prefix_cache.in_pool import PrefixCache
+from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.prefix_cache.prompts import holds
-from service.worker.prefix_cache.writer import PromptWriter
+from service.worker.prefix_cache.writer import PrefixWriter
 from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.prompt_reader import PromptReader
+from service.worker.sequences.prefix_reader import PrefixReader
+from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.reuse import find_reuse
-from service.worker.sequences.sequence import prompt_tokens
+from service.worker.sequences.sequence import prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -67,10 +69,9 @@ class Engine:
             that is stored is loaded. Chunks in the memory tier are always used.
         sketches: whether a sketch is computed with every chunk, for SamKV; else when it asks.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
-        prompts: where prompts are stored that are asked more than once; None: nowhere.
+        disk_prefix_cache: takes prompts that are asked more than once; None: there is none.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
-        make_pool: makes the KV pool.
         grammars: compiles what answers must match; None: no request may ask for that.
     """
 
@@ -88,7 +89,7 @@ class Engine:
         planner: bool = True,
         sketches: bool = False,
         prefix_cache: bool = False,
-        prompts: PromptsOnDisk | None = None,
+        disk_prefix_cache: DiskPrefixCache | None = None,
         draft_tokens: int = 0,
         checks: GateSettings | None = None,
         grammars: Grammars | None = None,
@@ -96,8 +97,8 @@ class Engine:
     ) -> None:
         self.decoder = decoder
         self.store = store
-        self.streams = loader.streams
-        self.prompts_on_disk = prompts
+        self.loader = loader
+        self.disk_prefix_cache = disk_prefix_cache
         facts = facts or ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
         self._replies: list[Reply] = []
         self._step_budget = StepBudget()
@@ -111,27 +112,28 @@ class Engine:
             dtype=decoder.dtype,
             device=decoder.device,
         )
-        self.prompts_in_pool = PromptsInPool(self.pool, on=prefix_cache, stores=prompts is not None)
+        self.prefix_cache = PrefixCache(
+            self.pool, on=prefix_cache, stores=disk_prefix_cache is not None
+        )
 
         # How long things take, and what is loaded or computed because of that.
         self.estimator = Planner(decoder, loader.streams.estimates, deciding=planner)
         self.planner = self.estimator if planner else None
-        reader = PromptReader(decoder, prompts, self.estimator) if prompts else None
+        reader = (
+            PrefixReader(decoder, disk_prefix_cache, self.estimator) if disk_prefix_cache else None
+        )
 
         # Chunks that are computed by themselves, and prompts that are computed with chunks.
         chunks = ChunkPrefill(decoder, loader.load_chunk)
         self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
-        self._launcher = PrefillLauncher(
-            decoder, facts, addressing, loader, missing, self.planner, reader
-        )
+        self._loads = PromptLoads(loader, self.planner, reader)
+        launcher = PrefillLauncher(decoder, facts, self._loads, missing)
 
         # What spare time is for.
-        self.gate = (
-            Gate.of(checks, self._launcher, self.pool, self.precompute_queue) if checks else None
-        )
-        writer = PromptWriter(self.prompts_in_pool, reader.store, reader.worth) if reader else None
+        self.gate = Gate(checks, launcher, self.pool, self.precompute_queue) if checks else None
+        writer = PrefixWriter(self.prefix_cache, reader.store, reader.worth) if reader else None
         self.idle_work = IdleWork(self.precompute_queue, self.gate, writer)
 
         # The way of a request: admitted (or explained), prefilled, answered, ended.
@@ -139,7 +141,7 @@ class Engine:
             decoder,
             addressing,
             facts,
-            pool_tokens=pool_tokens,
+            pool_tokens,
             replace=self.gate.replacement if self.gate else None,
             grammars=grammars,
         )
@@ -148,24 +150,19 @@ class Engine:
             self.admission,
             loader.streams,
             self.estimator,
-            in_pool=self.prompts_in_pool,
+            prefix_cache=self.prefix_cache,
             reader=reader,
         )
         self._endings = Endings(
-            self.scheduler,
-            self._launcher,
-            self.prompts_in_pool,
-            self.precompute_queue,
-            self._replies,
+            self.scheduler, self._loads, self.prefix_cache, self.precompute_queue, self._replies
         )
-        self.answering = Answering(
-            decoder, self.pool, self._endings, self._replies, draft_tokens=draft_tokens
-        )
+        batches = BatchDecoder(decoder, self.pool)
+        self.answering = Answering(batches, self._endings, self._replies, draft_tokens)
         self.prefilling = Prefilling(
             self.scheduler,
-            self._launcher,
+            launcher,
             self.pool,
-            self.prompts_in_pool,
+            self.prefix_cache,
             estimator=self.estimator,
             gate=self.gate,
             answering=self.answering,
@@ -180,7 +177,7 @@ class Engine:
     @property
     def pool_free_share(self) -> float:
         """Share of the KV pool that a sequence could get, 0 to 1. For any thread."""
-        return min(1.0, self.pool.free_share + self.prompts_in_pool.share)
+        return min(1.0, self.pool.free_share + self.prefix_cache.share)
 
     @property
     def _busy(self) -> bool:
@@ -199,9 +196,9 @@ class Engine:
             KvstitchError: it can never be answered, or the queue is full.
         """
         sequence = self.admission.sequence(request, arrived or time.monotonic())
-        sequence.reuse = find_reuse(self.prompts_in_pool, sequence)
+        sequence.reuse = find_reuse(self.prefix_cache, sequence)
         self.scheduler.add(sequence)
-        self._launcher.start_loading(sequence)
+        self._loads.start(sequence)
 
     def explain(self, request: Generate) -> None:
         """Start a forecast of what the request would cost, which an `Explained` will hold.
@@ -227,21 +224,24 @@ class Engine:
         Returns:
             False if prompts on disk could not be deleted: ask again.
         """
-        self.idle_work.forget(keys, texts)
-        self.prompts_in_pool.forget(texts)
+        self.precompute_queue.forget(keys, texts)
+        if self.gate is not None:
+            self.gate.forget(keys)
+        self.prefix_cache.forget(texts)
         for sequence in self.scheduler.active:
-            tokens = prompt_tokens(sequence.request)
+            tokens = prompt_ids(sequence.request)
             sequence.deleted |= any(holds(tokens, ids) for ids in texts)
-        return self.prompts_on_disk is None or bool(self.prompts_on_disk.forget(texts))
+        return self.disk_prefix_cache is None or bool(self.disk_prefix_cache.forget(texts))
 
     def forget_all(self) -> None:
         """Drop everything that may hold deleted text, but for what is stored.
 
-        For when it is not known what was deleted. Requests that are being answered end as they
-        would.
+        Requests that are being answered end as they would.
         """
-        self.idle_work.forget_all()
-        self.prompts_in_pool.forget_all()
+        self.precompute_queue.forget_all()
+        if self.gate is not None:
+            self.gate.forget(None)
+        self.prefix_cache.forget_all()
         for sequence in self.scheduler.active:
             sequence.deleted = True
 
@@ -254,10 +254,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Reply]:
-        """Do one round of work; a fault in one sequence ends only that sequence.
+        """Do one round of work; return the replies since the last call.
 
-        Returns:
-            The replies since the last call.
+        A fault in one sequence ends only that sequence.
         """
         for sequence in self.scheduler.active:
             if sequence.abort_reason:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from service.messages.replies import Explained, Failed
@@ -20,56 +20,48 @@ from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
-from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.prompts import Place
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
-from service.worker.sequences.prompt_reader import PromptReader
+from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.report import reused_by_segment
 from service.worker.sequences.reuse import new_prompt
 from service.worker.sequences.sequence import EngineSequence
 
+Lookup = tuple[EngineSequence, dict[str, str], Future[None]]
+"""A request's sequence, the tiers of its chunks by key, and when these are found."""
 
+
+@dataclass(frozen=True)
 class Explainer:
     """Makes the forecasts of one engine.
 
-    Args:
-        planner: estimates how long loads and prefills take.
-        in_pool: has the prompts in the KV pool that a request would continue.
+    Attributes:
         reader: finds those on disk; None if none are stored.
     """
 
-    def __init__(
-        self,
-        decoder: DecoderModel,
-        admission: Admission,
-        streams: StreamReader,
-        planner: Planner,
-        *,
-        in_pool: PromptsInPool,
-        reader: PromptReader | None,
-    ) -> None:
-        self._decoder = decoder
-        self._admission = admission
-        self._streams = streams
-        self._planner = planner
-        self._in_pool = in_pool
-        self._reader = reader
-        self._lookups: list[tuple[EngineSequence, dict[str, str], Future[None]]] = []
+    decoder: DecoderModel
+    admission: Admission
+    streams: StreamReader
+    planner: Planner
+    prefix_cache: PrefixCache
+    reader: PrefixReader | None
+    _lookups: list[Lookup] = field(default_factory=list)
 
     def begin(self, request: Generate) -> None:
-        """Starts to look up the request's chunks in the tiers.
+        """Start to look up the request's chunks in the tiers.
 
         Raises:
             KvstitchError: the request would be refused.
         """
-        sequence = self._admission.sequence(request, time.monotonic())
+        sequence = self.admission.sequence(request, time.monotonic())
         tiers: dict[str, str] = {}
         wanted = [address for address in sequence.addresses if address is not None]
-        self._lookups.append((sequence, tiers, self._streams.find(wanted, tiers.update)))
+        self._lookups.append((sequence, tiers, self.streams.find(wanted, tiers.update)))
 
     def finished(self, *, crowded: bool) -> list[Explained | Failed]:
-        """The results for requests whose look-ups are finished.
+        """Return the results for requests whose look-ups are finished.
 
         Args:
             crowded: whether other requests decode, which slows prefill.
@@ -81,18 +73,19 @@ class Explainer:
             try:
                 found.result()
                 forecast = self._forecast(sequence, tiers, crowded)
-                forecast = self._continuing(sequence, forecast, crowded)
-                replies.append(Explained(sequence.id, forecast))
+                replies.append(
+                    Explained(sequence.id, self._continuing(sequence, forecast, crowded))
+                )
             except Exception as error:
                 replies.append(Failed.of(sequence.id, error))
         return replies
 
     def _forecast(self, sequence: EngineSequence, tiers: dict[str, str], crowded: bool) -> Forecast:
         segments = found_segments(sequence, tiers)
-        planner = self._planner if self._planner.deciding else None
-        plan = plan_loads(sequence, segments, planner, self._streams.bytes_left(), crowded=crowded)
-        seconds, flops = self._planner.forecast(plan.prompt, [s.waiting for s in plan.loads])
-        full_flops = full_prefill(self._decoder, sequence.prompt_tokens)
+        planner = self.planner if self.planner.deciding else None
+        plan = plan_loads(sequence, segments, planner, self.streams.bytes_left(), crowded=crowded)
+        seconds, flops = self.planner.forecast(plan.prompt)
+        full_flops = full_prefill(self.decoder, sequence.prompt_tokens)
         computed = [s for s in segments if s.tier == UNCACHED or s in plan.recompute]
         recomputed = self._recomputed_tokens(plan, computed)
         system, *documents = [
@@ -106,48 +99,26 @@ class Explainer:
             flops=flops if plan.prompt.as_stored else min(flops, full_flops),
             full_prefill_flops=full_flops,
             first_token_s=seconds,
-            full_prefill_s=self._planner.compute_s(full_flops, crowded=crowded),
-            measured=self._planner.compute.measured
-            and all(self._planner.tiers.measured(s.tier) for s in segments if s.is_slow),
+            full_prefill_s=self.planner.compute_s(full_flops, crowded=crowded),
+            measured=self.planner.compute.measured
+            and all(self.planner.tiers.measured(s.tier) for s in segments if s.is_slow),
             warnings=sequence.warnings,
         )
 
     def _continuing(self, sequence: EngineSequence, fresh: Forecast, crowded: bool) -> Forecast:
-        """The forecast with what can be taken from an earlier prompt, if there is one.
-
-        Args:
-            fresh: the forecast without.
-        """
-        prompt = new_prompt(sequence) if self._in_pool.on else None
-        reuse = sequence.reuse = None if prompt is None else self._in_pool.look_up(prompt)
-        stored = None
-        if self._reader is not None:
-            without_s = None if reuse is not None else fresh.first_token_s
-            stored = self._reader.choose(sequence, without_s)
-        if stored is not None:
-            return self._continued(
-                sequence, fresh, stored.tokens, crowded, place="prompts", read_s=stored.read_s
-            )
-        return fresh if reuse is None else self._continued(sequence, fresh, reuse.tokens, crowded)
-
-    def _continued(
-        self,
-        sequence: EngineSequence,
-        fresh: Forecast,
-        reused: int,
-        crowded: bool,
-        *,
-        place: Place = "pool",
-        read_s: float = 0.0,
-    ) -> Forecast:
-        """The forecast where the first `reused` tokens are taken from an earlier prompt.
-
-        Args:
-            fresh: the forecast without it.
-            read_s: seconds of reading it.
-        """
+        """Return the forecast with what can be taken from an earlier prompt, if there is one."""
+        prompt = new_prompt(sequence) if self.prefix_cache.on else None
+        reuse = sequence.reuse = None if prompt is None else self.prefix_cache.look_up(prompt)
+        reused, read_s = 0 if reuse is None else reuse.tokens, 0.0
+        place: Place = "pool"
+        if self.reader is not None:
+            stored = self.reader.choose(sequence, fresh.first_token_s if reuse is None else None)
+            if stored is not None:
+                reused, read_s, place = stored.tokens, stored.read_s, "prompts"
+        if not reused:
+            return fresh
         rest = sequence.prompt_tokens - reused
-        flops = full_prefill(self._decoder, rest, behind=reused) if rest else 0.0
+        flops = full_prefill(self.decoder, rest, behind=reused) if rest else 0.0
         parts = reused_by_segment(sequence, reused)
         segments = [
             _continued_segment(*each, place)
@@ -161,7 +132,7 @@ class Explainer:
             reused_tokens=reused,
             reused_from=place,
             flops=flops,
-            first_token_s=read_s + self._planner.compute_s(flops, crowded=crowded),
+            first_token_s=read_s + self.planner.compute_s(flops, crowded=crowded),
         )
 
     def _recomputed_tokens(self, plan: LoadPlan, computed: list[FoundSegment]) -> int:
@@ -170,7 +141,7 @@ class Explainer:
         shape = PromptShape(
             tokens=prompt.tokens,
             question=prompt.question,
-            layers=self._decoder.layers,
+            layers=self.decoder.layers,
             uncached=prompt.uncached_tokens,
             documents=[*prompt.documents, *loaded],
         )
@@ -190,8 +161,11 @@ class Explainer:
         if loaded and segment.is_slow:
             assert segment.address is not None
             parts = len(parts_of(segment.address))
-            seconds = self._planner.tiers.seconds(segment.tier, segment.load_bytes, parts)
+            seconds = self.planner.tiers.seconds(segment.tier, segment.load_bytes, parts)
         documents = sequence.request.documents
+        computed: ColdMode | Literal[""] = ""
+        if segment.tokens and not loaded:
+            computed = "as_stored" if sequence.as_stored else "in_context"
         return SegmentForecast(
             chunk_id=documents[segment.number - 1].chunk_id if segment.number else -1,
             tokens=segment.tokens,
@@ -200,20 +174,13 @@ class Explainer:
             load_bytes=segment.load_bytes if loaded else 0,
             action="load" if loaded else "recompute",
             load_s=seconds,
-            computed=_computed(sequence, segment) if not loaded else "",
+            computed=computed,
             behind=len(documents[segment.number - 1].behind) if segment.number else 0,
         )
 
 
-def _computed(sequence: EngineSequence, segment: FoundSegment) -> ColdMode | Literal[""]:
-    """How a segment that is not loaded is computed; empty if it has no tokens."""
-    if not segment.tokens:
-        return ""
-    return "as_stored" if sequence.as_stored else "in_context"
-
-
 def _continued_segment(segment: SegmentForecast, reused: int, place: Place) -> SegmentForecast:
-    """A segment of a prompt that continues an earlier one: what is not reused is computed."""
+    """Return a segment of a prompt that continues another: what is not reused is computed."""
     nothing_read = replace(segment, reused=reused, load_bytes=0, load_s=0.0)
     if segment.tokens and reused == segment.tokens:
         return replace(nothing_read, tier=place, action="reuse", computed="")

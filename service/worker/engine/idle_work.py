@@ -1,73 +1,41 @@
-"""Work for times without requests: precompute, the gate's checks and storing prompts, in turns."""
+"""What the engine does in spare time: precomputing chunks, writing prompts, the gate's checks."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection
 from typing import Protocol
-
-from service.worker.gate.correctness_gate import Gate
-from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.prefix_cache.writer import PromptWriter
 
 log = logging.getLogger("kvstitch.engine")
 
 
 class Job(Protocol):
-    """One kind of idle work."""
+    """Work that is done one short step at a time."""
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do right now."""
-        ...
 
     def advance(self) -> None:
-        """Runs one step."""
-        ...
+        """Run one step."""
 
     def fail_current(self, error: Exception) -> None:
-        """Ends what the last step worked on, because it raised this error."""
-        ...
+        """End what the last step worked on, because it raised this error."""
 
 
 class IdleWork:
-    """Takes turns between steps of the precompute queue, of the gate and of the prompts' writer.
+    """Takes turns between steps of several jobs; none waits for another to finish."""
 
-    None waits for another to finish. Gate and writer may be None.
-    """
-
-    def __init__(
-        self, precompute_queue: PrecomputeQueue, gate: Gate | None, writer: PromptWriter | None
-    ) -> None:
-        self._queue = precompute_queue
-        self._gate = gate
-        self._jobs: deque[Job] = deque([precompute_queue])  # the one whose turn it is first
-        self._jobs.extend(job for job in (gate, writer) if job is not None)
+    def __init__(self, *jobs: Job | None) -> None:
+        self._jobs = deque(job for job in jobs if job is not None)  # whose turn it is first
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do right now."""
         return all(job.idle for job in self._jobs)
 
-    def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
-        """Drops work that uses these chunks, because they are about to be purged.
-
-        Args:
-            texts: their token ids.
-        """
-        self._queue.forget(keys, texts)
-        if self._gate is not None:
-            self._gate.forget(keys)
-
-    def forget_all(self) -> None:
-        """Drops all work that no caller waits for."""
-        self._queue.forget_all()
-        if self._gate is not None:
-            self._gate.forget(None)
-
     def advance(self) -> None:
-        """Runs one step of one of them; an error ends the chunk, check or copy that raised it."""
+        """Run one step of one of them; an error ends the chunk, check or copy that raised it."""
         job = next((job for job in self._jobs if not job.idle), None)
         if job is None:
             return

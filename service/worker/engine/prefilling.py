@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from service.worker.engine.answering import Answering
 from service.worker.engine.endings import Endings
@@ -12,79 +13,68 @@ from service.worker.gate.correctness_gate import Gate
 from service.worker.kv.pool import KVPool
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.planner.planner import Planner
-from service.worker.prefix_cache.in_pool import PromptsInPool
+from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.reuse import find_reuse
 from service.worker.sequences.sequence import EngineSequence
 
 
+@dataclass(frozen=True)
 class Prefilling:
     """The prefills of one engine.
 
-    Args:
+    Attributes:
         estimator: learns from every prefill how fast the device is.
         gate: checks first tokens; None if none are checked.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        launcher: PrefillLauncher,
-        pool: KVPool,
-        prompts: PromptsInPool,
-        *,
-        estimator: Planner,
-        gate: Gate | None,
-        answering: Answering,
-        endings: Endings,
-    ) -> None:
-        self._scheduler = scheduler
-        self._launcher = launcher
-        self._pool = pool
-        self._prompts = prompts
-        self._estimator = estimator
-        self._gate = gate
-        self._answering = answering
-        self._endings = endings
+    scheduler: Scheduler
+    launcher: PrefillLauncher
+    pool: KVPool
+    prefix_cache: PrefixCache
+    estimator: Planner
+    gate: Gate | None
+    answering: Answering
+    endings: Endings
 
     @property
     def can_go_on(self) -> bool:
         """Whether some prefill can run or start now, and does not only wait for its chunks."""
-        if any(not s.blocked for s in self._scheduler.prefilling):
+        if any(not s.blocked for s in self.scheduler.prefilling):
             return True
-        return self._scheduler.can_start(self._fits) is not None
+        return self.scheduler.can_start(self._fits) is not None
 
     def start_next(self) -> None:
         """Start the prefill of the next sequence, if one can start."""
-        sequence = self._scheduler.next_to_start(self._fits)
+        sequence = self.scheduler.next_to_start(self._fits)
         if sequence is None:
             return
-        running = self._scheduler.running
+        running = self.scheduler.running
         try:
             # Since it arrived, others that begin alike may have been computed.
-            found = find_reuse(self._prompts, sequence, running)
+            found = find_reuse(self.prefix_cache, sequence, running)
             if found is not None and (
                 sequence.reuse is None or found.tokens > sequence.reuse.tokens
             ):
-                self._launcher.drop_loads(sequence)
+                self.launcher.loads.drop(sequence)
                 sequence.reuse = found
-            kv = self._pool.reserve(self._launcher.reserved_tokens(sequence))
+            kv = self.pool.reserve(self.launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
-            self._launcher.launch(sequence, kv, crowded=bool(running))
-            self._prompts.count(sequence.reuse)
+            self.launcher.launch(sequence, kv, crowded=bool(running))
+            self.prefix_cache.count(sequence.reuse)
         except Exception as error:
-            self._endings.fail(sequence, error)
+            self.endings.fail(sequence, error)
 
     def _fits(self, sequence: EngineSequence) -> bool:
         """Return whether a sequence can start now. Makes room for it, if that helps."""
-        needed = self._launcher.reserved_tokens(sequence)
-        fits = self._pool.make_room(needed) or (
-            self._gate is not None and self._gate.give_way() and self._pool.make_room(needed)
+        needed = self.launcher.reserved_tokens(sequence)
+        fits = self.pool.make_room(needed) or (
+            self.gate is not None and self.gate.give_way() and self.pool.make_room(needed)
         )
         if sequence.reuse is not None and sequence.reuse.lost:
-            sequence.reuse = find_reuse(self._prompts, sequence)
+            sequence.reuse = find_reuse(self.prefix_cache, sequence)
             if sequence.reuse is None:
-                self._launcher.start_loading(sequence)
+                self.launcher.loads.start(sequence)
         return fits and sequence.loaded
 
     def advance(self, budget: StepBudget) -> None:
@@ -93,7 +83,7 @@ class Prefilling:
         As many as the budget allows; only one if no sequence decodes, so that aborts and new
         requests are noticed between steps.
         """
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         while (sequence := scheduler.next_prefill) is not None and not sequence.blocked:
             assert sequence.steps is not None
             started = time.monotonic()
@@ -103,7 +93,7 @@ class Prefilling:
             except StopIteration as end:
                 self._first_token(sequence, end.value)
             except Exception as error:
-                self._endings.fail(sequence, error)
+                self.endings.fail(sequence, error)
             seconds = time.monotonic() - started
             sequence.computed_s += seconds
             budget.prefilled(seconds)
@@ -116,33 +106,33 @@ class Prefilling:
         sequence.prefilled(result)
         sequence.kv.set_length(sequence.entries)
         for layer, rows in result.held.items():
-            kv_heads = self._launcher.decoder.kv_heads
+            kv_heads = self.launcher.decoder.kv_heads
             sequence.kv.remember(layer, [rows] * kv_heads, result.layout.tokens)
         sequence.clock.close("prefill")
         if sequence.reuse is None:  # else it may be too little to tell how fast the device is
             plans = [load.plan for load in sequence.segments if load is not None]
-            self._estimator.finished(sequence.flops, sequence.computed_s, plans)
-        self._launcher.stop_loading(sequence)
+            self.estimator.finished(sequence.flops, sequence.computed_s, plans)
+        self.launcher.loads.stop(sequence)
         try:
-            self._scheduler.start_running(sequence)
-            if self._gate is not None:
-                self._gate.answered(sequence, result)
-            if self._prompts.on:
+            self.scheduler.start_running(sequence)
+            if self.gate is not None:
+                self.gate.answered(sequence, result)
+            if self.prefix_cache.on:
                 sequence.logits = result.logits.clone()
-            self._answering.first_token(sequence, result.logits)
+            self.answering.first_token(sequence, result.logits)
             sequence.clock.close("first_token")
-            if sequence in self._scheduler.running:
+            if sequence in self.scheduler.running:
                 self._evict(sequence, result)
         except Exception as error:
-            self._endings.fail(sequence, error)
+            self.endings.fail(sequence, error)
 
     def _evict(self, sequence: EngineSequence, result: PrefillResult) -> None:
-        kv, decoder = sequence.kv, self._launcher.decoder
+        kv, decoder = sequence.kv, self.launcher.decoder
         assert kv is not None
         if sequence.eviction is not None:
             sequence.coverage = evict(
                 decoder,
-                self._launcher.facts,
+                self.launcher.facts,
                 kv,
                 sequence.eviction,
                 layout=result.layout,

@@ -49,7 +49,7 @@ class Scheduler:
         return next(ready, self.prefilling[0] if self.prefilling else None)
 
     def add(self, sequence: EngineSequence) -> None:
-        """Adds a sequence to the waiting ones.
+        """Add a sequence to the waiting ones.
 
         Raises:
             Overloaded: too many are waiting already.
@@ -63,7 +63,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def next_to_start(self, fits: Callable[[EngineSequence], bool]) -> EngineSequence | None:
-        """Moves the first sequence that can start to `prefilling`, and returns it."""
+        """Move the first sequence that can start to `prefilling`, and return it."""
         sequence = self.can_start(fits)
         if sequence is not None:
             self.waiting.remove(sequence)
@@ -71,13 +71,10 @@ class Scheduler:
         return sequence
 
     def can_start(self, fits: Callable[[EngineSequence], bool]) -> EngineSequence | None:
-        """The first sequence that can start, if there is room and all started prefills wait.
+        """Return the first sequence that can start, if there is room and all started prefills wait.
 
         A sequence whose chunks have not been found yet is overtaken; one that does not fit into the
         pool is not.
-
-        Args:
-            fits: whether a sequence fits into the pool.
         """
         if len(self.running) + len(self.prefilling) >= self._max_running:
             return None
@@ -89,12 +86,12 @@ class Scheduler:
         return None
 
     def start_running(self, sequence: EngineSequence) -> None:
-        """Moves a sequence whose prefill is finished to `running`."""
+        """Move a sequence whose prefill is finished to `running`."""
         self.prefilling.remove(sequence)
         self.running.append(sequence)
 
     def remove(self, sequence: EngineSequence) -> None:
-        """Removes a sequence that has finished, failed or been aborted from its queue."""
+        """Remove a sequence that has finished, failed or been aborted from its queue."""
         for queue in (self.waiting, self.prefilling, self.running):
             if sequence in queue:
                 queue.remove(sequence)
@@ -127,13 +124,13 @@ class StepBudget:
         self._idle_step_s = 0.0
 
     def decoded(self, seconds: float) -> None:
-        """Notes how long a decode step took; 0 if there was nothing to decode."""
+        """Note how long a decode step took; 0 if there was nothing to decode."""
         self._decode_s = seconds
         self._used_s = 0.0
         self._owe(seconds)
 
     def prefilled(self, seconds: float) -> None:
-        """Notes how long a prefill step took."""
+        """Note how long a prefill step took."""
         self._used_s += seconds
         self._step_s = seconds
         self._owe(seconds)
@@ -149,7 +146,7 @@ class StepBudget:
         return self._owed_s > 0 and self._owed_s >= self._idle_step_s
 
     def idle_work_stepped(self, seconds: float) -> None:
-        """Notes how long a step of idle work took."""
+        """Note how long a step of idle work took."""
         self._idle_step_s = seconds
         self._owed_s = max(0.0, self._owed_s - seconds)
 

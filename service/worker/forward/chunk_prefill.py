@@ -59,7 +59,6 @@ class ComputedChunk:
     """A chunk that was computed here, encoded for the store.
 
     Attributes:
-        chunk: its KV.
         sketch: its sketch, with the rounding that storing causes; None if none was asked for.
         flops: operations that this took, with those of its prefix if that was not at hand.
     """
@@ -76,9 +75,7 @@ class Rows:
     Attributes:
         cut: its rows among those of all chunks that are computed together.
         positions: of its tokens `[T]`.
-        end: the position after them.
-        k: keys before RoPE, per finished layer `[T, kv_heads, head_dim]`.
-        v: values, in the same form.
+        k: keys before RoPE, per finished layer `[T, kv_heads, head_dim]`; `v` are the values.
         sketch: is built on the way; None if none was asked for.
     """
 
@@ -197,7 +194,6 @@ def chunk_rows(
     """Compute keys before RoPE and values of chunks at every layer.
 
     Args:
-        decoder: the model, with their LoRA adapter.
         addresses: of the chunks, which stand behind the same parts.
         parts: KV of what stands before each of them.
     """

@@ -25,6 +25,7 @@ from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.model.attention import attend_last
 from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder import DecoderModel
+from service.worker.model.kernel_weights import kernel_weights
 from service.worker.steps import on_all_ranks
 
 
@@ -43,7 +44,6 @@ class Decodable(Protocol):
     @property
     def lora(self) -> str:
         """Name of its LoRA adapter, or ""."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ class Batch:
             of a KV head is the first of its entries in the layer's pool that the row sees, and
             their number, which includes the entry of the token that is fed in this step.
         size: number of rows, one for each token that is fed.
-        layers: number of layers.
         longest: an upper bound of the runs' lengths.
     """
 
@@ -144,7 +143,7 @@ def decode_step(
     sequences: Sequence[Decodable],
     drafts: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Feed every sequence its last token and a draft; all sequences must be of one pool.
+    """Feed every sequence of one pool its last token and a draft.
 
     Returns:
         Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence.
@@ -198,7 +197,7 @@ _KERNELS: WeakKeyDictionary[KVPool, Kernel | None] = WeakKeyDictionary()
 def _kernel(decoder: DecoderModel, pool: KVPool) -> Kernel | None:
     """Return the kernel that computes whole steps of this model in this pool, if there is one."""
     if pool not in _KERNELS:
-        _KERNELS[pool] = kernel_for(decoder.weights(), pool.k, pool.v)
+        _KERNELS[pool] = kernel_for(kernel_weights(decoder), pool.k, pool.v)
     return _KERNELS[pool]
 
 

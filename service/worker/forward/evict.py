@@ -31,8 +31,6 @@ def evict(
     """Shrink every layer of the cache to the entries that `method` keeps.
 
     Args:
-        layout: the prompt whose KV is in place.
-        observed: per layer, the tensor that `method.observe` returned.
         room: number of tokens still to be generated, for which KV stays reserved.
         original_tokens: tokens of the original prompt, if `method` started over with a shorter one
             (`layout`). Then all of the shorter prompt is kept, and the KV that was reserved for the

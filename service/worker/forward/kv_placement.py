@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -22,35 +23,26 @@ class PromptKV(Protocol):
     """The KV cache of one prompt."""
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
-        ...
+        """Return writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
 
 
+@dataclass
 class KVPlacer:
     """Writes a prompt's cached segments to its KV cache, layer by layer in ascending order.
 
     It is a context manager: transfers to a GPU end with it.
 
-    Args:
+    Attributes:
         cached: stored KV by segment, None where a segment has none.
         positions: RoPE positions of the cached keys `[n]`.
-        kv: the cache.
     """
 
-    def __init__(
-        self,
-        decoder: DecoderModel,
-        layout: PromptLayout,
-        cached: Sequence[CachedSegment | None],
-        positions: Tensor,
-        kv: PromptKV,
-    ) -> None:
-        self._decoder = decoder
-        self._layout = layout
-        self._cached = cached
-        self._positions = positions
-        self._kv = kv
-        self._transfers: Transfers | None = None
+    decoder: DecoderModel
+    layout: PromptLayout
+    cached: Sequence[CachedSegment | None]
+    positions: Tensor
+    kv: PromptKV
+    _transfers: Transfers | None = None
 
     def __enter__(self) -> KVPlacer:
         return self
@@ -61,14 +53,14 @@ class KVPlacer:
 
     def begin(self, layer: int) -> None:
         """Start copying a layer to the GPU, so that it arrives while other layers are computed."""
-        k_all, _ = self._kv.prompt_layer(layer, self._layout.tokens)
+        k_all, _ = self.kv.prompt_layer(layer, self.layout.tokens)
         if self._segments and kv_placement_gpu.supports(k_all):
             self._transfers_to(k_all).begin(layer)
 
     def place(self, layer: int) -> None:
         """Decode a layer, rotate its keys, and write both keys and values to the cache."""
-        k_all, v_all = self._kv.prompt_layer(layer, self._layout.tokens)
-        rope, positions = self._decoder.ropes[layer], self._positions
+        k_all, v_all = self.kv.prompt_layer(layer, self.layout.tokens)
+        rope, positions = self.decoder.ropes[layer], self.positions
         if self._segments and kv_placement_gpu.supports(k_all):
             transfers = self._transfers_to(k_all)
             staged = transfers.layer(layer)
@@ -84,8 +76,8 @@ class KVPlacer:
             transfers.begin(layer + 1)
             return
         parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
-        if (kernel := rotation.placement_kernel_for(parts, k_all, v_all, positions)) is not None:
-            kernel.place(parts, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
+        if rotation.supports_placement(parts, k_all, v_all, positions):
+            rotation.place(parts, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
             return
         for start, k, v in parts:
             span = slice(start, start + len(k))
@@ -97,7 +89,7 @@ class KVPlacer:
     def _segments(self) -> list[tuple[slice, CachedSegment]]:
         """The rows of each cached segment, and its stored KV."""
         segments = []
-        for segment, stored in zip(self._layout.segments, self._cached, strict=True):
+        for segment, stored in zip(self.layout.segments, self.cached, strict=True):
             if not segment.uncached and segment.tokens:
                 assert stored is not None, "a cached segment has stored KV"
                 segments.append((slice(segment.start, segment.end), stored))
@@ -110,7 +102,7 @@ class KVPlacer:
                 [span for span, _ in self._segments],
                 shape=(k_all.shape[0], k_all.shape[2]),
                 dtype=k_all.dtype,
-                layers=self._decoder.layers,
+                layers=self.decoder.layers,
                 device=k_all.device,
             )
         return self._transfers
@@ -131,8 +123,8 @@ def write_rows(
     if rotation_gpu.supports(k) and k_all.dtype == k.dtype:
         rotation_gpu.write(k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin)
         return
-    if (kernel := rotation.row_write_kernel_for(k, v, k_all, v_all, rows)) is not None:
-        kernel.write(k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin)
+    if rotation.supports_write(k, v, k_all, v_all, rows):
+        rotation.write(k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin)
         return
     rotated = rope.rotate(k, rows).transpose(0, 1)
     if len(rows) == k_all.shape[1]:

@@ -2,6 +2,10 @@
 
 Within each of these, rows do not depend on one another, so tiles only change when a row is
 computed. The size of a tile depends only on the device.
+
+The functions take rows of a prompt, ascending `[m]`, with their hidden states before the layer, x
+`[m, hidden]`, their queries after RoPE, q `[m, heads, head_dim]`, and the keys and values of the
+layer, `[kv_heads, n, head_dim]`.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class SparseRows(NamedTuple):
 
 
 def tile_rows(device: torch.device) -> int:
-    """Most rows that are computed at once."""
+    """Return how many rows are computed at once at most."""
     return TILE_ROWS.get(device.type, ROWS_ELSEWHERE)
 
 
@@ -59,20 +63,14 @@ def tiles(rows: int, size: int) -> list[slice]:
 def project(
     decoder: DecoderModel, layer: int, x: Tensor, rows: Tensor, kv: tuple[Tensor, Tensor]
 ) -> Steps[ProjectedRows]:
-    """Compute queries, keys and values of `rows`, and write the latter two to the cache.
-
-    Args:
-        x: hidden states of the rows `[m, hidden]`.
-        rows: prompt rows, ascending `[m]`.
-        kv: the layer's keys and values `[kv_heads, n, head_dim]`.
-    """
+    """Compute queries, keys and values of `rows`, and write the latter two to the cache."""
     fresh_q, k, v = yield from qkv(decoder, layer, x)
     write_rows(decoder.ropes[layer], *kv, k, v, rows)
     return ProjectedRows(decoder.ropes[layer].rotate(fresh_q, rows), fresh_q, k, v)
 
 
 def qkv(decoder: DecoderModel, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
-    """Queries, keys and values of x `[m, hidden]` before RoPE, each `[m, heads, head_dim]`."""
+    """Project x `[m, hidden]` to q, k and v before RoPE, each `[m, heads, head_dim]`."""
     cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
         return decoder.qkv(layer, x)
@@ -98,9 +96,6 @@ def attend_and_finish(
     """Compute the rest of a layer after its projections.
 
     Args:
-        x: hidden states of the rows before the layer `[m, hidden]`.
-        q: queries of the rows after RoPE `[m, heads, head_dim]`.
-        rows: prompt rows, ascending `[m]`.
         kv: the layer's keys and values `[kv_heads, n, head_dim]`, all that the rows see in place.
         sparse: rows that do not see all keys; None for none.
 
@@ -120,15 +115,7 @@ def attend_and_finish(
 
 
 def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
-    """Compute the rest of a layer after its attention.
-
-    Args:
-        x: hidden states of the rows before the layer `[m, hidden]`.
-        attended: of the rows `[m, heads * head_dim]`.
-
-    Returns:
-        Hidden states after the layer `[m, hidden]`.
-    """
+    """Compute the rest of a layer after its attention; return hidden states `[m, hidden]`."""
     cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
         return (yield from decoder.finish_steps(layer, x, attended))
@@ -170,7 +157,6 @@ class AttentionPass:
     every layer, so it can run while the cache is still being loaded layer by layer.
 
     Attributes:
-        kv: the prompt's KV cache.
         flops: the prompt's FLOP count, to which the pass adds its work.
         rows: prompt rows that are computed, ascending `[m]`.
         layers: layers whose attention counts; the pass ends after the last of them.
@@ -190,45 +176,38 @@ class AttentionPass:
     place: Callable[[int], Steps[None]]
 
     def run(self) -> Steps[Tensor]:
-        """Run the pass.
-
-        Returns:
-            Scores `[layers that count, n]` fp32; zero for tokens that are not cached or not scored.
-        """
-        decoder, layout, rows = self.decoder, self.layout, self.rows
-        n, cached = layout.tokens, layout.cached_rows
+        """Return scores `[layers that count, n]` fp32; 0 for tokens not cached or not scored."""
+        decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
+        n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
         scores = torch.zeros(len(self.layers), n, dtype=torch.float32, device=layout.ids.device)
         x = decoder.embed(layout.ids[rows])
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
             yield from self.place(layer)
-            rule = decoder.rules[layer]
-            k_all, v_all = self.kv.prompt_layer(layer, n)
+            rule, rope = decoder.rules[layer], decoder.ropes[layer]
+            kv = self.kv.prompt_layer(layer, n)
             q, k, v = decoder.qkv(layer, x)
-            q = decoder.ropes[layer].rotate(q, rows)
-            write_rows(decoder.ropes[layer], k_all, v_all, k, v, rows)
+            q = rope.rotate(q, rows)
+            write_rows(rope, *kv, k, v, rows)
             self.flops.project(len(rows))
-            seen = cached if self.sight.seen is None else self.sight.seen(layer)
+            seen = cached if sight.seen is None else sight.seen(layer)
             attended = None
             if layer in self.layers:
-                scored = cached if self.sight.scored is None else self.sight.scored(layer)
-                keys = _Keys(k_all, v_all, scored)
+                scored = cached if sight.scored is None else sight.scored(layer)
+                keys, values, at = _chosen(*kv, scored)
                 attended, layer_scores = attend_with_scores(
-                    q, keys.k, keys.v, rows, self.weights(layer), decoder.scale,
-                    key_rows=keys.rows, rule=rule,
-                )  # fmt: skip
+                    q, keys, values, rows, self.weights(layer), scale, key_rows=at, rule=rule
+                )
                 if decoder.ranks is not None:
                     layer_scores = decoder.ranks.sum(layer_scores)
                 scores[layer - self.layers.start].index_add_(0, scored, layer_scores)
                 self.flops.score(float(len(rows)) * len(scored))
-                if self.sight.seen is not None or self.sight.scored is not None:
+                if sight.seen is not None or sight.scored is not None:
                     attended = None  # these keys are not those that the rows see
             if layer < last_layer:  # nothing reads the output of the last layer
                 if attended is None:
-                    keys = _Keys(k_all, v_all, seen)
-                    attended = attend_rows(
-                        q, keys.k, keys.v, rows, decoder.scale, key_rows=keys.rows, rule=rule
-                    )
+                    keys, values, at = _chosen(*kv, seen)
+                    attended = attend_rows(q, keys, values, rows, scale, key_rows=at, rule=rule)
                     self.flops.score(float(len(rows)) * len(seen))
                 x = decoder.finish(layer, x, attended)
                 self.flops.score(float(len(rows)) * len(seen))  # the values cost as much as scoring
@@ -237,20 +216,7 @@ class AttentionPass:
         return scores
 
 
-class _Keys:
-    """Some keys and values of a layer, without a copy if they are all of them.
-
-    Args:
-        k: keys of the whole prompt after RoPE `[kv_heads, n, head_dim]`.
-        v: its values, likewise.
-        chosen: prompt rows, ascending `[m]`.
-
-    Attributes:
-        rows: the chosen rows; None if they are all of the prompt's.
-    """
-
-    def __init__(self, k: Tensor, v: Tensor, chosen: Tensor) -> None:
-        whole = len(chosen) == k.shape[1]
-        self.rows = None if whole else chosen
-        self.k = k if whole else k[:, chosen]
-        self.v = v if whole else v[:, chosen]
+def _chosen(k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the keys and values of some rows, and the rows; without a copy, and None for the
+    rows, if they are all."""
+    return (k, v, None) if len(rows) == k.shape[1] else (k[:, rows], v[:, rows], rows)

@@ -2,14 +2,12 @@
 
 At each layer it places the KV of cached segments at their positions, computes queries, keys and
 values of the current rows, overwrites the cache with them, lets the fusion method choose which rows
-continue, computes attention masked by index, and finishes the layer. Full prefill, precompute, and
-all dense and two-pass methods use this loop with different hooks. (Sparse methods use the loop in
-`service.worker.forward.sparse_loop`.)
+continue, computes attention masked by index, and finishes the layer. (Sparse methods have a loop of
+their own, `service.worker.forward.sparse_loop`.)
 
-The loop is a generator. It pauses after every layer and, in a layer with many rows, within it, so
-that the engine can run decode steps of other sequences in between and can drop an aborted prompt at
-once. Where it pauses does not depend on what else is running, so an answer never depends on other
-requests. While stored KV is still being loaded, `arrival` waits for it before a layer reads it.
+The loop pauses after every layer and, where there are many rows, within it: the engine decodes
+other sequences in between, and drops an aborted prompt at once. Where it pauses does not depend on
+what else is running, so an answer never depends on other requests.
 """
 
 from __future__ import annotations
@@ -27,12 +25,7 @@ from service.worker.layout import PromptLayout, union
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
-from service.worker.methods.layer_view import (
-    CachedSegment,
-    LayerView,
-    PrefillResult,
-    ProjectedRows,
-)
+from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult, ProjectedRows
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
 from service.worker.steps import Steps, on_all_ranks
@@ -84,7 +77,6 @@ def prefill(
 
     Args:
         cached: stored KV of every segment, None where it must be computed.
-        kv: the prompt's KV cache, which is filled.
         eviction: its `observe` is called at every layer; it may also start over with fewer rows.
         capture: called at every layer; precompute uses it to store the computed KV.
         on_pass: called for every layer of an attention pass, for token traces.
@@ -256,15 +248,12 @@ class PromptLoop:
         )
 
     def _start_over(self, kept: Tensor) -> Steps[PrefillResult]:
-        """Full prefill of a shorter prompt, the rows `kept` `[b]` at positions 0..b-1."""
+        """Prefill a shorter prompt in full, the rows `kept` `[b]` at positions 0..b-1."""
         shorter = self.layout.only(kept)
         nothing = [None] * len(shorter.segments)
         result = yield from prefill(self.decoder, shorter, nothing, Vanilla(), self.kv)
         return replace(
-            result,
-            rows=kept[result.rows],
-            flops=self._flops.total + result.flops,
-            kept_ids=kept,
+            result, rows=kept[result.rows], flops=self._flops.total + result.flops, kept_ids=kept
         )
 
 
@@ -278,6 +267,6 @@ def _count_attention(flops: FlopCount, rows: Tensor, sparse: SparseRows | None) 
 
 
 def _restrict(x: Tensor, q: Tensor, rows: Tensor, subset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states and queries of a subset of the rows, and that subset."""
+    """Return hidden states and queries of a subset of the rows, and that subset."""
     index = torch.searchsorted(rows, subset)
     return x[index], q[index], subset

@@ -28,7 +28,7 @@ from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import LayerView
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora_load import LoraMatrices, load_lora, lora_matrices
+from service.worker.model.lora.load import LoraMatrices, load_lora, lora_matrices
 from service.worker.model.rope import static_positions
 from service.worker.steps import on_all_ranks, run
 
@@ -83,10 +83,8 @@ def check(decoder: DecoderModel, theirs: Tensor | None = None) -> tuple[float, f
     if theirs is None:
         theirs = transformers_logits(decoder.model)
     ours, stitched = probed(decoder)
-    against_theirs, against_full = (
-        _distance(ours, theirs.to(ours.device)),
-        _distance(stitched, ours),
-    )
+    against_theirs = _distance(ours, theirs.to(ours.device))
+    against_full = _distance(stitched, ours)
     by_library = getattr(decoder.config, "quantization_config", None) is not None
     bound = TOLERANCE[decoder.dtype] * (OF_LIBRARIES if by_library else 1)
     for difference, what in (
@@ -104,7 +102,7 @@ def check(decoder: DecoderModel, theirs: Tensor | None = None) -> tuple[float, f
 
 @torch.inference_mode()
 def transformers_logits(model: Any) -> Tensor:
-    """Logits `[vocabulary]` of the probe's last token by transformers' forward pass."""
+    """Return logits `[vocabulary]` of the probe's last token by transformers' forward pass."""
     device = model.get_input_embeddings().weight.device
     ids = torch.tensor([_probe_ids(model.config)], device=device)
     logits: Tensor = model(ids).logits[0, -1].float()
@@ -114,7 +112,7 @@ def transformers_logits(model: Any) -> Tensor:
 @on_all_ranks
 @torch.inference_mode()
 def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
-    """Logits `[vocabulary]` of the probe's last token: of full prefill and of a stitched prompt."""
+    """Return the last token's logits `[vocabulary]` by full prefill, and stitched."""
     ids = _probe_ids(decoder.model.config)
     s, _, q = PROBE
     d = len(ids) - s - q
@@ -134,13 +132,9 @@ def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
         for a, b in ((0, s), (s, s + d))
     ]
     cached = PromptLayout.of(
-        system,
-        [document],
-        question,
-        uncached=[False, False],
-        prefixes=[Prefix(system)],
-        device=device,
-    )
+        system, [document], question,
+        uncached=[False, False], prefixes=[Prefix(system)], device=device,
+    )  # fmt: skip
     return ours, run(prefill(decoder, cached, parts, Pie(), scratch)).logits
 
 
@@ -151,8 +145,12 @@ def _probe_ids(config: Any) -> list[int]:
     if window <= LARGEST_PROBED_WINDOW:
         d += window
     d = min(d, static_positions(config) - s - q)
+    return _random_ids(config, s + d + q)
+
+
+def _random_ids(config: Any, tokens: int) -> list[int]:
     random = torch.Generator().manual_seed(0)
-    return torch.randint(0, int(config.vocab_size), (s + d + q,), generator=random).tolist()
+    return torch.randint(0, int(config.vocab_size), (tokens,), generator=random).tolist()
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
@@ -180,16 +178,12 @@ def add_lora(
 
 @torch.inference_mode()
 def lora_logits(model: Any, name: str, folder: Path) -> tuple[Tensor, Tensor]:
-    """Compute a probe prompt by transformers' own modules, without and with a LoRA adapter.
+    """Return the last logits of a probe prompt by transformers, without and with an adapter.
 
     Hooks add scale · B·A·x to the outputs of the modules that the folder names, from its weights as
-    they are stored. That shares nothing with how the decoder fuses, scales, pads and adds, so a
-    factor that is missing, or matrices that are swapped or belong to another module, are found.
-
-    Returns:
-        Logits of the last token, `[vocabulary]` each.
+    they are stored. That shares nothing with how the decoder fuses, scales, pads and adds.
     """
-    ids = torch.tensor([_lora_probe(model.config)], device=model.device)
+    ids = torch.tensor([_random_ids(model.config, LORA_PROBE)], device=model.device)
     base = model(ids).logits[0, -1].float()
     with added(model, lora_matrices(model, name, folder)):
         return _centred(base), _centred(model(ids).logits[0, -1].float())
@@ -212,7 +206,7 @@ def check_lora(
         ModelRefused: they are too far from them.
     """
     base, adapted = (logits.to(decoder.device) for logits in theirs)
-    ids = _lora_probe(decoder.config)
+    ids = _random_ids(decoder.config, LORA_PROBE)
     rounding = (_ours(decoder, ids) - base).norm()
     off = (_ours(decoder.with_lora(name), ids) - adapted).norm()
     moved, size = (adapted - base).norm(), adapted.norm().clamp_min(1e-12)
@@ -229,12 +223,7 @@ def check_lora(
 
 @contextmanager
 def added(model: Any, matrices: Mapping[str, LoraMatrices]) -> Iterator[None]:
-    """Within it, transformers' modules compute with the adapter.
-
-    Args:
-        model: the transformers model.
-        matrices: of the adapter, by the modules' full names.
-    """
+    """Within it, transformers' modules compute with the adapter."""
     hooks = [
         model.get_submodule(module).register_forward_hook(_adding(own))
         for module, own in matrices.items()
@@ -252,11 +241,6 @@ def _adding(own: LoraMatrices) -> Any:
         return (out.float() + own.scale * F.linear(F.linear(x, a), b)).to(out.dtype)
 
     return hook
-
-
-def _lora_probe(config: Any) -> list[int]:
-    random = torch.Generator().manual_seed(0)
-    return torch.randint(0, int(config.vocab_size), (LORA_PROBE,), generator=random).tolist()
 
 
 def _ours(decoder: DecoderModel, ids: list[int]) -> Tensor:

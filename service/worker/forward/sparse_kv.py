@@ -17,13 +17,11 @@ class TokenSource(Protocol):
 
     def tokens(self, layer: int) -> Tensor:
         """Return indices of these tokens within the document, ascending."""
-        ...
 
     def layer(
         self, layer: int, *, device: torch.device | str | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return keys (before RoPE) and values of these tokens, each `[t, kv_heads, head_dim]`."""
-        ...
 
 
 @dataclass(frozen=True)

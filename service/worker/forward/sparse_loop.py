@@ -47,9 +47,6 @@ class SparseLayerLoop:
         prompt: its layout, its non-empty documents with their sketches, the model's facts.
         system: stored KV of S; None if there is no S.
         ends: KV of the documents' first and last blocks, in order.
-        kv: the prompt's KV cache, which is filled.
-        fetch: reads blocks from the store.
-        on_plan: called with the method's plan.
     """
 
     decoder: DecoderModel
@@ -73,7 +70,7 @@ class SparseLayerLoop:
         return self.prompt.documents
 
     def question_pass(self) -> Steps[Tensor]:
-        """Return mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
+        """Return the mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
         fp32."""
         decoder, layout, flops = self.decoder, self._layout, self._flops
         rows = layout.question_rows
@@ -196,14 +193,7 @@ class SparseLayerLoop:
     def _stored(
         self, documents_kv: Sequence[KeptTokens], layer: int, kept: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Stored keys (before RoPE) and values of some prompt rows.
-
-        Args:
-            kept: rows of S and the documents, ascending.
-
-        Returns:
-            Each `[len(kept), kv_heads, head_dim]`.
-        """
+        """Return keys before RoPE and values of prompt rows, `[kept, kv_heads, head_dim]` each."""
         device = self.decoder.device
         parts_k, parts_v = [], []
         system = self._layout.segments[0].tokens
@@ -233,8 +223,6 @@ class SparseLayerLoop:
         only.
 
         Args:
-            kept: prompt rows that the layer keeps, ascending.
-            kv: the layer's cache.
             padding: prompt rows that run through the layer although it does not hold them.
 
         Returns:
@@ -275,7 +263,7 @@ def check_plan(prompt: SketchedPrompt, plan: SparsePlan, layers: int) -> None:
 
 
 def blocks_to_read(documents: Sequence[SketchedDocument], plan: SparsePlan) -> BlockSets:
-    """Middle blocks that must be read: those with tokens that a layer keeps or has as padding."""
+    """Return the middle blocks with tokens that a layer keeps or has as padding."""
     block_sets: BlockSets = []
     padding = plan.padding
     tokens = [torch.tensor([*kept, *padding[layer]]) for layer, kept in enumerate(plan.kept)]

@@ -11,7 +11,7 @@ decoded on the device first. A layer is only copied ahead if it has been read fr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -38,31 +38,28 @@ class ArrivingSegment(Protocol):
 
     def arrived(self, layer: int) -> bool:
         """Return whether the layer is in host memory."""
-        ...
 
     def stored(self, layer: int) -> Encoded | None:
         """Return the encoded KV that contains an arrived layer; None if the layer is already
         decoded."""
-        ...
 
 
-class Side(Protocol):
-    """Runs the copies."""
+class InTurn:
+    """Runs each copy immediately, on a device without streams."""
 
-    def copying(self) -> AbstractContextManager[None]:
-        """Copy are started within this context, after what was computed until now."""
-        ...
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Return a context in which copies are started, after what was computed until now."""
+        yield
 
     def needed(self) -> None:
-        """What is computed from now on reads what was copied, so copies must be finished."""
-        ...
+        """Let what is computed from now on wait for the copies."""
 
     def finish(self) -> None:
         """Wait until no copy reads host memory any more."""
-        ...
 
 
-class Aside:
+class Aside(InTurn):
     """Runs copies on a GPU stream beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
@@ -80,18 +77,6 @@ class Aside:
 
     def finish(self) -> None:
         self._stream.synchronize()
-
-
-class InTurn:
-    """Runs each copy immediately, on a device without streams."""
-
-    @contextmanager
-    def copying(self) -> Iterator[None]:
-        yield
-
-    def needed(self) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -118,8 +103,6 @@ class Transfers:
         segments: stored KV of the segments, none empty.
         rows: of the prompt, where each segment begins and ends.
         shape: KV heads and head dim of the cache.
-        dtype: of the cache.
-        layers: number of layers of the model.
         side: runs the copies; by default beside the computation on a GPU, immediately elsewhere.
     """
 
@@ -132,7 +115,7 @@ class Transfers:
         dtype: torch.dtype,
         layers: int,
         device: torch.device,
-        side: Side | None = None,
+        side: InTurn | None = None,
     ) -> None:
         self._segments = segments
         # Asked once: a check against a protocol takes longer than a copy.
@@ -168,10 +151,10 @@ class Transfers:
         self._side.finish()
 
     def _copy_layer(self, layer: int) -> StagedLayer:
-        sources = [
-            arriving.stored(layer) if arriving is not None else _encoded_source(segment)
-            for segment, arriving in zip(self._segments, self._arriving, strict=True)
-        ]
+        sources: list[Encoded | None] = []
+        for segment, arriving in zip(self._segments, self._arriving, strict=True):
+            encoded = segment if isinstance(segment, EncodedChunk | EncodedBlocks) else None
+            sources.append(encoded if arriving is None else arriving.stored(layer))
         forms = tuple(map(self._form, sources, self._rows))
         placement = self._placements.get(forms)
         if placement is None:
@@ -217,10 +200,6 @@ class Transfers:
             k, v = segment.layer(layer)
         for x, part in zip((k, v), target.view(self._dtype).chunk(2), strict=True):
             part.view(x.shape).copy_(x, non_blocking=True)
-
-
-def _encoded_source(segment: CachedSegment) -> Encoded | None:
-    return segment if isinstance(segment, EncodedChunk | EncodedBlocks) else None
 
 
 @lru_cache(maxsize=1024)

@@ -32,8 +32,8 @@ from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
-from service.worker.model.decoder import DecoderModel
 from service.worker.sequences.prefill_launcher import PrefillLauncher
+from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
 
@@ -49,8 +49,6 @@ class GateSettings:
 
     Attributes:
         share: of the answers that are checked.
-        bounds: what is demanded of a method.
-        seed: of the random choice of answers.
     """
 
     share: float
@@ -63,9 +61,6 @@ class Answered:
     """A request whose first token was sent, waiting to be checked.
 
     Attributes:
-        gated: the method it was answered with.
-        request: the prompt.
-        addresses: of S and its documents.
         logits: of the first token, `[vocabulary]`.
     """
 
@@ -82,10 +77,18 @@ class Answered:
 class Gate:
     """The gate of one engine. Only `values` may be called from another thread."""
 
-    def __init__(self, decoder: DecoderModel, checks: GateSettings, shadow: Shadow) -> None:
-        self._decoder = decoder
+    def __init__(
+        self,
+        checks: GateSettings,
+        launcher: PrefillLauncher,
+        pool: KVPool,
+        precompute_queue: PrecomputeQueue,
+    ) -> None:
+        self._decoder = launcher.decoder
         self._checks = checks
-        self._shadow = shadow
+        # The planner must not learn from what spare time allows, nor may a run continue a prompt.
+        loads = PromptLoads(launcher.loads.loader)
+        self._shadow = Shadow(replace(launcher, loads=loads), pool, precompute_queue)
         self._random = Random(checks.seed)
         self._trusts = MethodTrusts(checks.bounds)
         self._pending: deque[Answered] = deque()
@@ -94,40 +97,28 @@ class Gate:
         self._awaited: Future[Any] | None = None
         self.counts = Counts()
 
-    @classmethod
-    def of(
-        cls,
-        checks: GateSettings,
-        launcher: PrefillLauncher,
-        pool: KVPool,
-        precompute_queue: PrecomputeQueue,
-    ) -> Gate:
-        # The planner must not learn from what spare time allows, nor may a run continue a prompt.
-        shadow = Shadow(replace(launcher, planner=None, reader=None), pool, precompute_queue)
-        return cls(launcher.decoder, checks, shadow)
-
     # -- requests ---------------------------------------------------------------------------------
 
     def replacement(self, name: str, fusion: FusionMethod) -> GatedMethod | None:
-        """What a request gets that asks for this method; None for a method that needs no checks."""
+        """Return what a request gets that asks for this method; None if it needs no checks."""
         if fusion.reads is Reads.NOTHING:
             return None
         self.counts.begin(name)
         return self._trusts.of(name, fusion).gated()
 
     def answered(self, sequence: EngineSequence, result: PrefillResult) -> None:
-        """Called with every first token; remembers some of them to be checked."""
+        """Take a request's first token; some are remembered to be checked."""
         gated, request = sequence.gated, sequence.request
-        if (
-            not isinstance(gated, GatedMethod)
-            or result.kept_ids is not None
-            or not request.documents
-        ):
-            return  # restarted with fewer tokens, it is not the prompt that was asked for
+        if not isinstance(gated, GatedMethod) or not request.documents:
+            return
+        if result.kept_ids is not None:  # restarted with fewer tokens: not what was asked for
+            return
         if sequence.fusion.reads is not Reads.NOTHING and not sequence.reuses_documents:
             return
         trust = gated.trust
-        if not self._draw(trust):
+        # A method's first answers are always checked, later ones by chance.
+        first = trust.sampled < self._checks.bounds.min_checks and not trust.replaced
+        if not first and self._random.random() >= self._checks.share:
             return
         if len(self._pending) >= MAX_PENDING:
             self.counts.skipped(trust.name)
@@ -135,14 +126,8 @@ class Gate:
         trust.sampled += 1
         self._pending.append(Answered(gated, request, sequence.addresses, result.logits.clone()))
 
-    def _draw(self, trust: MethodTrust) -> bool:
-        """Whether to check this answer: a method's first ones always, later ones by chance."""
-        first = trust.sampled < self._checks.bounds.min_checks
-        unknown = first and trust.drift.level < trust.drift.top
-        return unknown or self._random.random() < self._checks.share
-
     def forget(self, keys: Collection[str] | None) -> None:
-        """Drops checks of prompts with these chunks, because the chunks are being purged; None:
+        """Drop checks of prompts with these chunks, because the chunks are being purged; None:
         all checks."""
 
         def holds(answered: Answered) -> bool:
@@ -167,7 +152,7 @@ class Gate:
         return waits or self._shadow.blocked or not self.pending
 
     def advance(self) -> None:
-        """Runs one step of the current check, or starts the next check."""
+        """Run one step of the current check, or start the next check."""
         if self._steps is None:
             self._current = self._pending.popleft()
             self._steps = self._check(self._current)
@@ -177,11 +162,11 @@ class Gate:
             self._current, self._steps, self._awaited = None, None, None
 
     def fail_current(self, error: Exception) -> None:
-        """Drops the current check, because `advance` raised this error."""
+        """Drop the current check, because `advance` raised this error."""
         self._drop_current()
 
     def give_way(self) -> bool:
-        """Gives up the check that holds KV, because a request needs it; False if none holds any."""
+        """Give up the check that holds KV, because a request needs it; False if none holds any."""
         if not self._shadow.holds_kv:
             return False
         self._drop_current()
@@ -196,7 +181,7 @@ class Gate:
             self.counts.skipped(current.method)
 
     def _check(self, answered: Answered) -> Steps[None]:
-        """Checks the level that answered; at a raised level then also the level below."""
+        """Check the level that answered; at a raised level then also the level below."""
         trust, level = answered.gated.trust, answered.gated.level
         if level == trust.drift.top:
             full = answered.logits
@@ -220,15 +205,15 @@ class Gate:
     # -- for people -------------------------------------------------------------------------------
 
     def states(self) -> list[GateState]:
-        """The state of every method by its parameters."""
+        """Return the state of every method by its parameters."""
         return [trust.record() for trust in self._trusts.all()]
 
     def reset(self, name: str = "") -> None:
-        """Trusts a method again, or all for "". Checks that are under way still count."""
+        """Trust a method again, or all for "". Checks that are under way still count."""
         self._trusts.reset(name)
 
     def values(self) -> list[Sample]:
-        """Counters, and for each method the worst state over its parameters."""
+        """Return counters, and for each method the worst state over its parameters."""
         worst: dict[str, int] = {}
         for trust in self._trusts.all():
             state = GATE_STATES.index(trust.state)
@@ -248,27 +233,27 @@ class Counts:
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def begin(self, method: str) -> None:
-        """Creates the counters of a method, at 0, so that its first check shows as an increase."""
+        """Create the counters of a method, at 0, so that its first check shows as an increase."""
         self._outcomes[method, "skipped"] += 0
         self._sums[method] += 0.0
 
     def checked(self, method: str, seen: Observation) -> None:
-        """Counts a check."""
+        """Count a check."""
         self._outcomes[method, "agree" if seen.agrees else "disagree"] += 1
         self._sums[method] += seen.kl
         for bound in KL_BUCKETS:
             self._below[method, bound] += seen.kl <= bound
 
     def skipped(self, method: str) -> None:
-        """Counts a check that was due and not made."""
+        """Count a check that was due and not made."""
         self._outcomes[method, "skipped"] += 1
 
     def of(self, outcome: str) -> int:
-        """Number of checks with this outcome, over all methods."""
+        """Return the number of checks with this outcome, over all methods."""
         return sum(count for (_, kind), count in self._outcomes.items() if kind == outcome)
 
     def values(self) -> list[Sample]:
-        """All counters as samples. May be called from another thread than the rest."""
+        """Return all counters as samples. May be called from another thread than the rest."""
         outcomes, below = self._outcomes.copy(), self._below.copy()
         # All outcomes from the start: monitoring sees no increase in a counter that appears late.
         values: list[Sample] = [

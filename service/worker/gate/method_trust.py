@@ -30,9 +30,7 @@ class MethodTrust:
     """How far one method with its parameters is trusted.
 
     Attributes:
-        name: of the method.
         steps: the method at every level, from as asked for to full prefill.
-        drift: decides the level.
         why: why the level was left that was asked for; "" at level 0.
         sampled: answers that were taken to be checked at this level.
         since: when the level was entered, in seconds of time.monotonic.
@@ -49,16 +47,21 @@ class MethodTrust:
     def state(self) -> GateStateName:
         if self.drift.level == 0:
             return OK
-        return FULL_PREFILL if self.drift.level == self.drift.top else RAISED
+        return FULL_PREFILL if self.replaced else RAISED
+
+    @property
+    def replaced(self) -> bool:
+        """Whether full prefill is used instead."""
+        return self.drift.level == self.drift.top
 
     def gated(self) -> GatedMethod:
-        """What a request gets that asks for this method now."""
+        """Return what a request gets that asks for this method now."""
         level = self.drift.level
         note = None if level == 0 else GateNote(self.state, self.described(level), self.why)
         return GatedMethod(self, level, self.steps[level], note)
 
     def observe(self, level: int, seen: Observation) -> None:
-        """Counts a check of `level`; logs a change of level."""
+        """Count a check of `level`; log a change of level."""
         before = self.drift.level
         why = self.drift.observe(level, seen)
         if not why:
@@ -72,18 +75,18 @@ class MethodTrust:
         tell("%s %s: now %s (%s): %s", asked.name, asked.parameters, used, self.state, why)
 
     def reset(self) -> None:
-        """Trusts the method again as if it had never been checked."""
+        """Trust the method again as if it had never been checked."""
         self.drift.reset()
         self.why, self.sampled, self.since = "", 0, time.monotonic()
 
     def described(self, level: int) -> Method:
-        """Name and parameters of what is used at a level."""
+        """Return the name and parameters of what is used at a level."""
         fusion = self.steps[level]
         values = {f.name: getattr(fusion, f.name) for f in fields(fusion)}
         return Method(FULL_PREFILL_METHOD if level == self.drift.top else self.name, values)
 
     def record(self) -> GateState:
-        """The state as it is reported to people."""
+        """Return the state as it is reported to people."""
         drift = self.drift
         here, below = drift.checks_at_level, drift.checks_below
         return GateState(
@@ -108,9 +111,7 @@ class GatedMethod:
     """What one request got; stays as it is when the method's level changes later.
 
     Attributes:
-        trust: of the method that was asked for.
         level: at which the request is answered.
-        fusion: the method used at this level.
         note: what the answer says about it; None if it got what it asked for.
     """
 
@@ -128,7 +129,7 @@ class MethodTrusts:
         self._known: OrderedDict[FusionMethod, MethodTrust] = OrderedDict()
 
     def of(self, name: str, fusion: FusionMethod) -> MethodTrust:
-        """The trust in a method with these parameters; new ones are fully trusted."""
+        """Return the trust in a method with these parameters; new ones are fully trusted."""
         found = self._known.get(fusion)
         if found is None:
             steps = fallbacks(fusion)
@@ -141,18 +142,18 @@ class MethodTrusts:
         return found
 
     def all(self) -> list[MethodTrust]:
-        """A copy, so it may be called from another thread."""
+        """Return a copy, so it may be called from another thread."""
         return list(self._known.values())
 
     def reset(self, name: str) -> None:
-        """Resets the trust in a method, or in all for ""."""
+        """Reset the trust in a method, or in all for ""."""
         for trust in self.all():
             if name in ("", trust.name):
                 log.info("%s was reset from %s", trust.described(0), trust.state)
                 trust.reset()
 
     def _forget_one(self) -> None:
-        """Forgets the longest unused one, a fully trusted one if there is one beside the newest."""
+        """Forget the longest unused one, a fully trusted one if there is one beside the newest."""
         *older, _ = self._known
         fine = (fusion for fusion in older if self._known[fusion].state == OK)
         del self._known[next(fine, older[0])]
@@ -167,7 +168,7 @@ MAX_RATIO = 0.6
 
 
 def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
-    """The steps: the method as asked for, the same with ever larger ratios, full prefill.
+    """Return the steps: the method as asked for, the same with ever larger ratios, full prefill.
 
     A method without a ratio has no steps in between.
     """

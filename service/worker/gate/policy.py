@@ -61,7 +61,6 @@ class DriftMonitor:
     """The checks of one method with its parameters, and the level they lead to. Not thread-safe.
 
     Args:
-        bounds: what is demanded.
         top: the level at which full prefill replaces the method, at least 1.
     """
 
@@ -81,13 +80,9 @@ class DriftMonitor:
         return self._bounds.recovery * factor
 
     def observe(self, level: int, seen: Observation) -> str:
-        """Counts a check of `level`, which may change the level.
+        """Count a check of `level`; return why this changes the level, or "".
 
-        A check of another level than the current one and the one below comes too late and is
-        ignored.
-
-        Returns:
-            Why the level changed; "" if it did not.
+        A check of another level than the current one and the one below is too late and ignored.
         """
         if level == self.level < self.top:
             self.checks_at_level.append(seen)
@@ -100,7 +95,7 @@ class DriftMonitor:
         return ""
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self._move(0)
         self.trips = 0
 
@@ -139,17 +134,17 @@ class DriftMonitor:
 
 
 def agreement_of(seen: Sequence[Observation] | deque[Observation]) -> float:
-    """Share of the checks that agreed; there must be at least one."""
+    """Return the share of the checks that agreed; there must be at least one."""
     return sum(o.agrees for o in seen) / len(seen)
 
 
 def mean_kl(seen: Sequence[Observation] | deque[Observation]) -> float:
-    """Mean KL in nats; there must be at least one check."""
+    """Return the mean KL in nats; there must be at least one check."""
     return math.fsum(o.kl for o in seen) / len(seen)
 
 
 def binomial_cdf(successes: int, trials: int, chance: float) -> float:
-    """Probability of at most `successes` in `trials`, each with probability `chance`."""
+    """Return the probability of at most `successes` in `trials`, each with probability `chance`."""
     return math.fsum(
         math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k)
         for k in range(successes + 1)
@@ -157,7 +152,7 @@ def binomial_cdf(successes: int, trials: int, chance: float) -> float:
 
 
 def mean_lower_bound(values: Sequence[float]) -> float:
-    """Lower bound of the mean with 99 % confidence, by the normal approximation."""
+    """Return the lower bound of the mean with 99 % confidence, by the normal approximation."""
     n = len(values)
     mean = math.fsum(values) / n
     if n < 2:

@@ -22,7 +22,6 @@ from service.worker.gate.policy import Observation
 from service.worker.kv.pool import KVPool
 from service.worker.layout import PromptLayout
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.segment_load import PartialLoad
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.model.addressing import Address
@@ -39,7 +38,7 @@ class Shadow:
 
     Attributes:
         launcher: without a planner, whose estimates must not learn from what spare time allows, and
-            without prompts on disk: the run is to show what the method computes.
+            without a prefix cache: the run is to show what the method computes.
     """
 
     launcher: PrefillLauncher
@@ -60,25 +59,18 @@ class Shadow:
     def steps(
         self, request: Generate, addresses: Sequence[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
-        """The run, in steps; closing the generator gives everything back.
+        """Return the run, in steps; closing the generator gives everything back.
 
-        Returns:
-            Logits `[vocabulary]`; None if no document's stored KV was used, because such logits
-            are those of full prefill.
+        Its result are logits `[vocabulary]`; None if it used no document's stored KV.
         """
         asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = EngineSequence(
-            asked,
-            fusion,
-            None,
-            list(addresses),
-            max_tokens=1,
-            sampler=Sampler(asked.sampling),
+            asked, fusion, None, list(addresses), max_tokens=1, sampler=Sampler(asked.sampling)
         )
         try:
-            self.launcher.start_loading(sequence)
+            self.launcher.loads.start(sequence)
             yield from _loaded(sequence)
-            if fusion.reads is Reads.PARTS and not _stored(sequence):
+            if fusion.reads is Reads.PARTS and any(s and s.missed for s in sequence.segments):
                 return None  # the run would compute and store the missing chunks
             self._wants = self.launcher.reserved_tokens(sequence)
             while (kv := self.pool.reserve(self._wants)) is None:
@@ -90,24 +82,15 @@ class Shadow:
             sequence.prefilled(result)
             return result.logits if sequence.reuses_documents else None
         finally:
-            self._give_back(sequence)
-
-    def _give_back(self, sequence: EngineSequence) -> None:
-        self._sequence, self._wants = None, 0
-        self.launcher.stop_loading(sequence)
-        if sequence.steps is not None:
-            sequence.steps.close()
-        if sequence.kv is not None:
-            sequence.kv.release()
-            sequence.kv = None
-        # Full prefill reads no chunks, so nothing else would notice that these are missing.
-        for load in sequence.segments:
-            if load is not None and load.missed:
-                self.precompute_queue.add(load.address, sketch=isinstance(load, PartialLoad))
+            self._sequence, self._wants = None, 0
+            self.launcher.loads.stop(sequence)
+            sequence.release()
+            # Full prefill reads no chunks, so nothing else would notice that these are missing.
+            self.precompute_queue.add_missed(sequence.segments)
 
 
 def _loaded(sequence: EngineSequence) -> Steps[None]:
-    """Waits until it is known which chunks can be used."""
+    """Wait until it is known which chunks can be used."""
     if sequence.found is not None:
         yield sequence.found
         sequence.found.result()
@@ -116,16 +99,12 @@ def _loaded(sequence: EngineSequence) -> Steps[None]:
             yield pending
 
 
-def _stored(sequence: EngineSequence) -> bool:
-    return not any(load is not None and load.missed for load in sequence.segments)
-
-
 WORST_NATS = 20.0
 """Upper limit of a KL divergence in nats; also its value where the fused logits are NaN."""
 
 
 def compare(full: Tensor, fused: Tensor) -> Observation:
-    """Compares logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
+    """Compare logits `[vocabulary]` at temperature 1, whatever the request's temperature is."""
     p, q = (torch.log_softmax(logits.double(), -1) for logits in (full, fused))
     # A token with probability 0 in full prefill adds nothing, even where log q is -inf.
     kl = float(torch.where(p > -math.inf, p.exp() * (p - q), 0.0).sum())
@@ -135,7 +114,7 @@ def compare(full: Tensor, fused: Tensor) -> Observation:
 
 
 def full_logits(decoder: DecoderModel, request: Generate) -> Steps[Tensor]:
-    """Logits `[vocabulary]` of the first answer token by full prefill.
+    """Return logits `[vocabulary]` of the first answer token by full prefill.
 
     No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.
     """

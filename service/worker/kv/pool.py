@@ -31,12 +31,10 @@ class KVPool:
     Attributes:
         kv_heads: of a layer, that are kept in this process.
         ranks: the processes that keep the others; None if there are none.
-        lead: makes them repeat every change of this pool; None if nobody follows it.
-        tokens: capacity.
+        lead: makes them repeat every change of this pool; None if there are no others.
         spare: index of a row in every layer that belongs to no sequence; unused places of a padded
             batch write there.
-        k: keys after RoPE, for each layer `[rows, head_dim]`.
-        v: values, like `k`.
+        k: keys after RoPE, for each layer `[rows, head_dim]`; `v` are the values.
         on_full: makes room for a sequence of so many tokens, where memory is only lent; False if it
             cannot.
     """
@@ -84,7 +82,7 @@ class KVPool:
         return self.can_reserve(tokens) or (self.on_full is not None and self.on_full(tokens))
 
     def reserve(self, tokens: int) -> SequenceKV | None:
-        """Memory for one sequence of `tokens` tokens, or None if it does not fit now."""
+        """Take memory for one sequence of `tokens` tokens, or None if it does not fit now."""
         if not self.make_room(tokens):
             return None
         first = []
@@ -139,7 +137,6 @@ class SequenceKV:
     """One sequence's KV in the pool.
 
     Attributes:
-        pool: where it is.
         start: first row of every extent, `[layers, kv_heads]` int64 in host memory.
         capacity: rows of every extent, like `start`.
         length: filled rows of every extent, like `start`.
@@ -159,7 +156,7 @@ class SequenceKV:
         self.number = 0
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Views of K and V for prefill, `[kv_heads, tokens, head_dim]`; only before eviction."""
+        """Return views of K and V `[kv_heads, tokens, head_dim]`; only before eviction."""
         if (known := self._views.get((layer, tokens))) is not None:
             return known
         first, size = int(self.start[layer, 0]), int(self.capacity[layer, 0])
@@ -212,7 +209,6 @@ class SequenceKV:
         """Evict all but some tokens of a layer; the rows given up are free when this returns.
 
         Args:
-            layer: which layer.
             kept: for each KV head, the tokens to keep, as ascending indices into its extent.
             room: rows to reserve behind the kept ones, for the answer.
         """
@@ -271,13 +267,13 @@ class SequenceKV:
         return self.start + skipped, self.length - skipped
 
     def _up_to(self, layer: int, position: int) -> Tensor:
-        """Return number of each head's entries at positions up to this one `[kv_heads]`."""
+        """Return the number of each head's entries at positions up to this one `[kv_heads]`."""
         positions, tokens = self.positions[layer]
         answered = max(0, position + 1 - tokens)
         return torch.tensor([int((p <= position).sum()) + answered for p in positions])
 
     def kept_tokens(self, layer: int) -> float:
-        """Filled rows of a layer, mean over KV heads."""
+        """Return the filled rows of a layer, mean over KV heads."""
         return float(self.length[layer].double().mean())
 
     def release(self) -> None:

@@ -25,12 +25,12 @@ PART_BYTES = 1 << 20
 
 
 def stored_bytes(address: Address) -> int:
-    """Bytes of the whole chunk's stored KV, without its header."""
+    """Return bytes of the whole chunk's stored KV, without its header."""
     return tensor_layout(address.spec)[-1].end
 
 
 def parts_of(address: Address) -> list[range]:
-    """The layers of each part; one part if the chunk is small.
+    """Return the layers of each part; one part if the chunk is small.
 
     Parts are equally long, or differ by one layer. Layer i is in part ⌊i · parts / layers⌋; the
     planner relies on this.
@@ -51,10 +51,6 @@ class ChunkStream:
 
     Attributes:
         tier: the tier in which it was found, later the tier of its first part.
-        parts: the layers of each part.
-        nbytes: bytes that were read so far.
-        seconds: seconds that these reads took.
-        problems: what went wrong in these reads.
         chunk: the chunk, if it was read whole.
         lost: the chunk is missing or damaged, or no request needs it any more.
         last_news_at: when the read was requested or the last part arrived, by time.monotonic.
@@ -116,27 +112,27 @@ class ChunkStream:
         return self.bytes_left / max(1, len(self.parts) - self.parts_arrived)
 
     def pending(self, layer: int) -> Future[None] | None:
-        """What to wait for before `layer` can be used; None if it arrived or is lost."""
+        """Return what to wait for before `layer` can be used; None if it arrived or is lost."""
         part = self.part_futures[self._part_of[layer]]
         return None if part.done() else part
 
     def arrived(self, layer: int) -> bool:
-        """Whether `layer` can be used now."""
+        """Return whether `layer` can be used now."""
         return not self.lost and self.pending(layer) is None
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys (before RoPE) and values of an arrived layer `[tokens, kv_heads, head_dim]`."""
+        """Return keys before RoPE and values of an arrived layer `[tokens, kv_heads, head_dim]`."""
         stored = self.stored(layer)
         return self._layers[layer] if stored is None else stored.layer(layer)
 
     def stored(self, layer: int) -> EncodedChunk | EncodedBlocks | None:
-        """The encoded KV that contains an arrived layer; None if the layer is already decoded."""
+        """Return the encoded KV that contains an arrived layer; None if it is already decoded."""
         return self.chunk if self.chunk is not None else self._stored.get(layer)
 
     # -- for the loader ---------------------------------------------------------------------------
 
     def whole(self, outcome: ReadOutcome) -> None:
-        """Takes the result of reading the whole chunk at once."""
+        """Take the result of reading the whole chunk at once."""
         self.tier = outcome.tier
         self._account(outcome.nbytes, outcome.seconds, outcome.problems)
         self.chunk = outcome.chunk
@@ -146,7 +142,7 @@ class ChunkStream:
             self.part_futures[0].set_result(None)
 
     def part(self, number: int, outcome: BlocksOutcome) -> None:
-        """Takes the result of reading one part; if that failed, the chunk is lost."""
+        """Take the result of reading one part; if that failed, the chunk is lost."""
         if number == 0 and outcome.tier is not None:
             self.tier = outcome.tier
         self._account(outcome.nbytes, outcome.seconds, outcome.problems)
@@ -162,7 +158,7 @@ class ChunkStream:
         self.part_futures[number].set_result(None)
 
     def lose(self) -> None:
-        """Gives the chunk up and wakes everyone who waits for a part."""
+        """Give the chunk up and wake everyone who waits for a part."""
         self.lost = True
         for part in self.part_futures:
             if not part.done():

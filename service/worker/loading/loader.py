@@ -11,12 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from kvstore import BlocksOutcome, EncodedChunk, ReadOutcome, TieredStore
 from service.worker.forward.chunk_prefill import ComputedChunk
 from service.worker.loading.chunk_stream import ChunkStream, parts_of
-from service.worker.loading.segment_load import EndsOutcome
+from service.worker.loading.segment_load import DocumentEnds
 from service.worker.loading.stream_reader import MEMORY, StreamReader
 from service.worker.methods.sparse import sketch
 from service.worker.methods.sparse.blocks import BlockGrid
@@ -37,8 +38,6 @@ class Loader:
     """Threads around a `TieredStore`.
 
     Args:
-        store: where chunks are stored.
-        threads: number of threads for reads and writes.
         on_ready: called on a loader thread after every load or store, to wake the engine.
         decode: whether chunks that come in parts are decoded on these threads; otherwise the user
             of the stream decodes them (`ChunkStream`).
@@ -60,17 +59,22 @@ class Loader:
         self._notes: OrderedDict[str, tuple[float, ReadOutcome]] = OrderedDict()
         self._lookups: ThreadPoolExecutor | None = None
         self.streams = StreamReader(
-            store, self._run, self._run_lookup, self._merge_prefetch_note, on_ready, decode
+            store,
+            self._run,
+            partial(self._run, lookup=True),
+            self._merge_prefetch_note,
+            on_ready,
+            decode,
         )
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Start the threads."""
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-loader")
         # Separate threads, so that stalled reads do not delay look-ups of where chunks are stored.
         self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kv-lookup")
 
     def close(self) -> None:
-        """Ends the threads after the work that has already started."""
+        """End the threads after the work that has already started."""
         if self._lookups is not None:
             self._lookups.shutdown(wait=True, cancel_futures=True)
             self._lookups = None
@@ -80,23 +84,23 @@ class Loader:
         self.streams.close()
 
     def load_chunk(self, address: Address) -> Future[EncodedChunk | None]:
-        """Reads a whole chunk; None if it is not stored."""
+        """Read a whole chunk; None if it is not stored."""
         return self._run(lambda: self.streams.read(address).chunk)
 
-    def load_ends(self, address: Address) -> Future[EndsOutcome]:
-        """Reads a chunk's sketch and its first and last blocks."""
+    def load_ends(self, address: Address) -> Future[DocumentEnds]:
+        """Read a chunk's sketch and its first and last blocks."""
         return self._run(lambda: self._read_ends(address))
 
     def load_blocks(self, address: Address, blocks: BlockSet) -> Future[BlocksOutcome]:
-        """Reads these blocks of these layers."""
+        """Read these blocks of these layers."""
         return self._run(lambda: self._store.read_blocks(address.key, blocks, address.spec))
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
-        """Stores a chunk, and its sketch if it has one."""
+        """Store a chunk, and its sketch if it has one."""
         return self._run(lambda: self._put(address, computed))
 
     def is_complete(self, address: Address, *, with_sketch: bool) -> bool:
-        """Whether the chunk and, if asked for, its sketch are stored. Reads on this thread."""
+        """Return whether the chunk and, if asked for, its sketch are stored; reads here."""
         store = self._store
         return bool(store.contains([address.key])) and (
             not with_sketch
@@ -112,19 +116,19 @@ class Loader:
         tensors = computed.sketch.tensors()
         return self._store.put_extra(address.key, sketch.NAME, sketch.VERSION, tensors) and stored
 
-    def _read_ends(self, address: Address) -> EndsOutcome:
+    def _read_ends(self, address: Address) -> DocumentEnds:
         started = time.monotonic()
         extra = self._store.read_extra(address.key, sketch.NAME, sketch.VERSION)
         if extra is None:
-            return EndsOutcome(None, None, time.monotonic() - started)
+            return DocumentEnds(None, None, time.monotonic() - started)
         ends = BlockGrid(address.spec.tokens).fixed
         layers = dict.fromkeys(range(address.spec.layers), ends)
         outcome = self._store.read_blocks(address.key, layers, address.spec)
         decoded = sketch.Sketch.of(extra.tensors)
-        return EndsOutcome(decoded, outcome, time.monotonic() - started, extra.nbytes)
+        return DocumentEnds(decoded, outcome, time.monotonic() - started, extra.nbytes)
 
     def prefetch(self, addresses: Iterable[Address]) -> None:
-        """Reads chunks before their request comes; the store moves them into the memory tier."""
+        """Read chunks before their request comes; the store moves them into the memory tier."""
         for address in addresses:
             self._run(lambda address=address: self._read_ahead(address))  # type: ignore[misc]
 
@@ -155,7 +159,7 @@ class Loader:
                 self._notes.popitem(last=False)
 
     def _merge_prefetch_note(self, address: Address, outcome: ReadOutcome) -> ReadOutcome:
-        """Adds what a prefetch of the chunk took to the outcome of its request's read."""
+        """Add what a prefetch of the chunk took to the outcome of its request's read."""
         with self._lock:
             noted_at, note = self._notes.pop(address.key, (0.0, None))
         if note is None or time.monotonic() - noted_at > NOTE_S:
@@ -165,13 +169,8 @@ class Loader:
         problems = tuple(dict.fromkeys((*note.problems, *outcome.problems)))
         return replace(outcome, tier=tier, seconds=seconds, problems=problems)
 
-    def _run(self, work: Callable[[], T]) -> Future[T]:
-        return self._run_on(self._pool, work)
-
-    def _run_lookup(self, work: Callable[[], T]) -> Future[T]:
-        return self._run_on(self._lookups, work)
-
-    def _run_on(self, pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> Future[T]:
+    def _run(self, work: Callable[[], T], *, lookup: bool = False) -> Future[T]:
+        pool = self._lookups if lookup else self._pool
         assert pool is not None, "start the loader first"
         future = pool.submit(work)
         future.add_done_callback(lambda _: self._on_ready())

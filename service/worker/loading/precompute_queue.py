@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from kvstore import TieredStore
 from service.messages.replies import Precomputed
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
+from service.worker.loading.segment_load import Load, PartialLoad
 from service.worker.model.addressing import Address
 from service.worker.steps import Steps
 
@@ -41,7 +42,6 @@ class Task:
         sketch: whether its sketch is to be stored, too.
         started_at: when its computation, and then its write, started, by time.monotonic.
         write: the write to the store; None until it starts, and if there is nothing to store.
-        bytes: size of the encoded chunk.
         seconds: its share of the time that computing it with others took.
         alone: it is not computed with others again, because that failed.
     """
@@ -105,7 +105,7 @@ class PrecomputeQueue:
     def add(
         self, address: Address, *, id: str | None = None, chunk_id: int = -1, sketch: bool = False
     ) -> None:
-        """Adds a chunk; for a write-back (without `id`) only if it is neither queued nor purged.
+        """Add a chunk; for a write-back (without `id`) only if it is neither queued nor purged.
 
         Args:
             sketch: compute its sketch, even if one is not computed with every chunk.
@@ -118,8 +118,14 @@ class PrecomputeQueue:
             self._purged.pop(address.key, None)
         self._queue.append(Task(address, id, chunk_id, sketch or self._sketches))
 
+    def add_missed(self, loads: Iterable[Load | None]) -> None:
+        """Add the chunks that a prompt did not find, or found damaged."""
+        for load in loads:
+            if load is not None and load.missed:
+                self.add(load.address, sketch=isinstance(load, PartialLoad))
+
     def store(self, address: Address, computed: ComputedChunk) -> None:
-        """Stores a chunk that a request has computed, unless the chunk was purged meanwhile."""
+        """Store a chunk that a request has computed, unless the chunk was purged meanwhile."""
         if address.key in self._purged:
             return
         task = Task(address, None, -1, bytes=computed.chunk.nbytes, started_at=time.monotonic())
@@ -127,7 +133,7 @@ class PrecomputeQueue:
         self._writing.append(task)
 
     def write_of(self, key: str) -> Future[bool] | None:
-        """The write of a chunk that was computed here lately; None if it was not."""
+        """Return the write of a chunk that was computed here lately; None if it was not."""
         return self._writes.get(key)
 
     def _write(self, task: Task, computed: ComputedChunk) -> None:
@@ -138,7 +144,7 @@ class PrecomputeQueue:
             self._writes.popitem(last=False)
 
     def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]] = ()) -> None:
-        """Drops chunks that are about to be purged, and waits for writes of them.
+        """Drop chunks that are about to be purged, and wait for writes of them.
 
         Those of precompute calls end as if they were present: there is nothing to store any more.
         A caller purges none that it waits for, so these are of a call that was given up, or another
@@ -166,7 +172,7 @@ class PrecomputeQueue:
                 self._writing.append(task)
 
     def forget_all(self) -> None:
-        """Drops all write-backs, because what was deleted meanwhile is not known."""
+        """Drop all write-backs, because what was deleted meanwhile is not known."""
         self._chunks.forget_all()
         self._writes.clear()
         self._keep(lambda task: task.id is not None)
@@ -175,11 +181,11 @@ class PrecomputeQueue:
                 task.write.exception()  # waits: what is dropped next must hold all that was written
 
     def cancel(self, ids: Collection[str]) -> None:
-        """Drops the chunks of precompute calls that nobody waits for any more."""
+        """Drop the chunks of precompute calls that were given up."""
         self._keep(lambda task: task.id not in ids)
 
     def _keep(self, wanted: Callable[[Task], bool]) -> None:
-        """Drops all tasks but the wanted ones, unless they are being written."""
+        """Drop all tasks but the wanted ones, unless they are being written."""
         self._queue = deque(task for task in self._queue if wanted(task))
         if not all(map(wanted, self._current)):
             if self._steps is not None:
@@ -190,7 +196,7 @@ class PrecomputeQueue:
         self._write_backs = {task.address.key for task in left if task.id is None}
 
     def advance(self) -> None:
-        """Runs one step (at most a layer) of the current chunks, or starts the next ones."""
+        """Run one step (at most a layer) of the current chunks, or start the next ones."""
         if self._steps is None:
             self._start()
             return
@@ -200,7 +206,7 @@ class PrecomputeQueue:
             self._store_current(end.value)
 
     def finished(self) -> list[Precomputed]:
-        """Replies to the tasks of precompute calls that finished since the last call."""
+        """Return the replies to the tasks of precompute calls that finished since the last call."""
         replies = []
         for task in [t for t in self._writing if t.write is None or t.write.done()]:
             self._writing.remove(task)
@@ -211,7 +217,7 @@ class PrecomputeQueue:
         return replies
 
     def fail_current(self, error: Exception) -> None:
-        """Reports an error that `advance` raised, and drops the current chunk.
+        """Report an error that `advance` raised, and drop the current chunk.
 
         Of several chunks each is tried again by itself, so that one does not fail the others.
         """
@@ -227,7 +233,7 @@ class PrecomputeQueue:
             self._finish(task)
 
     def _start(self) -> None:
-        """Starts the next chunk, with others of the queue that stand behind the same parts."""
+        """Start the next chunk, with others of the queue that stand behind the same parts."""
         self._current = self._take()
         for task in self._current:
             task.started_at = time.monotonic()
@@ -245,7 +251,7 @@ class PrecomputeQueue:
             self._steps = self._chunks.compute_together(addresses, sketch=missing[0].sketch)
 
     def _take(self) -> list[Task]:
-        """Takes from the queue what is computed together next."""
+        """Take from the queue what is computed together next."""
         first, *others = self._queue
         if first.alone:
             return [self._queue.popleft()]
@@ -286,6 +292,6 @@ class PrecomputeQueue:
 
 
 def _kind(task: Task) -> tuple[bool, str, list[str]]:
-    """Whether a sketch is wanted, the LoRA adapter, and what the chunk stands behind; alike for
+    """Return sketch or not, LoRA adapter, and what the chunk stands behind; alike for
     those together."""
     return task.sketch, task.address.lora, [part.key for part in task.address.parts]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 from kvstore import ReadOutcome, TieredStore
 from service.worker.loading.chunk_stream import ChunkStream
@@ -23,25 +24,18 @@ from service.worker.planner.estimates import TierEstimates
 MEMORY = "memory"
 
 
-class Submit(Protocol):
-    """Runs work on a loader thread."""
-
-    def __call__(self, work: Callable[[], Any]) -> Future[Any]: ...
+Submit = Callable[[Callable[[], Any]], Future[Any]]
+"""Runs work on a loader thread."""
 
 
 class StreamReader:
     """All chunks that are being read now.
 
     Args:
-        store: where chunks are stored.
-        submit: runs reads on a thread.
-        submit_lookup: runs look-ups of where chunks are on a thread.
         merge_prefetch_note: adds what a prefetch of the chunk took to the outcome of a read.
-        on_ready: wakes the engine.
         decode: whether parts are decoded on the reader's thread (see `ChunkStream`).
 
     Attributes:
-        estimates: learnt from every read.
         shared: number of times that a request joined a stream which was already being read.
     """
 
@@ -70,7 +64,7 @@ class StreamReader:
     def find(
         self, addresses: Sequence[Address], then: Callable[[dict[str, str]], None]
     ) -> Future[None]:
-        """Looks up in which tiers these chunks are.
+        """Look up in which tiers these chunks are.
 
         Args:
             then: called on a loader thread with the fastest tier by key; a key that is not stored
@@ -79,7 +73,7 @@ class StreamReader:
         return self._submit_lookup(lambda: then(self._store.locate({a.key for a in addresses})))
 
     def join(self, address: Address, tier: str | None) -> ChunkStream:
-        """The stream of a chunk: the existing one if it is being read already, or a new one.
+        """Return the stream of a chunk: the existing one if it is being read already, or a new one.
 
         Every user must call `leave` when done.
 
@@ -102,7 +96,7 @@ class StreamReader:
         return stream
 
     def leave(self, stream: ChunkStream) -> None:
-        """Ends one user's use of the stream.
+        """End one user's use of the stream.
 
         A chunk without users is not read further. A chunk that was read in parts is not in the
         memory tier; after its last user it is read again as a whole, which puts it there for later
@@ -115,7 +109,7 @@ class StreamReader:
             self._submit(lambda: self._promote(stream.address))
 
     def within(self, awaited: Future[None], seconds: float) -> Future[None]:
-        """A future that is done when `awaited` is, or after `seconds`; both wake the engine."""
+        """Return a future that is done with `awaited` or after `seconds`; both wake the engine."""
         either: Future[None] = Future()
 
         def finish() -> None:
@@ -130,11 +124,11 @@ class StreamReader:
         return either
 
     def close(self) -> None:
-        """Ends the timers' thread."""
+        """End the timers' thread."""
         self._timers.close()
 
     def bytes_left(self) -> dict[str, float]:
-        """Bytes still to be read of all streams, by tier."""
+        """Return bytes still to be read of all streams, by tier."""
         with self._lock:
             streams = list(self._streams.values())
         left: dict[str, float] = {}
@@ -144,14 +138,14 @@ class StreamReader:
         return left
 
     def read(self, address: Address) -> ReadOutcome:
-        """Reads the whole chunk on the calling thread."""
+        """Read the whole chunk on the calling thread."""
         started = time.monotonic()
         outcome = self._store.read(address.key, address.spec)
         self._learn(outcome.tier, outcome.nbytes, started)
         return outcome
 
     def _advance(self, stream: ChunkStream, number: int) -> None:
-        """Reads part `number`, then submits the read of the next, behind those of other chunks."""
+        """Read part `number`, then submit the read of the next, behind those of other chunks."""
         with self._lock:
             wanted = stream.users > 0
             if not wanted:
@@ -161,51 +155,46 @@ class StreamReader:
         elif len(stream.parts) == 1:
             self._read_whole(stream)
         else:
-            self._read_part(stream, number)
+            with self._reading(stream):
+                address, started = stream.address, time.monotonic()
+                wanted_blocks = dict.fromkeys(stream.parts[number], range(address.spec.blocks))
+                outcome = self._store.read_blocks(address.key, wanted_blocks, address.spec)
+                self._learn(outcome.tier, outcome.nbytes, started)
+                stream.part(number, outcome)
             if not stream.done:
                 with self._lock:
                     stream.turn_bytes = self._turn_bytes(stream)
                 self._submit(lambda: self._advance(stream, number + 1))
 
-    def _read_part(self, stream: ChunkStream, number: int) -> None:
-        address, started = stream.address, time.monotonic()
-        wanted = dict.fromkeys(stream.parts[number], range(address.spec.blocks))
-        try:
-            outcome = self._store.read_blocks(address.key, wanted, address.spec)
-            self._learn(outcome.tier, outcome.nbytes, started)
-            stream.part(number, outcome)
-        except BaseException:
-            stream.lose()
-            raise
-        finally:
-            self._finish_if_done(stream)
-
     def _read_whole(self, stream: ChunkStream) -> None:
-        address = stream.address
+        with self._reading(stream):
+            outcome = self.read(stream.address)
+            stream.whole(self._merge_prefetch_note(stream.address, outcome))
+
+    @contextmanager
+    def _reading(self, stream: ChunkStream) -> Iterator[None]:
+        """Lose the stream if reading fails, and forget it when nothing more will arrive."""
         try:
-            stream.whole(self._merge_prefetch_note(address, self.read(address)))
+            yield
         except BaseException:
             stream.lose()
             raise
         finally:
-            self._finish_if_done(stream)
+            if stream.done:
+                with self._lock:
+                    self._forget(stream)
+                self._on_ready()
 
     def _learn(self, tier: str | None, nbytes: int, started: float) -> None:
         if tier is not None:
             self.estimates.add(tier, nbytes, started, time.monotonic())
 
-    def _finish_if_done(self, stream: ChunkStream) -> None:
-        if stream.done:
-            with self._lock:
-                self._forget(stream)
-            self._on_ready()
-
     def _turn_bytes(self, stream: ChunkStream) -> float:
-        """Bytes of the next parts of all streams that are read from this stream's tier."""
+        """Return bytes of the next parts of all streams that are read from this stream's tier."""
         return sum(s.next_bytes for s in self._streams.values() if s.tier == stream.tier)
 
     def _forget(self, stream: ChunkStream) -> None:
-        """Removes the stream; the next request for the chunk starts a new one."""
+        """Remove the stream; the next request for the chunk starts a new one."""
         if self._streams.get(stream.address.key) is stream:
             del self._streams[stream.address.key]
 

@@ -30,7 +30,7 @@ class Timers:
         self._closed = False
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Calls `call` after so many seconds; it must be short and must not raise."""
+        """Call `call` after so many seconds; it must be short and must not raise."""
         when = time.monotonic() + seconds
         with self._changed:
             heapq.heappush(self._waiting, (when, next(self._numbers), call))
@@ -41,7 +41,7 @@ class Timers:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Ends the thread; calls that are still waiting are dropped."""
+        """End the thread; calls that are still waiting are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -19,7 +19,6 @@ class CachedSegment(Protocol):
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys (before RoPE) and values of a layer, each `[tokens, kv_heads, head_dim]`."""
-        ...
 
 
 class ProjectedRows(NamedTuple):
@@ -96,7 +95,6 @@ class PrefillResult:
         observed: per layer, the tensor that the eviction method's `observe` returned.
         rows_per_layer: per layer, the number of rows whose attention was computed.
         rows: prompt rows that were computed anew, question included.
-        flops: floating-point operations, as scheduled.
         layout: the prompt whose KV is in place now.
         kept_ids: indices of `layout`'s tokens in the original prompt; None if it is the original
             prompt (an eviction method may start over with fewer tokens).

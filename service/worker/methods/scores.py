@@ -22,14 +22,14 @@ def stable_topk(scores: Tensor, k: int) -> Tensor:
 
 
 def max_pool(scores: Tensor, kernel: int) -> Tensor:
-    """Return largest score within `kernel // 2` tokens on either side, `[rows, n]` → `[rows,
+    """Return the largest score within `kernel // 2` tokens on either side, `[rows, n]` → `[rows,
     n]`."""
     reach = min(kernel // 2, scores.shape[1])  # there is nothing more to see beyond all n tokens
     return F.max_pool1d(scores.unsqueeze(0), 2 * reach + 1, stride=1, padding=reach).squeeze(0)
 
 
 def mean_pool(scores: Tensor, kernel: int) -> Tensor:
-    """Return sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`.
+    """Return the sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`.
 
     Scores beyond the ends count as zero, so results are smaller near the edges, as in the public
     implementations.
@@ -55,7 +55,6 @@ def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[
 
     Args:
         weights: not negative; if all are zero they count as equal.
-        total: to be split.
         limits: part i is at most `limits[i]`.
 
     Returns:
@@ -80,7 +79,7 @@ def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[
 
 
 def _largest_remainder(weights: Sequence[int], total: int) -> list[int]:
-    """`total` in proportion to `weights`; whole numbers, so that equal fractions are equal."""
+    """Split `total` in proportion to `weights`, whole numbers so that fractions compare exactly."""
     mass = sum(weights)
     if not mass:
         weights, mass = [1] * len(weights), len(weights)

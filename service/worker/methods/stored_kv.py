@@ -32,7 +32,6 @@ class Shift:
     fresh minus stored over its document's probes. A document without a probe stays as it is.
 
     Attributes:
-        documents: those with a probe.
         fresh: places of all their probes among the computed rows `[p]`.
         average: makes means of the probes' values `[documents, p]` fp32.
         rows: from the first row of these documents to the last.
@@ -96,7 +95,7 @@ class Shift:
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
-        """Shifts the keys (by a mean that is taken before RoPE) and values of a layer in place."""
+        """Shift the keys (by a mean that is taken before RoPE) and values of a layer in place."""
         stored = [document.stored.layer(view.layer) for document in self.documents]
         if keys:
             by = self._by(view.fresh_k, [k for k, _ in stored])
@@ -135,10 +134,6 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
 
     Keys are compared before RoPE: RoPE rotates both by the same angle, so the distance is the same.
 
-    Args:
-        keys: whether the distance between keys counts.
-        values: whether the distance between values counts.
-
     Returns:
         `[n]` fp32, summed over KV heads and channels; zero for a token that has no stored KV or
         was not computed at this layer.
@@ -162,10 +157,9 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
-    """Return squared length of the stored keys, or values, of every token of a layer.
+    """Return squared lengths `[n]` fp32 of the stored keys, or values, over KV heads and channels.
 
-    Returns:
-        `[n]` fp32, summed over KV heads and channels; zero for a token that has no stored KV.
+    Zero for a token that has no stored KV.
     """
     norm = torch.zeros(view.layout.tokens, device=view.rows.device)
     for segment, stored in zip(view.layout.segments, view.cached, strict=True):

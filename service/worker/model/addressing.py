@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvstore import ChunkSpec, chunk_key
-from service.prompt import COMPANION_MODES, PREFIX_MODES
+from service.prompt import CHUNK_PREFIX_MODES, PREFIX_MODES
 from service.worker.layout import Prefix
 from service.worker.model.decoder import DecoderModel
 
@@ -23,8 +23,6 @@ class Address:
 
     Attributes:
         key: of the chunk in the store.
-        spec: shape, dtype and codec of the chunk.
-        ids: token ids of the segment.
         parts: what stands before the segment while it is precomputed, one after the other.
         stitched: each part but the first was computed as if it alone stood behind the first.
         part_key: of the segment as a part of others; empty if it is none.
@@ -49,55 +47,32 @@ class Address:
         return Prefix(self.prefix_ids, exact=not self.stitched)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Addressing:
     """Makes addresses for one model and codec.
 
-    Args:
-        decoder: the model.
-        fingerprint: of the model.
-        codec: name of the codec that chunks are stored with.
+    Attributes:
         secret: keyed into the hashes of the default tenant's chunks; empty for plain hashes.
-        tenants_secret: each named tenant's own secret is derived from it.
+        tenants_secret: each named tenant's own secret is derived from it; empty for `secret`.
         lora: name of the LoRA adapter that chunks are computed with; empty for the base model.
     """
 
-    def __init__(
-        self,
-        decoder: DecoderModel,
-        *,
-        fingerprint: str,
-        codec: str,
-        secret: bytes = b"",
-        tenants_secret: bytes = b"",
-        lora: str = "",
-    ) -> None:
-        self._decoder = decoder
-        self._base_fingerprint = fingerprint
-        self._lora = lora
-        # By the decoder's weights: renaming it changes no key, and training it further changes all.
-        own = f"+{decoder.loras[lora].fingerprint}" if lora else ""
-        self._fingerprint = fingerprint + own
-        self._codec = codec
-        self._secret = secret
-        self._tenants_secret = tenants_secret or secret
-        self._dtype = str(decoder.dtype).removeprefix("torch.")
+    decoder: DecoderModel = field(kw_only=False)
+    fingerprint: str
+    codec: str
+    secret: bytes = b""
+    tenants_secret: bytes = b""
+    lora: str = ""
 
     def with_lora(self, name: str) -> Addressing:
         """Return the addresses of chunks that are computed with a LoRA adapter; "": the base
         model's."""
-        return Addressing(
-            self._decoder,
-            fingerprint=self._base_fingerprint,
-            codec=self._codec,
-            secret=self._secret,
-            tenants_secret=self._tenants_secret,
-            lora=name,
-        )
+        return replace(self, lora=name)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's KV in the codec raw."""
-        return self._decoder.kv_bytes_per_token
+        return self.decoder.kv_bytes_per_token
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
         """Return the system segment S. It starts every prompt, so its KV is exact in all of
@@ -120,8 +95,8 @@ class Addressing:
                 primer and neighbours. Behind none of them it is the same chunk as in mode system.
         """
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
-        if not behind or prefix_mode not in COMPANION_MODES:
-            mode = "system" if prefix_mode in COMPANION_MODES else prefix_mode
+        if not behind or prefix_mode not in CHUNK_PREFIX_MODES:
+            mode = "system" if prefix_mode in CHUNK_PREFIX_MODES else prefix_mode
             return self._address(ids, mode, start, tenant)
         if prefix_mode == "primer":
             primer = [token for each in behind for token in each]
@@ -144,7 +119,7 @@ class Addressing:
         tenant: str,
         behind: Sequence[Sequence[int]],
     ) -> set[str]:
-        """Every key under which these tokens may be stored, in whatever prefix mode."""
+        """Return every key under which these tokens may be stored, in whatever prefix mode."""
         keys: set[str] = set()
         for mode in PREFIX_MODES:
             address = self.document(ids, mode, system, tenant, behind)
@@ -153,11 +128,11 @@ class Addressing:
         return keys
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
-        """Token ids that a chunk is precomputed behind; their own KV is not stored."""
-        if prefix_mode == "system" or prefix_mode in COMPANION_MODES:
+        """Return the token ids that a chunk is precomputed behind; their own KV is not stored."""
+        if prefix_mode == "system" or prefix_mode in CHUNK_PREFIX_MODES:
             return tuple(system)
         if prefix_mode == "bos":
-            bos = getattr(self._decoder.config, "bos_token_id", None)
+            bos = getattr(self.decoder.config, "bos_token_id", None)
             return tuple(system[:1]) if system and system[0] == bos else ()
         return ()  # "none", and "bos_keep", where BOS is among the segment's own ids
 
@@ -183,28 +158,31 @@ class Addressing:
         codec: str = "",
         stitched: bool = False,
     ) -> Address:
-        decoder = self._decoder
+        decoder = self.decoder
+        # By the adapter's weights: renaming it changes no key, and training it further changes all.
+        own = f"+{decoder.loras[self.lora].fingerprint}" if self.lora else ""
         spec = ChunkSpec(
-            fingerprint=self._fingerprint,
-            codec=codec or self._codec,
-            dtype=self._dtype,
+            fingerprint=self.fingerprint + own,
+            codec=codec or self.codec,
+            dtype=str(decoder.dtype).removeprefix("torch."),
             layers=decoder.layers,
             kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
             tokens=len(ids),
         )
         key = chunk_key(
-            fingerprint=self._fingerprint,
-            dtype=self._dtype,
+            fingerprint=spec.fingerprint,
+            dtype=spec.dtype,
             codec=spec.codec,
             prefix_mode=prefix_mode,
             prefix_ids=[token for part in parts for token in part.ids],
             chunk_ids=ids,
             tenant_secret=self._tenant_secret(tenant),
         )
-        return Address(key, spec, tuple(ids), parts, stitched, lora=self._lora)
+        return Address(key, spec, tuple(ids), parts, stitched, lora=self.lora)
 
     def _tenant_secret(self, tenant: str) -> bytes:
         if not tenant:
-            return self._secret
-        return hmac.new(self._tenants_secret, tenant.encode(), hashlib.sha256).digest()
+            return self.secret
+        secret = self.tenants_secret or self.secret
+        return hmac.new(secret, tenant.encode(), hashlib.sha256).digest()

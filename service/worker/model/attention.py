@@ -46,7 +46,7 @@ def attend_rows(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Index-causal attention: every row sees the keys up to its own position.
+    """Attend index-causally: every row sees the keys up to its own position.
 
     Args:
         q: `[m, heads, head_dim]`, after RoPE.
@@ -67,9 +67,9 @@ def attend_rows(
     if m == 1:
         seen = int(rows[0]) + 1 if key_rows is None else int((key_rows <= rows[0]).sum())
         return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
-    if (kernel := prefill_attention.kernel_for(q, k, v)) is not None:
+    if prefill_attention.supports(q, k, v):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
-        return kernel.attend(q, k, v, counts, scale)
+        return prefill_attention.attend(q, k, v, counts, scale)
     dtype = q.dtype
     if cpu_linear.is_faster_in_fp32(q):
         q, k, v = q.float(), k.float(), v.float()
@@ -110,25 +110,19 @@ def attend_with_scores(
     """`attend_rows` for few rows, and scores of the keys made from the softmax weights.
 
     Args:
-        q: `[m, heads, head_dim]`, after RoPE.
-        k: `[kv_heads, n, head_dim]`, after RoPE.
-        v: `[kv_heads, n, head_dim]`.
-        rows: ascending positions of the queries, `[m]`.
         scoring: a weight for every row, `[m]` fp32: the scores are then the softmax weights times
             their row's weight, summed over heads and rows. Or a function that makes scores of the
             softmax weights; what it returns for the tiles of rows is added up.
-        scale: factor of the scores before the softmax.
-        key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
-        rule: what the layer adds to causal attention.
 
     Returns:
         The attention `[m, heads * head_dim]`, and the scores of the keys `[n]` fp32.
     """
     differs = rule is not PLAIN and _differs(rule, k, rows, key_rows)
-    kernel = None if differs else prefill_attention.kernel_for(q, k, v)
-    if kernel is not None and isinstance(scoring, Tensor):
+    if isinstance(scoring, Tensor) and not differs and prefill_attention.supports(q, k, v):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)
-        return kernel.attend_with_scores(q, k, v, counts, row_weights=scoring, scale=scale)
+        return prefill_attention.attend_with_scores(
+            q, k, v, counts, row_weights=scoring, scale=scale
+        )
     scores, attended = torch.zeros(k.shape[1], device=k.device), []
     for a in range(0, len(rows), ROW_TILE):
         tile = slice(a, a + ROW_TILE)
@@ -239,7 +233,7 @@ def _attend_by_rule(
 def attend_last(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, rule: AttentionRule = PLAIN
 ) -> Tensor:
-    """One query that sees all keys: q `[heads, d]`, k and v `[kv_heads, n, d]` → `[heads * d]`.
+    """Attend by one query to all keys: q `[heads, d]`, k, v `[kv_heads, n, d]` → `[heads * d]`.
 
     Of `rule` the window is not looked at: the keys are those within it.
     """
@@ -265,18 +259,9 @@ def attention_probabilities(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Return softmax weights of few rows (a question, a scoring window) over all keys.
+    """Return softmax weights `[heads, m, n]` fp32 of few rows, 0 for keys that a row does not see.
 
-    Args:
-        q: `[m, heads, head_dim]`, after RoPE.
-        k: `[kv_heads, n, head_dim]`, after RoPE.
-        rows: positions of the queries, `[m]`.
-        scale: factor of the scores before the softmax.
-        key_rows: positions of the keys, `[n]`; 0..n-1 by default.
-        rule: what the layer adds to causal attention.
-
-    Returns:
-        `[heads, m, n]` fp32; 0 for keys that the row does not see.
+    The arguments are those of `attend_rows`.
     """
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
@@ -288,7 +273,7 @@ def attention_probabilities(
 
 
 def weighted_values(weights: Tensor, v: Tensor) -> Tensor:
-    """weights `[heads, m, n]` fp32, v `[kv_heads, n, d]` → `[m, heads * d]` in v's dtype."""
+    """Multiply weights `[heads, m, n]` and v `[kv_heads, n, d]` → `[m, heads * d]`, v's dtype."""
     heads, m, n = weights.shape
     kv_heads, _, d = v.shape
     grouped = weights.view(kv_heads, heads // kv_heads * m, n).to(v.dtype)

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.kernels.cpu.decode_step import DecoderWeights, LayerWeights
 from service.worker.model.attention_rule import PLAIN, AttentionRule
-from service.worker.model.lora import Lora, rows_by_name, with_updates
+from service.worker.model.lora_projection import Lora, rows_by_name, with_updates
 from service.worker.model.projection import (
     DenseProjection,
     LayerProjections,
@@ -40,8 +39,6 @@ PLAIN_NORMS = frozenset(
 )
 """transformers has one class per family, and these compute the same. Others do not: Gemma's adds
 one to the weight, OLMo 2's rounds later."""
-FOR_KERNELS = (DenseProjection, QuantisedProjection)
-"""Projections whose weights a kernel may multiply by itself."""
 
 
 class DecoderModel:
@@ -55,14 +52,12 @@ class DecoderModel:
     are must not change how they are computed, so that an answer does not depend on other requests.
 
     Attributes:
-        family: the model's `model_type`.
         windows: every layer's sliding window in tokens, None for a layer without; empty if no layer
             has one.
         heads: query heads of a layer; `own_heads` of them are computed in this process.
         kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
         ranks: the processes that compute the other heads; None if there are none.
-        lead: makes them compute what this process does; None if nobody follows it.
-        lora: name of the LoRA adapter that all rows have; empty for the base model.
+        lead: makes them compute what this process does; None if there are no others.
     """
 
     def __init__(self, model: Any) -> None:
@@ -156,8 +151,8 @@ class DecoderModel:
         return [table if r else none for table, r in zip(tables, rotated, strict=True)]
 
     def rotary_order(self) -> Tensor | None:
-        """Order in which the dimensions of query and key heads are held, `[head_dim]`, so that i
-        and i + head_dim / 2 turn together; None if they already do in the model's own order."""
+        """Return the order `[head_dim]` of the dimensions of query and key heads in which i and
+        i + head_dim / 2 turn together; None if they do so in the model's own order."""
         return halves_order(self.head_dim, rotated=self.ropes[0].rotated)
 
     def attention_rules(self) -> list[AttentionRule]:
@@ -177,7 +172,7 @@ class DecoderModel:
         return norm(block.input_layernorm, x)
 
     def normalise(self, attention: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries `[m, heads, head_dim]` and keys after the norm that some families have."""
+        """Return queries `[m, heads, head_dim]` and keys after the norm that some families have."""
         return q, k
 
     def attention_residual(self, block: Any, attended: Tensor) -> Tensor:
@@ -212,7 +207,7 @@ class DecoderModel:
     # -- LoRA adapters ----------------------------------------------------------------------------
 
     def with_lora(self, name: str) -> Self:
-        """This decoder with a LoRA adapter for all rows; "": the base model."""
+        """Return this decoder with a LoRA adapter for all rows; "": the base model."""
         if not name:
             return self
         view = self._updated([(None, self.loras[name])])
@@ -220,7 +215,7 @@ class DecoderModel:
         return view
 
     def with_loras(self, names: Sequence[str]) -> Self:
-        """This decoder for batches in which row i has the LoRA adapter `names[i]`; "": none."""
+        """Return this decoder for batches whose row i has the LoRA adapter `names[i]`; "": none."""
         if len(set(names)) == 1:
             return self.with_lora(names[0])
         rows = rows_by_name(names, self.device)
@@ -245,14 +240,13 @@ class DecoderModel:
     # -- what the layer loops call ----------------------------------------------------------------
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids `[m]` → `[m, hidden]`."""
+        """Return the embeddings `[m, hidden]` of ids `[m]`."""
         return F.embedding(ids, self.model.get_input_embeddings().weight)
 
     def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of x `[m, hidden]`, before RoPE and after any norm of q and k.
+        """Project x `[m, hidden]` to q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`.
 
-        Returns:
-            q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`: this process's own heads.
+        Before RoPE, after any norm of q and k; this process's own heads.
         """
         block = self.blocks[layer]
         out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)
@@ -264,7 +258,7 @@ class DecoderModel:
         return q, k, heads[:, first_v:]
 
     def finish(self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False) -> Tensor:
-        """Output projection, residual, MLP: x `[m, hidden]`, attended `[m, heads * head_dim]`."""
+        """Finish a layer from x `[m, hidden]` and attended `[m, heads * head_dim]`."""
         return run(self.finish_steps(layer, x, attended, batch=batch))
 
     def finish_steps(
@@ -278,41 +272,8 @@ class DecoderModel:
         return x + self.mlp_residual(block, out)
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        """Next-token logits of the last layer's rows: `[m, hidden]` → `[m, vocabulary]` fp32."""
+        """Return next-token logits of rows after the last layer, `[m, vocabulary]` fp32."""
         return self.head(norm(self.model.model.norm, x), batch=batch).float()
-
-    def weights(self) -> DecoderWeights | None:
-        """All parameters for a kernel that decodes by itself; None if it computes otherwise."""
-        if not self.has_plain_layers or self.config.hidden_act not in ("silu", "swish"):
-            return None
-        if self.head_order is not None:
-            return None
-        if not all(is_plain(block.input_layernorm) for block in self.blocks):
-            return None
-        layers = [self._layer_weights(layer) for layer in range(self.layers)]
-        stored = [weights for weights in layers if weights is not None]
-        head, last = self.head, self.model.model.norm
-        if len(stored) < len(layers) or not isinstance(head, FOR_KERNELS):
-            return None
-        return DecoderWeights(
-            stored, last.weight, head.stored, self.ropes[0].cos, self.ropes[0].sin,
-            heads=self.heads, kv_heads=self.kv_heads, eps=last.variance_epsilon, scale=self.scale,
-        )  # fmt: skip
-
-    def _layer_weights(self, layer: int) -> LayerWeights | None:
-        block, parts = self.blocks[layer], self.projections[layer]
-        qkv, o, gate_up, down = parts.qkv, parts.output, parts.gate_up, parts.down
-        if not (isinstance(qkv, FOR_KERNELS) and isinstance(o, FOR_KERNELS)):
-            return None
-        if not (isinstance(gate_up, FOR_KERNELS) and isinstance(down, FOR_KERNELS)):
-            return None
-        q_norm, k_norm = (getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))
-        return LayerWeights(
-            norm=block.input_layernorm.weight,
-            q_norm=q_norm and q_norm.weight, k_norm=k_norm and k_norm.weight,
-            mlp_norm=block.post_attention_layernorm.weight,
-            qkv=qkv.stored, o=o.stored, gate_up=gate_up.stored, down=down.stored,
-        )  # fmt: skip
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -27,11 +27,7 @@ class Shape(Protocol):
 
 @dataclass
 class FlopCount:
-    """A running total for one prompt.
-
-    Attributes:
-        shape: the sizes of the decoder.
-    """
+    """A running total for one prompt."""
 
     shape: Shape
     _counted: float = 0.0
@@ -74,7 +70,7 @@ class FlopCount:
         self._add_causal(2.0, rows)
 
     def _add_causal(self, operations: float, rows: Tensor) -> None:
-        """The row at index t sees t + 1 keys."""
+        # The row at index t sees t + 1 keys.
         factor = operations * self.shape.heads * self.shape.head_dim
         if rows is self._rows:  # the same rows go through many layers
             before, pairs = self._later.pop()
@@ -100,7 +96,6 @@ def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
     The last layer finishes only the last row, as our layer loop does: nothing reads the others.
 
     Args:
-        tokens: that are computed.
         behind: tokens before them whose KV is at hand.
     """
     count = FlopCount(shape)
@@ -119,7 +114,6 @@ def chunk_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:
     It ends with the keys and values of the last layer.
 
     Args:
-        tokens: of the chunk.
         behind: tokens of the prefix whose KV is at hand.
     """
     count, finished = FlopCount(shape), shape.layers - 1

@@ -30,7 +30,6 @@ class FolderFault:
 
     Attributes:
         problem: what is wrong, with the file's name.
-        remedy: what to do.
     """
 
     problem: str
@@ -55,8 +54,7 @@ def family_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
         return None
     because = f", because it {why}" if why else ""
     return FolderFault(
-        f"model_type {family} of {folder} is not served{because}",
-        what_instead(config),
+        f"model_type {family} of {folder} is not served{because}", what_instead(config)
     )
 
 
@@ -81,7 +79,7 @@ def rope_fault(folder: Path, config: dict[str, Any]) -> FolderFault | None:
 
 
 def served_context(config: dict[str, Any]) -> int | None:
-    """Tokens of prompt and answer up to which the model is served; None if it does not say."""
+    """Return how many tokens of prompt and answer are served; None if the model does not say."""
     limit = config.get("max_position_embeddings")
     if limit is None:
         return None

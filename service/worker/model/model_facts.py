@@ -2,10 +2,9 @@
 
     {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}, "stable_layers": [10, 11]}
 
-`kvstitch tune` writes the file, into the data folder; a model's folder may hold one, too. Without
-it, all methods but those that need its values can be used. It is not part of the model's
-fingerprint, because stored KV does not depend on it. What else it holds is not the worker's
-(service/settings/calibration.py).
+`kvstitch tune` writes the file into the data folder; a model's folder may hold one, too. Only
+methods that need its values require it. It is not part of the model's fingerprint, because stored
+KV does not depend on it.
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ class ModelFacts:
     """Sizes of the served model and its calibration.
 
     Attributes:
-        layers: number of layers.
-        heads: query heads of a layer.
-        kv_heads: KV heads of a layer.
         head_scores: for each probe, `[layers, heads]` fp32, not negative, with sum 1.
         stable_layers: layers in which SamKV decides how much of a document a question needs;
             empty if not measured.
@@ -52,7 +48,6 @@ class ModelFacts:
 
         Args:
             where: fusion or eviction.
-            name: the method.
 
         Raises:
             InvalidRequest: they are split over several.
@@ -77,12 +72,7 @@ def read_calibration(
     """Return the facts of the model in `folder`; without a calibration file, its sizes alone.
 
     Args:
-        folder: the model's.
-        layers: number of layers.
-        heads: query heads of a layer.
-        kv_heads: KV heads of a layer.
         first: a calibration file whose values go before those of the model's folder.
-        ranks: number of processes that the heads are split over.
 
     Raises:
         ModelRefused: a file does not fit the model.

@@ -24,8 +24,7 @@ class Projection(Protocol):
     """One linear module, or several that read the same rows, one after the other."""
 
     def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
-        """x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderModel`."""
-        ...
+        """Multiply x `[m, in]` → `[m, sum of out]`; `batch` as in `DecoderModel`."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,6 @@ class ModuleProjection:
     """A projection by modules of a library, each of which knows how its weights are stored.
 
     Nothing is known of how they compute: how many rows there are may change a row's result.
-
-    Attributes:
-        modules: that read the same rows.
     """
 
     modules: tuple[Any, ...]
@@ -98,12 +94,10 @@ class LayerProjections:
 
 
 def fuse(*modules: Any) -> Projection:
-    """One product of the modules, which read the same rows; also useful for a single module.
+    """Fuse modules that read the same rows into one product; also useful for a single module.
 
-    Parameters are concatenated in huge pages. The modules' own become views of the result, so the
-    modules keep working, and extra memory is needed only for a moment, for one module group.
-    Modules whose weights a library has quantised in a way that kernels do not read are called as
-    they are, one after the other.
+    Parameters are concatenated in huge pages, and the modules' own become views of the result, so
+    that they keep working. Modules with weights that kernels do not read are called one by one.
     """
     if all(_is_plain(module) for module in modules):
         weight = _concatenated([m.weight for m in modules])
@@ -207,8 +201,6 @@ def quantise(model: Any, method: str) -> None:
     Args:
         model: a transformers model that `quantisation_fault` finds nothing wrong with, on its
             device.
-        method: "int8" or "int4".
-
     """
     bits = BITS[method]
     for layer in model.model.layers:

@@ -1,6 +1,6 @@
 """Whether quantised weights can be served here, seen in config.json. Importable without torch.
 
-Two kinds: checkpoints whose weights somebody has quantised, which a library reads and computes, and
+Two kinds: checkpoints whose weights are quantised already, which a library reads and computes, and
 checkpoints that are quantised when they are loaded (the setting `quantize`).
 """
 
@@ -23,7 +23,6 @@ class Method:
 
     Attributes:
         packages: by their names in imports and in package indexes, what transformers needs for it.
-        on_cpu: whether its weights are computed on a CPU.
     """
 
     packages: tuple[tuple[str, str], ...]
@@ -53,10 +52,7 @@ def quantisation_fault(
     """Return what keeps a model's quantised weights from being served; None if nothing does.
 
     Args:
-        folder: of the model.
-        config: the content of its config.json.
         device: that it is to run on: "cpu", "cuda", "cuda:N" or "auto".
-        quantize: the setting.
     """
     given = config.get("quantization_config") or config.get("compression_config")
     if quantize != "off":

@@ -66,13 +66,13 @@ class RotaryTable:
         return table
 
     def rotate(self, x: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-        """x `[rows, heads, head_dim]` rotated to `positions` `[rows]`; x's dtype, or into `out`."""
+        """Rotate x `[rows, heads, head_dim]` to `positions` `[rows]`, into `out` if it is given."""
         if out is None and rotation_gpu.supports(x):
             return rotation_gpu.rotate(x, positions, cos=self.cos, sin=self.sin)
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        if (kernel := rotation.kernel_for(x, positions, out)) is not None:
-            return kernel.rotate(x, out, positions=positions, cos=self.cos, sin=self.sin)
+        if rotation.supports(x, positions, out):
+            return rotation.rotate(x, out, positions=positions, cos=self.cos, sin=self.sin)
         return self.at(positions)(x, out)
 
     def at(self, positions: Tensor) -> Rotation:
@@ -147,7 +147,7 @@ class Rotation:
     sin: Tensor
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x `[rows, heads, head_dim]` rotated, in x's dtype or into `out`."""
+        """Rotate x `[rows, heads, head_dim]`, in x's dtype or into `out`."""
         half = x.shape[-1] // 2
         left, right = x[..., :half].float(), x[..., half:].float()
         if out is None:

@@ -91,11 +91,7 @@ _TEXT_OF = {"gemma3": "gemma3_text"}
 
 
 def why_not_served(config: dict[str, Any]) -> str | None:
-    """Return why models of this kind are not served, as the end of a sentence, or None.
-
-    Args:
-        config: the content of config.json.
-    """
+    """Return why models of this kind are not served, as the end of a sentence, or None."""
     known = _BY_NAME.get(str(config.get("model_type")))
     if known is not None:
         return known

@@ -87,9 +87,9 @@ class OtherRank:
                 adapt=lambda model, place: sharded(model, self._exchange, place),
             )
         except KvstitchError as error:
-            self._answer(error.message)
+            self._pipe.send(error.message)
         else:
-            self._answer("")
+            self._pipe.send("")
 
     def make_pool(self, layers: int, kv_heads: int, head_dim: int, tokens: int) -> None:
         decoder = self._model
@@ -135,7 +135,7 @@ class OtherRank:
 
     def check(self) -> None:
         """Answer whether the last piece of work failed here, and how many exchanges were made."""
-        self._answer((self._failed, self._exchange.made))
+        self._pipe.send((self._failed, self._exchange.made))
         self._failed = False
 
     # -- what it has for itself -------------------------------------------------------------------
@@ -173,9 +173,6 @@ class OtherRank:
         if "layout" in arguments:
             arguments["layout"] = arguments["layout"].to(self._model.device)
         return arguments
-
-    def _answer(self, answer: object) -> None:
-        self._pipe.send_bytes(pickle.dumps(answer))
 
 
 class _Unpickler(pickle.Unpickler):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import shutil
 import socket
 import subprocess
@@ -218,7 +217,7 @@ class TensorParallel:
 
     def _answer(self, pipe: Connection) -> Any:
         try:
-            return pickle.loads(pipe.recv_bytes())
+            return pipe.recv()
         except (EOFError, OSError) as error:
             self._give_up(f"a rank ended: {error}")
             raise

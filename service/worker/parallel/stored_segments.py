@@ -49,13 +49,13 @@ class SharedSegment:
         return self._layers[layer]
 
     def _exchanged(self, layer: int) -> tuple[Tensor, Tensor]:
-        decoder = self._decoder
+        decoder, whole = self._decoder, None
         if self._stored is not None:
-            k, v = (x.to(decoder.device) for x in self._stored.layer(layer))
-            return self._exchange.send_heads(k, v)
+            whole = torch.stack([x.to(decoder.device) for x in self._stored.layer(layer)])
         shape = (2, self.tokens, decoder.own_kv_heads, decoder.head_dim)
         out = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
-        return self._exchange.receive_heads(out)
+        k, v = self._exchange.heads_from_first(out, whole)
+        return k, v
 
     def arrived(self, layer: int) -> bool:
         return layer in self._layers

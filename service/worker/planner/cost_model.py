@@ -15,155 +15,162 @@ from service.worker.model.flops import FlopCount, Shape, chunk_prefill
 
 
 @dataclass(frozen=True)
-class Loadable:
+class LoadableSegment:
     """A stored segment, or the rest of one that is being read.
 
     Attributes:
-        tokens: tokens of the segment.
-        tier: where it is stored.
-        left_s: seconds that the tier needs for the bytes that are still to be read.
-        parts: number of parts in which these arrive.
+        nbytes: bytes still to be read.
+        parts: number of parts in which these are read.
         prefix: tokens that stand before it when its chunk is computed by itself.
+        quiet_s: seconds since its last part arrived, or since it was requested; 0 if it was not
+            requested yet.
+        turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
     """
 
     tokens: int
     tier: str
-    left_s: float
+    nbytes: int = 0
     parts: int = 1
     prefix: int = 0
+    quiet_s: float = 0.0
+    turn_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptModel:
-    """One prompt, with all that its time to the first token depends on.
+class Prompt:
+    """A prompt whose stored segments can be either loaded or computed.
 
     Attributes:
-        shape: sizes of the model.
-        tokens: tokens of the whole prompt.
-        question: tokens of the question.
         loads: segments that can be either loaded or computed.
-        method: the prompt's fusion method.
-        overhead_s: seconds that any prompt takes, besides its operations.
-        flop_s: seconds per floating-point operation.
         uncached_tokens: tokens of segments that must be computed.
         documents: tokens of each document that is already loaded, or whose chunk will be computed
             by itself.
         as_stored: whether a load that is computed is computed by itself, before the prompt; the
             prompt then costs what it would if it had been loaded.
         alone: tokens of each further chunk that is computed by itself, and of its prefix.
-        waiting_s: by tier, seconds that it needs for what other prompts are still reading.
+        others_bytes: by tier, bytes that other prompts are still reading.
         exact_layers_done: number of first layers that have already been computed with every row.
+        crowded: whether other requests decode meanwhile, which halves the speed of prefill.
     """
 
-    shape: Shape
     tokens: int
     question: int
-    loads: Sequence[Loadable]
     method: FusionMethod
-    overhead_s: float
-    flop_s: float
+    loads: Sequence[LoadableSegment] = ()
     uncached_tokens: int = 0
     documents: Sequence[int] = ()
     as_stored: bool = False
     alone: Sequence[tuple[int, int]] = ()
-    waiting_s: Mapping[str, float] = field(default_factory=dict)
+    others_bytes: Mapping[str, float] = field(default_factory=dict)
     exact_layers_done: int = 0
+    crowded: bool = False
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A prompt, and how long its parts take on this machine.
+
+    Attributes:
+        overhead_s: seconds that any prompt takes, besides its operations.
+        flop_s: seconds per floating-point operation.
+        left_s: for each of the prompt's loads, seconds that its tier needs for what is left of it.
+        others_s: by tier, seconds that it needs for what other prompts are still reading.
+    """
+
+    prompt: Prompt
+    shape: Shape
+    overhead_s: float
+    flop_s: float
+    left_s: Sequence[float] = ()
+    others_s: Mapping[str, float] = field(default_factory=dict)
 
     def seconds(self, computed: Collection[int] = (), method: FusionMethod | None = None) -> float:
-        """Expected seconds to the first token.
+        """Return the expected seconds to the first token.
 
         Args:
             computed: indices of the loads that are computed instead of loaded.
             method: used instead of the prompt's own method.
         """
-        arrivals = self._arrivals([x for i, x in enumerate(self.loads) if i not in computed])
+        arrivals = self._arrivals(computed)
         now = self.overhead_s + self._alone_flops(computed) * self.flop_s
-        for phase in self._phases(computed, method or self.method):
-            if phase.exact and phase.layers.stop <= self.exact_layers_done:
+        for phase in self._phases(computed, method or self.prompt.method):
+            if phase.exact and phase.layers.stop <= self.prompt.exact_layers_done:
                 continue
-            layer_s = self._layer_s(phase)
+            count = FlopCount(self.shape)
+            phase.add_layer(count)
+            layer_s = count.total * self.flop_s
             for layer in phase.layers:
                 if layer >= phase.cache_from:
                     now = max(now, arrivals[layer])
                 now += layer_s
-        return now + self._logits_s()
+        count = FlopCount(self.shape)
+        count.unembed(1)
+        return now + count.total * self.flop_s
 
     def flops(self) -> float:
-        """Floating-point operations if everything is loaded."""
-        phases = self._phases((), self.method)
+        """Return the floating-point operations if everything is loaded."""
+        phases = self._phases((), self.prompt.method)
         return self._alone_flops(()) + total_flops(phases, FlopCount(self.shape))
 
     def _alone_flops(self, computed: Collection[int]) -> float:
-        """Operations of computing chunks by themselves, behind prefixes that are at hand."""
-        chosen = [self.loads[i] for i in computed] if self.as_stored else []
-        chunks = [*self.alone, *((load.tokens, load.prefix) for load in chosen)]
+        """Return operations of computing chunks by themselves, behind prefixes that are at hand."""
+        prompt = self.prompt
+        chosen = [prompt.loads[i] for i in computed] if prompt.as_stored else []
+        chunks = [*prompt.alone, *((load.tokens, load.prefix) for load in chosen)]
         return sum(chunk_prefill(self.shape, tokens, behind=prefix) for tokens, prefix in chunks)
 
     def _phases(self, computed: Collection[int], method: FusionMethod) -> list[Phase]:
-        if self.as_stored:
+        prompt = self.prompt
+        if prompt.as_stored:
             computed = ()
-        loaded = [x.tokens for i, x in enumerate(self.loads) if i not in computed]
-        uncached = self.uncached_tokens + sum(self.loads[i].tokens for i in computed)
+        loaded = [load.tokens for i, load in enumerate(prompt.loads) if i not in computed]
+        uncached = prompt.uncached_tokens + sum(prompt.loads[i].tokens for i in computed)
         return method.phases(
             PromptShape(
-                tokens=self.tokens,
-                question=self.question,
+                tokens=prompt.tokens,
+                question=prompt.question,
                 layers=self.shape.layers,
-                uncached=min(uncached, self.tokens - self.question),
-                documents=[*self.documents, *loaded],
+                uncached=min(uncached, prompt.tokens - prompt.question),
+                documents=[*prompt.documents, *loaded],
             )
         )
 
-    def _logits_s(self) -> float:
-        count = FlopCount(self.shape)
-        count.unembed(1)
-        return count.total * self.flop_s
-
-    def _arrivals(self, loaded: Sequence[Loadable]) -> list[float]:
-        """Seconds after which each layer of all these loads has arrived."""
+    def _arrivals(self, computed: Collection[int]) -> list[float]:
+        """Return seconds after which each layer of all loads that are not computed has arrived."""
         layers = self.shape.layers
         # By tier and number of parts: seconds for one part of each such load. The loads of a tier
         # take turns, so each round reads one part of every load that has parts left.
         part_s: dict[tuple[str, int], float] = {}
-        for load in loaded:
-            if load.left_s > 0:
+        for i, (load, left_s) in enumerate(zip(self.prompt.loads, self.left_s, strict=True)):
+            if i not in computed and left_s > 0:
                 kind = (load.tier, load.parts)
-                part_s[kind] = part_s.get(kind, 0.0) + load.left_s / load.parts
+                part_s[kind] = part_s.get(kind, 0.0) + left_s / load.parts
         arrivals = [0.0] * layers
         for tier in {tier for tier, _ in part_s}:
             tier_loads = [(parts, s) for (name, parts), s in part_s.items() if name == tier]
-            before = self.waiting_s.get(tier, 0.0)
+            before = self.others_s.get(tier, 0.0)
             for layer in range(layers):
                 rounds = 1 + max(layer * parts // layers for parts, _ in tier_loads)
                 read_s = sum(min(parts, rounds) * s for parts, s in tier_loads)
                 arrivals[layer] = max(arrivals[layer], before + read_s)
         return arrivals
 
-    def _layer_s(self, phase: Phase) -> float:
-        count = FlopCount(self.shape)
-        phase.add_layer(count)
-        return count.total * self.flop_s
-
 
 # Up to this number of documents every combination is tried.
 EXHAUSTIVE = 6
 
 
-def cheapest(model: PromptModel) -> frozenset[int]:
-    """The loads to compute instead, for the earliest first token; as few as possible on ties.
+def cheapest(model: CostModel) -> frozenset[int]:
+    """Return the indices of loads to compute instead, for the earliest first token; few of them.
 
     With more than `EXHAUSTIVE` documents, first the j loads that take longest per token are tried
     for every j; then single loads are moved in or out of the best choice as long as that helps.
-
-    Returns:
-        Indices into `model.loads`.
     """
-    count = len(model.loads)
+    loads, left_s = model.prompt.loads, model.left_s
+    count = len(loads)
     if not count or model.seconds() <= _least_if_any_is_computed(model):
         return frozenset()
-    order = sorted(
-        range(count), key=lambda i: model.loads[i].left_s / max(1, model.loads[i].tokens)
-    )[::-1]
+    order = sorted(range(count), key=lambda i: left_s[i] / max(1, loads[i].tokens))[::-1]
     candidates = [frozenset(order[:j]) for j in range(count + 1)]
     if count <= EXHAUSTIVE:
         every = range(2**count)
@@ -178,15 +185,15 @@ def cheapest(model: PromptModel) -> frozenset[int]:
     return best
 
 
-def _least_if_any_is_computed(model: PromptModel) -> float:
-    """A lower bound on the seconds of every choice in which at least one load is computed.
+def _least_if_any_is_computed(model: CostModel) -> float:
+    """Return a lower bound on the seconds of every choice in which some load is computed.
 
     Either only the shortest load is computed and the others arrive at once; or all are computed,
     because then a two-pass method saves its question pass.
     """
-    instant = replace(model, loads=[replace(load, left_s=0.0) for load in model.loads])
-    numbers = range(len(instant.loads))
-    shortest = min(numbers, key=lambda i: instant.loads[i].tokens)
+    numbers = range(len(model.left_s))
+    instant = replace(model, left_s=[0.0 for _ in numbers])
+    shortest = min(numbers, key=lambda i: model.prompt.loads[i].tokens)
     return min(instant.seconds({shortest}), instant.seconds(numbers))
 
 
@@ -194,26 +201,25 @@ def _least_if_any_is_computed(model: PromptModel) -> float:
 UNHIDDEN = 0.02
 
 
-def hidden_ratio(model: PromptModel, most: float, steps: int = 20) -> float:
-    """The largest repair ratio whose extra work is hidden behind loading.
+def hidden_ratio(model: CostModel, most: float, steps: int = 20) -> float:
+    """Return the largest repair ratio whose extra work is hidden behind loading.
 
-    With it the time to the first token is at most `UNHIDDEN` longer than with the method's own
-    ratio. A little must be allowed, because work after the arrival of the last part cannot be
-    hidden at all.
+    With it the first token comes at most `UNHIDDEN` later than with the method's own ratio. A
+    little must be allowed: work after the arrival of the last part cannot be hidden at all.
 
     Args:
-        most: upper bound of the ratio.
         steps: number of ratios tried between the method's own and `most`.
 
     Returns:
         The ratio; the method's own if nothing is loaded.
     """
-    least = model.method.repair_ratio or 0.0
-    if not any(load.left_s > 0 for load in model.loads):
+    method = model.prompt.method
+    least = method.repair_ratio or 0.0
+    if not any(left_s > 0 for left_s in model.left_s):
         return least
     allowed = model.seconds() * (1 + UNHIDDEN)
     for step in range(steps, 0, -1):
         ratio = least + (most - least) * step / steps
-        if model.seconds(method=model.method.with_repair_ratio(ratio)) <= allowed:
+        if model.seconds(method=method.with_repair_ratio(ratio)) <= allowed:
             return ratio
     return least

@@ -46,7 +46,7 @@ class Line:
         self._anchor = self.overhead
 
     def add(self, x: float, y: float) -> None:
-        """Adds a point and fits the line again."""
+        """Add a point and fit the line again."""
         self.count += 1
         new = (1.0, x, y, x * x, x * y)
         self._sums = [old * FADE + one for old, one in zip(self._sums, new, strict=True)]
@@ -62,7 +62,7 @@ class Line:
         self.overhead, self.slope = overhead, slope
 
     def at(self, x: float) -> float:
-        """y at x."""
+        """Return y at x."""
         return self.overhead + self.slope * x
 
 
@@ -80,7 +80,7 @@ class TierEstimates:
         self._last_end: dict[str, float] = {}
 
     def add(self, tier: str, nbytes: int, started: float, ended: float) -> None:
-        """Adds a read of so many bytes; its times are by the clock, in seconds."""
+        """Add a read of so many bytes; its times are by the clock, in seconds."""
         with self._lock:
             line = self._lines.setdefault(tier, self._unknown(tier))
             counted_from = max(started, self._last_end.get(tier, started))
@@ -88,23 +88,23 @@ class TierEstimates:
             line.add(nbytes, max(ended - counted_from, 1e-6))
 
     def seconds(self, tier: str, nbytes: float, reads: int = 1) -> float:
-        """Expected seconds of `reads` reads of `nbytes` in total."""
+        """Return the expected seconds of `reads` reads of `nbytes` in total."""
         with self._lock:
             line = self._lines.get(tier) or self._unknown(tier)
             return line.overhead * reads + line.slope * nbytes
 
     def measured(self, tier: str) -> bool:
-        """Whether the tier was ever read."""
+        """Return whether the tier was ever read."""
         with self._lock:
             return tier in self._lines
 
     def stale(self, tier: str) -> bool:
-        """Whether the tier's last read is longer ago than `STALE_S`."""
+        """Return whether the tier's last read is longer ago than `STALE_S`."""
         with self._lock:
             return self._clock() - self._last_end.get(tier, self._clock()) > STALE_S
 
     def known(self) -> dict[str, tuple[float, float]]:
-        """Latency (seconds) and bandwidth (bytes/s) of every tier that was read."""
+        """Return the latency (seconds) and bandwidth (bytes/s) of every tier that was read."""
         with self._lock:
             return {t: (line.overhead, 1 / line.slope) for t, line in self._lines.items()}
 
@@ -122,7 +122,7 @@ class ComputeEstimate:
         self._line = Line(overhead, 1 / rate)
 
     def add(self, flops: float, seconds: float) -> None:
-        """Adds a prefill that was measured."""
+        """Add a prefill that was measured."""
         if flops > 0:
             self._line.add(flops, seconds)
 

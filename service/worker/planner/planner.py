@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
-from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.model.decoder import DecoderModel
 from service.worker.planner.cost_model import (
-    Loadable,
-    PromptModel,
+    CostModel,
+    LoadableSegment,
+    Prompt,
     cheapest,
     hidden_ratio,
 )
@@ -38,67 +38,11 @@ TRUST = 1.5
 MOST_RATIO = 0.5
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A segment that a prompt waits for.
-
-    Attributes:
-        tokens: tokens of the segment.
-        tier: where it is stored.
-        nbytes: bytes still to be read.
-        parts: number of parts in which these are read.
-        quiet_s: seconds since its last part arrived, or since it was requested; 0 if it was not
-            requested yet.
-        turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
-        prefix: tokens that stand before it when its chunk is computed by itself.
-    """
-
-    tokens: int
-    tier: str
-    nbytes: int
-    parts: int = 1
-    quiet_s: float = 0.0
-    turn_bytes: float = 0.0
-    prefix: int = 0
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What the planner knows about a prompt that waits for segments.
-
-    Attributes:
-        tokens: tokens of the whole prompt.
-        question: tokens of the question.
-        method: the prompt's fusion method.
-        uncached_tokens: tokens of segments that must be computed.
-        documents: tokens of each document that is already loaded, or whose chunk will be computed
-            by itself.
-        as_stored: whether what is not loaded is computed by itself, not with the prompt.
-        alone: tokens of each chunk that must be computed by itself, and of its prefix.
-        others_bytes: by tier, bytes that other prompts are still reading.
-        exact_layers_done: number of first layers that have already been computed with every row.
-        crowded: whether other requests decode meanwhile, which halves the speed of prefill.
-    """
-
-    tokens: int
-    question: int
-    method: FusionMethod
-    uncached_tokens: int = 0
-    documents: Sequence[int] = ()
-    as_stored: bool = False
-    alone: Sequence[tuple[int, int]] = ()
-    others_bytes: Mapping[str, float] = field(default_factory=dict)
-    exact_layers_done: int = 0
-    crowded: bool = False
-
-
 class Planner:
     """Makes the decisions of one engine. They can be requested from several threads.
 
     Attributes:
         deciding: whether requests are planned by it; if not, everything that is stored is loaded.
-        tiers: estimates of read times.
-        compute: estimate of prefill times.
     """
 
     def __init__(
@@ -111,48 +55,43 @@ class Planner:
         self._lock = threading.Lock()
         self._counts = Counter({"load": 0, "recompute": 0, "late": 0, "lost": 0})
 
-    def recompute(self, prompt: Prompt, waiting: Sequence[Waiting]) -> frozenset[int]:
-        """Decides which segments are computed instead of loaded.
+    def recompute(self, prompt: Prompt) -> frozenset[int]:
+        """Return the indices of `prompt.loads` that are computed instead of loaded."""
+        model = self.cost_model(prompt)
+        return cheapest(model) if sum(model.left_s) >= WORTH_S else frozenset()
 
-        Returns:
-            Indices into `waiting`.
-        """
-        model = self._model(prompt, waiting)
-        if sum(load.left_s for load in model.loads) < WORTH_S:
-            return frozenset()
-        return cheapest(model)
+    def ratio(self, prompt: Prompt) -> float:
+        """Return the repair ratio for `ratio: auto`: the method's own, or more if loading hides
+        it."""
+        return hidden_ratio(self.cost_model(prompt), MOST_RATIO)
 
-    def ratio(self, prompt: Prompt, waiting: Sequence[Waiting]) -> float:
-        """The repair ratio for `ratio: auto`: the method's own, or more if loading hides it."""
-        return hidden_ratio(self._model(prompt, waiting), MOST_RATIO)
-
-    def forecast(self, prompt: Prompt, loads: Sequence[Waiting]) -> tuple[float, float]:
-        """Expected seconds to the first token, and FLOPs, if these segments are loaded."""
-        model = self._model(prompt, loads)
+    def forecast(self, prompt: Prompt) -> tuple[float, float]:
+        """Return expected seconds to the first token, and FLOPs, if all its loads are loaded."""
+        model = self.cost_model(prompt)
         return model.seconds(), model.flops()
 
     def compute_s(self, flops: float, *, crowded: bool = False) -> float:
-        """Expected seconds of a prefill of so many FLOPs that loads nothing."""
+        """Return the expected seconds of a prefill of so many FLOPs that loads nothing."""
         seconds = self.compute.overhead_s + self.compute.flop_s * flops
         return 2.0 * seconds if crowded else seconds
 
     def look_again_s(self, prompt: Prompt) -> float:
-        """Seconds to wait for a part before deciding again: a fraction of a full prefill's time."""
+        """Return seconds to wait for a part before deciding again: a fraction of a full prefill."""
         everything = replace(
             prompt,
+            loads=(),
             uncached_tokens=prompt.tokens - prompt.question,
             documents=(),
             as_stored=False,
             alone=(),
         )
-        full_s = self._model(everything, []).seconds()
+        full_s = self.cost_model(everything).seconds()
         return max(LATE_S / 2, full_s / (2 * LATE_FACTOR))
 
     def finished(self, flops: float, seconds: float, plans: Iterable[str]) -> None:
-        """Learns from a finished prefill, and counts what was planned for its segments.
+        """Learn from a finished prefill, and counts what was planned for its segments.
 
         Args:
-            flops: its floating-point operations.
             seconds: how long they took, without waiting.
             plans: of its segments, "load" or "recompute"; empty where there was no choice.
         """
@@ -161,7 +100,7 @@ class Planner:
             self.count(plan)
 
     def count(self, decision: str, times: int = 1) -> None:
-        """Counts a decision; `counts` lists the names."""
+        """Count a decision; `counts` lists the names."""
         with self._lock:
             self._counts[decision] += times
 
@@ -175,35 +114,30 @@ class Planner:
         with self._lock:
             return dict(self._counts)
 
-    def _model(self, prompt: Prompt, waiting: Sequence[Waiting]) -> PromptModel:
+    def cost_model(self, prompt: Prompt) -> CostModel:
+        """Return what this prompt's loads and computation are expected to take."""
         slower = 2.0 if prompt.crowded else 1.0
-        return PromptModel(
-            shape=self._decoder,
-            tokens=prompt.tokens,
-            question=prompt.question,
-            loads=[self._loadable(one, waiting) for one in waiting],
-            method=prompt.method,
+        return CostModel(
+            prompt,
+            self._decoder,
             overhead_s=self.compute.overhead_s * slower,
             flop_s=self.compute.flop_s * slower,
-            uncached_tokens=prompt.uncached_tokens,
-            documents=prompt.documents,
-            as_stored=prompt.as_stored,
-            alone=prompt.alone,
-            waiting_s={t: self.tiers.seconds(t, n, 0) for t, n in prompt.others_bytes.items()},
-            exact_layers_done=prompt.exact_layers_done,
+            left_s=[self._left_s(load, prompt) for load in prompt.loads],
+            others_s={t: self.tiers.seconds(t, n, 0) for t, n in prompt.others_bytes.items()},
         )
 
-    def _loadable(self, one: Waiting, every: Collection[Waiting]) -> Loadable:
-        left_s = self.tiers.seconds(one.tier, one.nbytes, one.parts)
-        if one.quiet_s > 0:
+    def _left_s(self, load: LoadableSegment, prompt: Prompt) -> float:
+        """Return the seconds that a load's tier still needs for it."""
+        left_s = self.tiers.seconds(load.tier, load.nbytes, load.parts)
+        if load.quiet_s > 0:
             # In one turn the tier reads the next part of every segment; some of these parts may
             # have arrived by now.
-            sharing = sum(other.tier == one.tier and other.nbytes > 0 for other in every)
-            turn_s = left_s / max(1, one.parts) * sharing
-            turn_s = max(turn_s, self.tiers.seconds(one.tier, one.turn_bytes))
-            due_s = turn_s * TRUST if self.tiers.measured(one.tier) else 0.0
+            sharing = sum(other.tier == load.tier and other.nbytes > 0 for other in prompt.loads)
+            turn_s = left_s / max(1, load.parts) * sharing
+            turn_s = max(turn_s, self.tiers.seconds(load.tier, load.turn_bytes))
+            due_s = turn_s * TRUST if self.tiers.measured(load.tier) else 0.0
             # This segment's share of what the tier has read of the current turn, if all segments
             # are served equally.
-            left_s -= min(one.quiet_s, turn_s) / max(1, sharing)
-            left_s = max(0.0, left_s, (one.quiet_s - max(due_s, LATE_S)) * LATE_FACTOR)
-        return Loadable(one.tokens, one.tier, left_s, one.parts, one.prefix)
+            left_s -= min(load.quiet_s, turn_s) / max(1, sharing)
+            left_s = max(0.0, left_s, (load.quiet_s - max(due_s, LATE_S)) * LATE_FACTOR)
+        return left_s

@@ -1,4 +1,4 @@
-"""KV of earlier prompts, in the KV pool and on disk, for prompts that begin alike.
+"""The prefix cache: KV of earlier prompts, in the KV pool and on disk.
 
 It knows prompts by their tokens, and nothing of requests and sequences.
 """

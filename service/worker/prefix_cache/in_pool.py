@@ -1,18 +1,14 @@
-"""Prompts in the KV pool, for requests that begin with the same tokens: answered ones, which stay
-there, and those that are being answered.
+"""The prefix cache in the KV pool: prompts that were answered, or are being answered, for requests
+that begin with the same tokens.
 
     cached    S │ D_1 │ D_2 │ Q_1 │ answer
     request   S │ D_1 │ D_2 │ Q_1 │ answer │ Q_2      only Q_2 is computed
     request   S │ D_1 │ D_2 │ Q_1                     nothing: its logits are cached, too
     request   S │ D_1 │ D_3 │ Q_3                     full prefill: only D_3 and Q_3 are computed
 
-What may be reused:
-
-- **Rows of a full prefill**, by a request that would compute a full prefill anyway: as many tokens
-  as are the same.
-- **A prompt of any method as a whole**, by a request for the same method whose prompt begins with
-  it: the same prompt again, or the next turn of its conversation. The rows that the first question
-  had repaired stay as they are.
+Rows of a full prefill are reused by a request that would compute a full prefill anyway, as many as
+are the same. A prompt of any other method is reused as a whole, by a request for the same method
+that begins with it; the rows that the first question had repaired stay as they are.
 
 KV is copied, so that several requests may continue from one prompt. Prompts lie in memory that no
 sequence needs: when one does, they make room, the least recently used one first. Prompts that
@@ -43,8 +39,8 @@ MAX_EVICTED = 512
 """Most evicted prompts of which it is remembered that they were asked."""
 
 
-class PromptsInPool:
-    """The prompts in the KV pool of one engine.
+class PrefixCache:
+    """The prefix cache of one engine, in its KV pool.
 
     Args:
         pool: holds their KV; it asks for memory by `make_room`.
@@ -73,11 +69,7 @@ class PromptsInPool:
         return sum(p.kv.reserved_tokens for p in list(self._prompts)) / max(1, self._pool.tokens)
 
     def find(self, prompt: NewPrompt, others: Iterable[CachedPrompt] = ()) -> Reuse | None:
-        """Return what a prompt can reuse, which is then the last to be evicted.
-
-        Args:
-            others: prompts that can be continued, too.
-        """
+        """Return what a prompt can reuse, which is then the last to be evicted."""
         best = self.look_up(prompt, others)
         if best is not None and best.prompt in self._prompts:
             self._prompts.remove(best.prompt)
@@ -94,11 +86,7 @@ class PromptsInPool:
         return best
 
     def is_repetition(self, prompt: NewPrompt, found: Reuse | None) -> bool:
-        """Return whether a prompt repeats an earlier one, also one that has been evicted.
-
-        Args:
-            found: what it can reuse.
-        """
+        """Return whether a prompt repeats an earlier one, also one that has been evicted."""
         if found is not None and found.prompt.is_repeated(found.tokens):
             return True
         evicted = self._evicted.find(prompt) if self._stores else None

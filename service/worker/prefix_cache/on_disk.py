@@ -1,4 +1,4 @@
-"""Prompts on disk: their KV, the record of each, and the threads that read and write them.
+"""The prefix cache on disk: KV of prompts, the record of each, and threads that read and write.
 
 They have a folder and a bound of their own, so that prompts never take the place of documents; the
 least recently used goes first. All are known at any time, so a deletion finds every prompt that
@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -49,11 +48,7 @@ MAX_READING_BYTES = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class PromptOnDisk(PromptRecord):
-    """A prompt whose KV is on disk.
-
-    Attributes:
-        address: of its KV.
-    """
+    """A prompt whose KV is on disk."""
 
     address: Address
 
@@ -79,8 +74,8 @@ class KVFromDisk:
                 target.copy_(source[:tokens].transpose(0, 1))
 
 
-class PromptsOnDisk:
-    """The prompts of one model on disk. Use as a context manager, or start and close it.
+class DiskPrefixCache:
+    """The prefix cache of one model on disk. Use as a context manager, or start and close it.
 
     Args:
         tier: where they are; nothing else may be stored in it.
@@ -88,7 +83,6 @@ class PromptsOnDisk:
         on_ready: called on a thread of the store after every read and write, to wake the engine.
 
     Attributes:
-        on_ready: the same.
         counts: prompts by what happened to them: stored; failed to be stored; lost, for they were
             damaged or gone when they were to be read.
     """
@@ -124,7 +118,7 @@ class PromptsOnDisk:
             else:
                 self._index.add(prompt)
         if unknown:
-            log.info("%d stored prompts are of another model, or incomplete: deleted", len(unknown))
+            log.info("%d cached prompts are of another model, or incomplete: deleted", len(unknown))
             self._store.delete(unknown)
 
     def close(self) -> None:
@@ -139,12 +133,7 @@ class PromptsOnDisk:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def look_up(self, wanted: NewPrompt) -> tuple[PromptOnDisk, int] | None:
@@ -196,8 +185,7 @@ class PromptsOnDisk:
     def forget(self, texts: Collection[Sequence[int]]) -> dict[str, int]:
         """Delete every prompt that holds one of these texts, also those that are being written.
 
-        Returns:
-            How many were deleted, by the tier's name; empty if it could not be reached.
+        Return how many were deleted, by the tier's name; nothing if it could not be reached.
         """
         with self._lock:
             writes = list(self._writes)
@@ -303,11 +291,7 @@ class PromptsOnDisk:
 
 
 def _tensors(prompt: PromptRecord, logits: Tensor) -> dict[str, Tensor]:
-    """Return the extra tensors of a prompt.
-
-    Args:
-        logits: of the first answer token `[vocabulary]`.
-    """
+    """Return the extra tensors of a prompt."""
     facts = prompt.facts
     tokens = facts.pop("tokens")
     text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)

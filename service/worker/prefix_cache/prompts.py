@@ -69,11 +69,9 @@ class CachedKV(Protocol):
     @property
     def reserved_tokens(self) -> int:
         """Tokens that there is room for; 0 when it has been evicted."""
-        ...
 
     def copy_to(self, kv: SequenceKV, tokens: int) -> None:
         """Copy the first `tokens` tokens to a sequence."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +80,7 @@ class CachedPrompt(PromptRecord):
 
     Attributes:
         logits: of the first answer token `[vocabulary]`.
-        kv: its KV.
         repeats: whether it repeated an earlier prompt itself, so that it may well be repeated, too.
-        place: where its KV is.
     """
 
     logits: Tensor
@@ -108,14 +104,9 @@ class Reuse:
 
 @dataclass(frozen=True)
 class NewPrompt:
-    """A prompt that may begin with one in the cache.
+    """A prompt that may begin with one in the cache; see `PromptRecord`.
 
     Attributes:
-        tokens: its token ids `[n]` int64.
-        question_start: where its Q begins.
-        tenant: who asks it.
-        lora: as in `PromptRecord`.
-        method: as in `PromptRecord`.
         full_prefill: whether it would be computed as a full prefill.
     """
 

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from service.worker.kv.pool import SequenceKV
-from service.worker.prefix_cache.in_pool import PromptsInPool
-from service.worker.prefix_cache.on_disk import PromptsOnDisk
+from service.worker.prefix_cache.in_pool import PrefixCache
+from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.prefix_cache.prompts import CachedPrompt, NewPrompt, PromptRecord
 
 STORED_SHARE = 0.75
 """A prompt is not written if this share of it is stored already."""
 
 
-class PromptWriter:
+class PrefixWriter:
     """Copies prompts out of the pool, one layer at a time, and has them written.
 
     Only one is in memory at any time.
@@ -33,7 +33,7 @@ class PromptWriter:
     """
 
     def __init__(
-        self, cache: PromptsInPool, store: PromptsOnDisk, worth: Callable[[PromptRecord], bool]
+        self, cache: PrefixCache, store: DiskPrefixCache, worth: Callable[[PromptRecord], bool]
     ) -> None:
         self._cache = cache
         self._store = store

@@ -1,10 +1,9 @@
 """Drafts an answer's next tokens from the text before it ("prompt lookup decoding").
 
-Answers from documents repeat their wording. Where the answer's last tokens occurred before, in the
-prompt or in the answer, what followed them there is the draft. A decode step feeds it together
-with the last token, and each of its tokens is accepted if it is what is sampled at its place
-anyway. So no answer changes, but a step can yield several tokens. Feeding some more tokens hardly
-takes longer: a step's time goes into reading the weights.
+Answers from documents repeat their wording. Where the answer's last tokens occurred before, what
+followed them there is the draft. A decode step feeds it with the last token, and accepts each of
+its tokens that is sampled at its place anyway. So no answer changes, but a step can yield several
+tokens, and hardly takes longer: its time goes into reading the weights.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ MOST_SKIPPED = 15
 
 
 class Drafter:
-    """Drafts the tokens of one answer.
-
-    Args:
-        prompt: token ids of the prompt.
-    """
+    """Drafts the tokens of one answer."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)
@@ -37,7 +32,7 @@ class Drafter:
         self._skipped = 0
 
     def draft(self, answer: Sequence[int], most: int) -> list[int]:
-        """At most `most` tokens that may follow the answer so far, often none."""
+        """Return at most `most` tokens that may follow the answer so far, often none."""
         self._text.extend(answer[self._answer :])
         self._answer = len(answer)
         if most <= 0 or self._skipped:
@@ -51,7 +46,7 @@ class Drafter:
         return self._text[place : place + most]
 
     def checked(self, drafted: int, accepted: int) -> None:
-        """Notes how many tokens of a draft were accepted. After misses fewer are made."""
+        """Note how many tokens of a draft were accepted. After misses fewer are made."""
         if accepted:
             self._rejected = 0
         elif drafted:
@@ -59,13 +54,13 @@ class Drafter:
             self._skipped = min(MOST_SKIPPED, 2**self._rejected - 1)
 
     def _index(self) -> None:
-        """Notes all places but the end of the text, after which nothing follows."""
+        """Note all places but the end of the text, after which nothing follows."""
         for end in range(max(self._indexed, SHORTEST), len(self._text)):
             self._places.setdefault(tuple(self._text[end - SHORTEST : end]), []).append(end)
         self._indexed = max(self._indexed, len(self._text))
 
     def _alike(self, place: int) -> int:
-        """How many tokens before a place are the text's last ones."""
+        """Return how many tokens before a place are the text's last ones."""
         text, end = self._text, len(self._text)
         for n in range(SHORTEST, LONGEST):
             if n >= place or text[place - n - 1] != text[end - n - 1]:

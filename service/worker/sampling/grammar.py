@@ -26,9 +26,7 @@ class Grammars:
     """Compiles grammars for one model, on a thread of its own, which the first one starts.
 
     Args:
-        tokenizer: the model's tokenizer.json.
         vocabulary: length of its logits.
-        end_ids: tokens that end an answer.
     """
 
     def __init__(self, tokenizer: Path, vocabulary: int, end_ids: Collection[int]) -> None:
@@ -37,9 +35,9 @@ class Grammars:
         self._end_ids = sorted(end_ids)
         self._thread = ThreadPoolExecutor(1, "grammar")
 
-    def compile(self, grammar: str) -> PendingGrammar:
-        """Starts to compile a grammar, while its prompt is computed."""
-        return PendingGrammar(self._thread.submit(self._compile, grammar))
+    def compile(self, grammar: str) -> Future[Grammar]:
+        """Start to compile a grammar, while its prompt is computed."""
+        return self._thread.submit(self._compile, grammar)
 
     def _compile(self, grammar: str) -> Grammar:
         return Grammar(LLMatcher(self._tokenizer, grammar, log_level=0), self._vocabulary)
@@ -51,17 +49,6 @@ class Grammars:
             n_vocab=self._vocabulary,
             eos_token=self._end_ids or None,  # None: as tokenizer.json has it
         )
-
-
-class PendingGrammar:
-    """A grammar that is being compiled."""
-
-    def __init__(self, compiled: Future[Grammar]) -> None:
-        self._compiled = compiled
-
-    def get(self) -> Grammar:
-        """Waits for it."""
-        return self._compiled.result()
 
 
 class Grammar:
@@ -78,7 +65,7 @@ class Grammar:
         return self._matcher.is_stopped()
 
     def mask(self, logits: Tensor) -> None:
-        """Sets logits `[vocabulary]` of tokens that may not come next to -inf, in place.
+        """Set logits `[vocabulary]` of tokens that may not come next to -inf, in place.
 
         Raises:
             InvalidRequest: the grammar is too complex to follow any further.
@@ -90,7 +77,7 @@ class Grammar:
         logits.masked_fill_(~allowed, -torch.inf)
 
     def sampled(self, token: int) -> None:
-        """Notes the answer's next token.
+        """Note the answer's next token.
 
         Raises:
             InvalidRequest: as `mask`.
@@ -99,7 +86,7 @@ class Grammar:
         self._check()
 
     def forced(self) -> list[int]:
-        """The next tokens that there is no choice about; often none."""
+        """Return the next tokens that there is no choice about; often none."""
         return self._matcher.compute_ff_tokens()
 
     def _check(self) -> None:

@@ -21,12 +21,11 @@ LEAST = -9999.0
 def token_logprobs(
     counts: Sequence[int | None], tokens: Sequence[int], logits: Tensor
 ) -> list[TokenLogprobs | None]:
-    """Log-probabilities of the sampled tokens and of the most likely ones.
+    """Return log-probabilities of the sampled tokens and of the most likely ones.
 
     Args:
         counts: for each row, how many of the most likely tokens are reported; None for a row that
             reports nothing. If no row does, nothing is computed.
-        tokens: the token sampled from each row.
         logits: `[rows, vocabulary]` fp32.
     """
     wanted = [row for row, count in enumerate(counts) if count is not None]
@@ -45,7 +44,7 @@ def token_logprobs(
 
 
 def _likeliest(logprobs: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """(token, log-probability) of the `count` most likely tokens of each row, likeliest first.
+    """Return (token, log-probability) of each row's `count` most likely tokens, likeliest first.
 
     Of equally likely tokens the lowest ids come first, as greedy sampling takes them. `topk` leaves
     open which of them it takes, and the logits of a model in bfloat16 are often equal.

@@ -9,12 +9,13 @@ The order is vLLM's, so that the same fields mean the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
 from service.messages.requests import Sampling
-from service.worker.sampling.grammar import PendingGrammar
+from service.worker.sampling.grammar import Grammar
 
 LOWEST_TEMPERATURE = 1e-6
 """Below this, exponents of 32 bits overflow; likelier tokens than the likeliest do not exist."""
@@ -25,7 +26,7 @@ class Sampler:
 
     Args:
         adjustments: changes the logits by what the answer holds so far; None for no change.
-        grammar: what the answer must be; None for anything.
+        grammar: what the answer must be, compiled meanwhile; None for anything.
 
     Attributes:
         seed: the request's seed, or a random one if it has none.
@@ -35,7 +36,7 @@ class Sampler:
         self,
         sampling: Sampling,
         adjustments: LogitAdjustments | None = None,
-        grammar: PendingGrammar | None = None,
+        grammar: Future[Grammar] | None = None,
     ) -> None:
         self._sampling = sampling
         self._adjustments = adjustments
@@ -56,14 +57,14 @@ class Sampler:
     @property
     def complete(self) -> bool:
         """Whether the grammar lets no token follow those that were sampled."""
-        return self._grammar is not None and self._grammar.get().complete
+        return self._grammar is not None and self._grammar.result().complete
 
     def forced(self, most: int) -> list[int]:
-        """At most `most` next tokens, of those that the grammar leaves no choice about."""
-        return [] if self._grammar is None else self._grammar.get().forced()[:most]
+        """Return at most `most` next tokens, of those that the grammar leaves no choice about."""
+        return [] if self._grammar is None else self._grammar.result().forced()[:most]
 
     def __call__(self, logits: Tensor) -> int:
-        """Samples a token id from logits `[vocabulary]` fp32. It counts as the answer's next one.
+        """Sample a token id from logits `[vocabulary]` fp32. It counts as the answer's next one.
 
         At temperature 0 it is the most likely token, the one with the lowest id on ties.
 
@@ -74,22 +75,25 @@ class Sampler:
             return int(logits.argmax())
         scores = logits.to("cpu", torch.float32, copy=True)
         if self._grammar is not None:
-            self._grammar.get().mask(scores)
+            self._grammar.result().mask(scores)
         if self._adjustments is not None:
             self._adjustments.apply(scores)
         token = int(scores.argmax()) if self._sampling.temperature <= 0 else self._draw(scores)
         if self._adjustments is not None:
             self._adjustments.sampled(token)
         if self._grammar is not None:
-            self._grammar.get().sampled(token)
+            self._grammar.result().sampled(token)
         return token
 
     def _draw(self, scores: Tensor) -> int:
         # With the highest score subtracted, so that a temperature near 0 does not overflow.
         temperature = max(self._sampling.temperature, LOWEST_TEMPERATURE)
         weights = scores.sub_(scores.max()).div_(temperature).exp_()
-        keep_min_p(weights, self._sampling.min_p)
-        keep_top_k(weights, self._sampling.top_k)
+        min_p, top_k = self._sampling.min_p, self._sampling.top_k
+        if min_p > 0:
+            weights.masked_fill_(weights < min_p, 0)
+        if 0 < top_k < len(weights):  # those as likely as the last of them stay, too
+            weights.masked_fill_(weights < weights.topk(top_k).values[-1], 0)
         keep_top_p(weights, self._sampling.top_p)
         up_to = weights.double().cumsum(0)
         point = torch.rand((), generator=self._random, dtype=torch.float64) * up_to[-1]
@@ -100,20 +104,8 @@ SURELY_ENOUGH = (1e-3, 1e-6)
 """Weights from which on tokens are sorted for top-p: few have more, and they are mostly enough."""
 
 
-def keep_min_p(weights: Tensor, min_p: float) -> None:
-    """Keeps tokens that are at least `min_p` times as likely as the likeliest; 0 keeps all."""
-    if min_p > 0:
-        weights.masked_fill_(weights < min_p, 0)
-
-
-def keep_top_k(weights: Tensor, top_k: int) -> None:
-    """Keeps the `top_k` likeliest tokens, and those as likely as the last of them; 0 keeps all."""
-    if 0 < top_k < len(weights):
-        weights.masked_fill_(weights < weights.topk(top_k).values[-1], 0)
-
-
 def keep_top_p(weights: Tensor, top_p: float) -> None:
-    """Keeps the smallest set of likeliest tokens that together have `top_p` of the weight.
+    """Keep the smallest set of likeliest tokens that together have `top_p` of the weight.
 
     The likeliest is always kept; of equally likely ones those with the lowest ids. 1 keeps all.
     """
@@ -136,7 +128,6 @@ class LogitAdjustments:
 
     Args:
         prompt: gives the token ids of the prompt `[n]`, which the repetition penalty counts too.
-        end_ids: tokens that end the answer.
     """
 
     def __init__(
@@ -155,7 +146,7 @@ class LogitAdjustments:
     def of(
         sampling: Sampling, prompt: Callable[[], Tensor], end_ids: Collection[int]
     ) -> LogitAdjustments | None:
-        """The adjustments that a request asks for; None if it asks for none."""
+        """Return the adjustments that a request asks for; None if it asks for none."""
         plain = Sampling()
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
         if sampling.logit_bias or any(getattr(sampling, n) != getattr(plain, n) for n in names):
@@ -163,7 +154,7 @@ class LogitAdjustments:
         return None
 
     def apply(self, logits: Tensor) -> None:
-        """Changes logits `[vocabulary]` fp32 in place."""
+        """Change logits `[vocabulary]` fp32 in place."""
         if self._tokens < self._sampling.min_tokens:
             logits[self._end_ids] = -torch.inf
         if self._bias is not None:
@@ -178,7 +169,7 @@ class LogitAdjustments:
             logits[counts[0]] -= per_token + self._sampling.presence_penalty
 
     def sampled(self, token: int) -> None:
-        """Notes the answer's next token."""
+        """Note the answer's next token."""
         self._tokens += 1
         if self._sampling.repetition_penalty != 1:
             self._seen.add(token)

@@ -7,6 +7,7 @@ model's context, and the size of the KV pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from service.errors import InvalidRequest, PromptTooLong
@@ -19,38 +20,27 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sampling.grammar import FIELD, Grammars
 from service.worker.sampling.sampler import LogitAdjustments, Sampler
-from service.worker.sequences.sequence import AllowedMethod, EngineSequence, prompt_tokens
+from service.worker.sequences.sequence import AllowedMethod, EngineSequence, prompt_ids
 
 Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 
 
+@dataclass(frozen=True)
 class Admission:
     """Admits the requests of one engine. Errors name the wrong field and what to do about it.
 
-    Args:
-        facts: sizes and calibration of the model.
-        pool_tokens: size of the KV pool in tokens.
+    Attributes:
         replace: from a method's name and the method, the one that the correctness gate allows
             instead; None if there is no gate.
         grammars: compiles what answers must match; None if there is no tokenizer.
     """
 
-    def __init__(
-        self,
-        decoder: DecoderModel,
-        addressing: Addressing,
-        facts: ModelFacts,
-        *,
-        pool_tokens: int,
-        replace: Replace | None = None,
-        grammars: Grammars | None = None,
-    ) -> None:
-        self._decoder = decoder
-        self._facts = facts
-        self._addressing = addressing
-        self._pool_tokens = pool_tokens
-        self._replace = replace
-        self._grammars = grammars
+    decoder: DecoderModel
+    addressing: Addressing
+    facts: ModelFacts
+    pool_tokens: int
+    replace: Replace | None = None
+    grammars: Grammars | None = None
 
     def addresses(
         self,
@@ -60,13 +50,17 @@ class Admission:
         tenant: str,
         lora: str = "",
     ) -> list[Address | None]:
-        """Addresses of S and of every document, None for an empty segment.
+        """Return addresses of S and of every document, None for an empty segment.
 
         Raises:
             InvalidRequest: there is no LoRA adapter of this name.
         """
-        self._check_lora(lora)
-        addressing = self._addressing.with_lora(lora)
+        if lora and lora not in self.decoder.loras:
+            names = ", ".join(sorted(self.decoder.loras)) or "none"
+            raise InvalidRequest(
+                f"there is no LoRA adapter {lora!r}: this worker has {names}", field="adapter"
+            )
+        addressing = self.addressing.with_lora(lora)
         system_address = addressing.system(system, tenant) if system else None
         document_addresses = [
             addressing.document(d.ids, prefix_mode, system, tenant, d.behind) if d.ids else None
@@ -77,14 +71,14 @@ class Admission:
     def purged(
         self, system: Sequence[int], documents: Sequence[ChunkTokens], tenant: str
     ) -> set[str]:
-        """Every key under which these documents may be stored, in whatever prefix mode, with the
-        base model or any LoRA adapter."""
+        """Return every key under which these documents may be stored, in whatever prefix mode and
+        with whatever LoRA adapter."""
         return {
             key
-            for lora in ("", *self._decoder.loras)
+            for lora in ("", *self.decoder.loras)
             for document in documents
             if document.ids
-            for key in self._addressing.with_lora(lora).purged(
+            for key in self.addressing.with_lora(lora).purged(
                 document.ids, system, tenant, document.behind
             )
         }
@@ -104,16 +98,16 @@ class Admission:
         eviction = request.eviction and make_eviction(
             request.eviction.name, request.eviction.parameters
         )
-        fusion.check(self._facts)
+        fusion.check(self.facts)
         if eviction:
-            eviction.check(self._facts)
+            eviction.check(self.facts)
             if fusion.reads is Reads.PARTS:
                 raise InvalidRequest(
                     f"fusion.method {request.fusion.name} already holds only part of the "
                     "documents' KV: leave eviction out",
                     field="eviction.method",
                 )
-        if request.token_fates and self._facts.ranks > 1:
+        if request.token_fates and self.facts.ranks > 1:
             raise InvalidRequest(
                 "include_tokens needs all heads of a layer, which --tensor-parallel splits over "
                 "processes: leave it out",
@@ -124,75 +118,62 @@ class Admission:
         addresses = self.addresses(
             request.system, request.documents, request.prefix_mode, request.tenant, request.lora
         )
-        gated = self._replace(request.fusion.name, fusion) if self._replace else None
+        gated = self.replace(request.fusion.name, fusion) if self.replace else None
         if gated is not None:
             fusion = gated.fusion
-        self._check_tokens(request.sampling)
-        end_ids = self._end_ids(request.sampling)
+        sampling = request.sampling
+        self._check_tokens(sampling)
+        own_ends = () if sampling.ignore_end else self.decoder.end_ids
+        end_ids = frozenset((*own_ends, *sampling.stop_ids))
         sequence = EngineSequence(
             request,
             fusion,
             eviction or None,
             addresses,
-            max_tokens=request.sampling.max_tokens,
+            max_tokens=sampling.max_tokens,
             sampler=self._sampler(request, end_ids),
             arrived=arrived,
             end_ids=end_ids,
             auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
-            lora_fingerprint=self._lora_fingerprint(request.lora),
+            lora_fingerprint=request.lora and self.decoder.loras[request.lora].fingerprint,
         )
         if gated is not None and gated.note is not None:
             sequence.warnings.append(gated.note.text)
         self._fit_context(sequence)
         return sequence
 
-    def _lora_fingerprint(self, name: str) -> str:
-        return self._decoder.loras[name].fingerprint if name else ""
-
-    def _check_lora(self, name: str) -> None:
-        if name and name not in self._decoder.loras:
-            names = ", ".join(sorted(self._decoder.loras)) or "none"
-            raise InvalidRequest(
-                f"there is no LoRA adapter {name!r}: this worker has {names}", field="adapter"
-            )
-
     def _check_tokens(self, sampling: Sampling) -> None:
-        """Raises InvalidRequest where a request names a token that the model does not have."""
+        """Raise InvalidRequest where a request names a token that the model does not have."""
         for name, ids in (
             ("stop_token_ids", sampling.stop_ids),
             ("logit_bias", sampling.logit_bias),
         ):
             for token in ids:
-                if not 0 <= token < self._decoder.vocabulary:
+                if not 0 <= token < self.decoder.vocabulary:
                     raise InvalidRequest(
                         f"{name}: there is no token {token}, the model's vocabulary has "
-                        f"{self._decoder.vocabulary}",
+                        f"{self.decoder.vocabulary}",
                         field=name,
                     )
-
-    def _end_ids(self, sampling: Sampling) -> frozenset[int]:
-        """Tokens that end the answer."""
-        own = () if sampling.ignore_end else self._decoder.end_ids
-        return frozenset((*own, *sampling.stop_ids))
 
     def _sampler(self, request: Generate, end_ids: Collection[int]) -> Sampler:
         sampling = request.sampling
         grammar = None
         if sampling.grammar:
-            if self._grammars is None:
+            if self.grammars is None:
                 raise InvalidRequest(f"{FIELD}: this worker has no tokenizer", field=FIELD)
-            grammar = self._grammars.compile(sampling.grammar)
-        adjustments = LogitAdjustments.of(sampling, lambda: prompt_tokens(request), end_ids)
+            grammar = self.grammars.compile(sampling.grammar)
+        adjustments = LogitAdjustments.of(sampling, lambda: prompt_ids(request), end_ids)
         return Sampler(sampling, adjustments, grammar)
 
     def _fit_context(self, sequence: EngineSequence) -> None:
-        limit = min(self._decoder.max_context, self._pool_tokens)
+        limit = min(self.decoder.max_context, self.pool_tokens)
         room = limit - sequence.prompt_tokens
         if room < 1:
             raise PromptTooLong(
                 f"the prompt has {sequence.prompt_tokens} tokens; this worker takes {limit - 1} "
-                f"(model context {self._decoder.max_context}, KV pool {self._pool_tokens})",
+                f"(model context {self.decoder.max_context}, KV pool {self.pool_tokens})",
                 field="question",
             )
         if sequence.max_tokens > room:
@@ -201,7 +182,7 @@ class Admission:
 
 
 def _fusion(name: str, parameters: Mapping[str, Any]) -> tuple[FusionMethod, bool]:
-    """The fusion method, and whether its repair ratio is "auto".
+    """Return the fusion method, and whether its repair ratio is "auto".
 
     If it is, the planner chooses the ratio when the prompt starts; until then the method has its
     default.

@@ -8,13 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from service.worker.loading.chunk_stream import parts_of, stored_bytes
-from service.worker.loading.segment_load import UNCACHED, Load, SegmentLoad
+from service.worker.loading.segment_load import UNCACHED, SegmentLoad
 from service.worker.loading.stream_reader import MEMORY
 from service.worker.methods.bases.fusion import Reads
 from service.worker.model.addressing import Address
-from service.worker.planner.planner import Planner, Prompt, Waiting
+from service.worker.planner.cost_model import LoadableSegment, Prompt
+from service.worker.planner.planner import Planner
 from service.worker.sequences.sequence import EngineSequence
 
 
@@ -24,7 +26,6 @@ class FoundSegment:
 
     Attributes:
         number: 0 for S, then 1 and up for the documents.
-        tokens: tokens of the segment.
         tier: the fastest tier that has it; `UNCACHED` if none has it or the method reads nothing.
         stored_bytes: bytes of its whole stored KV.
         load_bytes: bytes of it that the method reads.
@@ -44,16 +45,11 @@ class FoundSegment:
         return self.tier not in (UNCACHED, MEMORY)
 
     @property
-    def waiting(self) -> Waiting:
+    def loadable(self) -> LoadableSegment:
         """The load of this segment, for the planner."""
         assert self.address is not None
-        return Waiting(
-            self.tokens,
-            self.tier,
-            self.load_bytes,
-            len(parts_of(self.address)),
-            prefix=len(self.address.prefix_ids),
-        )
+        parts = len(parts_of(self.address))
+        return LoadableSegment(self.tokens, self.tier, self.load_bytes, parts, self.prefix_tokens)
 
     @property
     def prefix_tokens(self) -> int:
@@ -62,7 +58,7 @@ class FoundSegment:
 
 
 def found_segments(sequence: EngineSequence, tiers: Mapping[str, str]) -> list[FoundSegment]:
-    """Every segment of the prompt, S first.
+    """Return every segment of the prompt, S first.
 
     Args:
         tiers: the fastest tier that has a chunk, by the chunk's key.
@@ -87,7 +83,7 @@ class LoadPlan:
     """Which segments are loaded and which are computed, decided when the chunks were found.
 
     Attributes:
-        prompt: the prompt, with the segments of `recompute` counted as uncached.
+        prompt: for the planner, with the segments of `recompute` counted as uncached.
         loads: slow segments that are loaded.
         recompute: slow segments that are computed, because that is faster.
     """
@@ -105,50 +101,59 @@ def plan_loads(
     *,
     crowded: bool = False,
 ) -> LoadPlan:
-    """Decides for every segment in a slow tier whether it is loaded or computed.
+    """Decide for every segment in a slow tier whether it is loaded or computed.
 
     Args:
-        segments: every segment of the prompt.
         planner: None to load everything that is stored.
         bytes_left: by tier, bytes that all requests are still reading.
-        crowded: whether other requests decode meanwhile, which slows prefill.
     """
+
+    def prompt(loads: Sequence[FoundSegment], computed: Sequence[FoundSegment]) -> Prompt:
+        uncached = [s for s in segments if s.tier == UNCACHED and s.tokens] + list(computed)
+        placed = [s for s in segments if s.tier == MEMORY]
+        if sequence.as_stored:
+            placed += uncached
+        return _prompt(
+            sequence,
+            placed=[s.tokens for s in placed if s.number and s.tokens],
+            missing=[(s.tokens, s.prefix_tokens) for s in uncached],
+            loads=[s.loadable for s in loads],
+            others_bytes=bytes_left,
+            crowded=crowded,
+        )
+
     slow = [segment for segment in segments if segment.is_slow]
-    prompt = _prompt(sequence, segments, slow, bytes_left, crowded=crowded)
     recompute: list[FoundSegment] = []
     # A method that reads parts waits for all of them before it starts, so all are loaded.
     if planner is not None and slow and sequence.fusion.reads is Reads.CHUNKS:
-        chosen = planner.recompute(prompt, [segment.waiting for segment in slow])
+        chosen = planner.recompute(prompt(slow, ()))
         recompute = [segment for i, segment in enumerate(slow) if i in chosen]
     loads = [segment for segment in slow if segment not in recompute]
-    prompt = _prompt(sequence, segments, slow, bytes_left, crowded=crowded, computed=recompute)
-    return LoadPlan(prompt, loads, recompute)
+    return LoadPlan(prompt(loads, recompute), loads, recompute)
 
 
 def _prompt(
     sequence: EngineSequence,
-    segments: Sequence[FoundSegment],
-    slow: Sequence[FoundSegment],
-    bytes_left: Mapping[str, float],
-    *,
-    crowded: bool,
-    computed: Sequence[FoundSegment] = (),
+    placed: Sequence[int],
+    missing: Sequence[tuple[int, int]],
+    **others: Any,
 ) -> Prompt:
-    uncached = [s for s in segments if s.tier == UNCACHED] + list(computed)
-    ready = [s for s in segments if s.tier == MEMORY]
-    alone: list[FoundSegment] = []
-    if sequence.as_stored:
-        uncached, alone = [], [s for s in uncached if s.tokens]
+    """Return a sequence's prompt for the planner.
+
+    Args:
+        placed: tokens of each document that is at hand, or whose chunk is computed by itself.
+        missing: tokens of each other segment that has no KV, and of its prefix.
+    """
+    as_stored = sequence.as_stored
     return Prompt(
         tokens=sequence.prompt_tokens,
         question=len(sequence.request.question),
         method=sequence.fusion,
-        uncached_tokens=sum(s.tokens for s in uncached),
-        documents=[s.tokens for s in [*ready, *alone] if s.number and s.tokens],
-        as_stored=sequence.as_stored,
-        alone=[(s.tokens, s.prefix_tokens) for s in alone],
-        others_bytes=bytes_left,
-        crowded=crowded,
+        uncached_tokens=0 if as_stored else sum(tokens for tokens, _ in missing),
+        documents=placed,
+        as_stored=as_stored,
+        alone=missing if as_stored else (),
+        **others,
     )
 
 
@@ -156,7 +161,7 @@ def _prompt(
 
 
 def loads_under_way(sequence: EngineSequence) -> list[SegmentLoad]:
-    """Segments that are still being read."""
+    """Return the loads of segments that are still being read."""
     return [
         load
         for load in sequence.segments
@@ -172,51 +177,48 @@ def waiting_prompt(
     crowded: bool = False,
     exact_layers_done: int = 0,
 ) -> Prompt:
-    """The prompt in its current state, for a decision while its prefill waits.
+    """Return the prompt in its current state, for a decision while its prefill waits.
 
     Args:
         loads: this prompt's own loads that are not finished.
         bytes_left: by tier, bytes that all requests are still reading, these loads included.
-        crowded: whether other requests decode meanwhile, which slows prefill.
-        exact_layers_done: number of first layers that have been computed with every row.
     """
     segments = [load for load in sequence.segments if load is not None]
     documents = [load for load in sequence.segments[1:] if load is not None]
     uncached = [load for load in segments if load.pending is None and not load.usable]
     placed = [load for load in documents if load.usable and load not in loads]
-    alone: list[Load] = []
     if sequence.as_stored:
         placed += [load for load in documents if load in uncached]
-        uncached, alone = [], [load for load in uncached if not load.computed_alone]
     others = dict(bytes_left)
     for load in loads:
         assert load.stream is not None and load.stream.tier is not None
         tier = load.stream.tier
         others[tier] = max(0.0, others.get(tier, 0.0) - load.stream.bytes_left)
-    return Prompt(
-        tokens=sequence.prompt_tokens,
-        question=len(sequence.request.question),
-        method=sequence.fusion,
-        uncached_tokens=sum(len(load.address.ids) for load in uncached),
-        documents=[len(load.address.ids) for load in placed],
-        as_stored=sequence.as_stored,
-        alone=[(len(load.address.ids), len(load.address.prefix_ids)) for load in alone],
+    return _prompt(
+        sequence,
+        placed=[len(load.address.ids) for load in placed],
+        missing=[
+            (len(load.address.ids), len(load.address.prefix_ids))
+            for load in uncached
+            if not load.computed_alone
+        ],
+        loads=[_rest_of(load) for load in loads],
         others_bytes=others,
         exact_layers_done=exact_layers_done,
         crowded=crowded,
     )
 
 
-def rest_of(load: SegmentLoad) -> Waiting:
-    """The rest of a load that is not finished, for the planner."""
+def _rest_of(load: SegmentLoad) -> LoadableSegment:
+    """Return the rest of a load that is not finished."""
     stream = load.stream
     assert stream is not None and stream.tier is not None
-    return Waiting(
+    return LoadableSegment(
         len(load.address.ids),
         stream.tier,
         stream.bytes_left,
         max(1, len(stream.parts) - stream.parts_arrived),  # the last part may have just arrived
+        len(load.address.prefix_ids),
         time.monotonic() - stream.last_news_at,
         stream.turn_bytes,
-        len(load.address.prefix_ids),
     )

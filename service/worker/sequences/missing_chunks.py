@@ -8,28 +8,14 @@ which can place nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
+from service.worker.loading.precompute_queue import PrecomputeQueue
 from service.worker.loading.segment_load import RECOMPUTE, Load, PartialLoad, SegmentLoad
-from service.worker.model.addressing import Address
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
-
-
-class ChunkWriter(Protocol):
-    """Stores chunks; the precompute queue."""
-
-    def store(self, address: Address, computed: ComputedChunk) -> None:
-        """Stores a chunk that a request has computed."""
-        ...
-
-    def write_of(self, key: str) -> Future[bool] | None:
-        """The write of a chunk that was computed here lately; None if it was not."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -38,12 +24,12 @@ class MissingChunks:
 
     chunks: ChunkPrefill
     loader: Loader
-    writer: ChunkWriter
+    queue: PrecomputeQueue
 
     def compute(
         self, sequence: EngineSequence, load: Load, *, sketch: bool = False
     ) -> Steps[ComputedChunk]:
-        """Computes the chunk of a load, and stores what is not stored already.
+        """Compute the chunk of a load, and store what is not stored already.
 
         Args:
             sketch: whether its sketch is needed, too.
@@ -54,11 +40,11 @@ class MissingChunks:
         sequence.chunk_flops += computed.flops
         # One that the planner would not wait for is only slow to read.
         if load.plan != RECOMPUTE:
-            self.writer.store(address, computed)
+            self.queue.store(address, computed)
         return computed
 
     def supply(self, sequence: EngineSequence) -> Steps[None]:
-        """Gives every whole segment of the sequence that has no KV the chunk it misses.
+        """Give every whole segment of the sequence that has no KV the chunk it misses.
 
         Requests that come together may miss the same chunks. All but the first find them stored
         when it is their turn, so they look again before they compute.
@@ -71,15 +57,15 @@ class MissingChunks:
                 load.computed = (yield from self.compute(sequence, load)).chunk
 
     def read_again(self, load: PartialLoad) -> Steps[None]:
-        """Reads a document that was missing, if another request has stored it meanwhile."""
+        """Read a document that was missing, if another request has stored it meanwhile."""
         if (yield from self._written_meanwhile(load)):
             load.ends = self.loader.load_ends(load.address)
             while not load.ends.done():
                 yield load.ends
 
     def _written_meanwhile(self, load: Load) -> Steps[bool]:
-        """Waits for the write, if there is one. What was damaged or is too slow does not count."""
-        write = self.writer.write_of(load.address.key)
+        """Wait for the write, if there is one. What was damaged or is too slow does not count."""
+        write = self.queue.write_of(load.address.key)
         if write is None or not load.missed or load.so_far().problems:
             return False
         while not write.done():
@@ -100,7 +86,7 @@ class MissingChunks:
             load.stream = self.loader.streams.join(load.address, tier)
 
     def _take_twin(self, load: SegmentLoad, loads: Sequence[SegmentLoad]) -> bool:
-        """Whether the same document stands in the prompt twice and was computed already."""
+        """Return whether the same document stands in the prompt twice and was computed already."""
         twins = (other for other in loads if other.address.key == load.address.key)
         twin = next((other for other in twins if other.computed is not None), None)
         if twin is None:

@@ -11,7 +11,7 @@ from service.worker.sequences.sequence import EngineSequence
 
 
 def report(sequence: EngineSequence) -> Report:
-    """The report of a sequence, also of one whose prompt was never run."""
+    """Return the report of a sequence, also of one whose prompt was never run."""
     request, stages = sequence.request, sequence.clock.stages
     segments = [_segment(sequence, i) for i in range(len(sequence.addresses))]
     ran = bool(sequence.rows_by_segment)
@@ -52,12 +52,12 @@ def report(sequence: EngineSequence) -> Report:
 
 
 def _computed_tokens(segment: SegmentReport) -> int:
-    """Its tokens that were computed for this request, with the prompt or by themselves."""
+    """Return its tokens that were computed for this request, with the prompt or by themselves."""
     return segment.tokens if segment.computed == "as_stored" else segment.rows_recomputed
 
 
 def _kept_ratio(sequence: EngineSequence) -> float:
-    """Share of the documents' KV entries that are held after the first token.
+    """Return the share of the documents' KV entries that are held after the first token.
 
     It assumes that instruction and question are held completely, as they are by default.
     """
@@ -100,7 +100,7 @@ def _segment(sequence: EngineSequence, number: int) -> SegmentReport:
 
 
 def reused_by_segment(sequence: EngineSequence, tokens: int) -> list[int]:
-    """How many of the prompt's first `tokens` tokens are each segment's, S first."""
+    """Return how many of the prompt's first `tokens` tokens are each segment's, S first."""
     out = []
     for segment in (len(sequence.request.system), *sequence.document_tokens):
         out.append(min(segment, tokens))

@@ -38,12 +38,10 @@ class AllowedMethod(Protocol):
     @property
     def fusion(self) -> FusionMethod:
         """The method."""
-        ...
 
     @property
     def note(self) -> GateNote | None:
         """What the answer says about it; None if it is the one that was asked for."""
-        ...
 
 
 @dataclass
@@ -53,46 +51,31 @@ class EngineSequence:
     Lists of segments have S first, then the documents; None stands for an empty segment.
 
     Attributes:
-        addresses: addresses of the segments' chunks.
-        max_tokens: most answer tokens.
         arrived: when the request arrived, by time.monotonic.
-        end_ids: tokens that end the answer; they are not sent.
-        warnings: for the user, sent with the report.
         auto_ratio: whether the planner chooses the repair ratio.
         gated: the correctness gate's decision about the method; None if the method is not checked.
-        lora_fingerprint: of its LoRA adapter's weights; "" for the base model.
         token_trace: records what happens to every token; None if that was not requested.
         reuse: what it takes from the prefix cache; None if it computes its prompt.
         repeats: whether its prompt repeats an earlier one, wherever that one's KV is.
         restoring: the read of a prompt on disk that it may continue; None if there is none.
         restored: that prompt, when it has been read; None if it could not be.
-        restored_s: seconds that reading it took.
         segments: loads of the segments; empty if the method reads nothing.
         found: done when the chunks have been found and their loads have been started.
         decided_at: when it was last decided which segments are loaded, by time.monotonic.
-        ended: whether its loads have ended.
         abort_reason: why it must be stopped; None to continue.
         layout: the prompt whose KV is or will be in place.
-        kv: its part of the KV pool.
         steps: its prefill; None before and after that.
         waits_for: the future for which its prefill waits; None if it does not wait.
         progress: where its prefill can be resumed.
-        computed_s: seconds of computation that its prefill has taken so far.
         rows_per_layer: number of prompt rows whose attention was computed, per layer.
         rows_by_segment: number of rows that were computed anew, per segment.
         kept_per_layer: KV entries per layer after eviction, mean over KV heads.
         entries: KV entries of the prompt per layer and KV head.
-        coverage: share of the prompt's tokens whose KV is held by at least one layer.
         chunk_flops: floating-point operations of chunks that were computed by themselves for it.
         flops: floating-point operations of its prefill, these included.
-        full_prefill_flops: those that a full prefill would have taken.
-        tokens: answer tokens so far.
-        decode_steps: decode steps so far.
-        drafter: drafts its tokens; None until it is needed.
         logits: of the first token; None before it, and where they are not needed again.
         deleted: whether a part of its text has been deleted since it arrived.
         admitted_fusion: its method as it was admitted, before the planner chose its repair ratio.
-        clock: seconds that it spent in each stage.
     """
 
     request: Generate
@@ -207,11 +190,11 @@ class EngineSequence:
         return self.layout.tokens + len(self.tokens) - 1
 
     def load(self, segment: int) -> Load | None:
-        """The load of a segment by its number, 0 for S; None if there is none."""
+        """Return the load of a segment by its number, 0 for S; None if there is none."""
         return self.segments[segment] if self.segments else None
 
     def prefilled(self, result: PrefillResult) -> None:
-        """Takes over the result of the finished prefill."""
+        """Take over the result of the finished prefill."""
         assert self.layout is not None
         self.rows_per_layer = result.rows_per_layer
         self.rows_by_segment = self.layout.count_rows(result.rows)
@@ -223,14 +206,23 @@ class EngineSequence:
         # The result's prompt is shorter if the eviction method started over with fewer tokens.
         self.layout = result.layout
 
+    def release(self) -> None:
+        """Give up its prefill, if it runs, and its KV."""
+        if self.steps is not None:
+            self.steps.close()
+            self.steps = None
+        if self.kv is not None:
+            self.kv.release()
+            self.kv = None
+
     def wait(self, awaited: Future[Any] | None) -> None:
-        """Notes the future for which the prefill waits next; None for none."""
+        """Note the future for which the prefill waits next; None for none."""
         self.waits_for = awaited
         if self.blocked:
             self.clock.block()
 
     def waited(self) -> None:
-        """Notes that the prefill continues."""
+        """Note that the prefill continues."""
         self.clock.unblock()
 
 
@@ -240,7 +232,6 @@ class StageClock:
 
     Attributes:
         started_at: when the current stage started, by time.monotonic.
-        stages: seconds by the name of the stage.
     """
 
     started_at: float
@@ -248,13 +239,13 @@ class StageClock:
     _blocked_since: float | None = None
 
     def close(self, name: str) -> None:
-        """Ends the current stage; the time since the last `close` is added to stage `name`."""
+        """End the current stage; the time since the last `close` is added to stage `name`."""
         now = time.monotonic()
         self.stages[name] = self.stages.get(name, 0.0) + now - self.started_at
         self.started_at = now
 
     def close_queue(self, loading_s: float) -> None:
-        """Ends the wait before the prefill, and divides it between the stages queue and load.
+        """End the wait before the prefill, and divide it between the stages queue and load.
 
         Loading runs while the request is queued, so the time that loading took is counted as
         load, and the rest as queue.
@@ -267,11 +258,11 @@ class StageClock:
         self.stages["queue"] -= self.stages["load"]
 
     def block(self) -> None:
-        """Notes that the prefill now waits for KV that is still being loaded."""
+        """Note that the prefill now waits for KV that is still being loaded."""
         self._blocked_since = time.monotonic()
 
     def unblock(self) -> None:
-        """Notes that the prefill continues; the time that it waited is counted as load."""
+        """Note that the prefill continues; the time that it waited is counted as load."""
         if self._blocked_since is not None:
             waited_s = time.monotonic() - self._blocked_since
             self.stages["load"] = self.stages.get("load", 0.0) + waited_s
@@ -279,7 +270,7 @@ class StageClock:
             self._blocked_since = None
 
 
-def prompt_tokens(request: Generate) -> Tensor:
+def prompt_ids(request: Generate) -> Tensor:
     """Return the token ids of a request's prompt `[n]` int64 in host memory."""
     ids = array("q", request.system)
     for document in request.documents:

@@ -30,12 +30,7 @@ from service.worker.steps import Steps
 
 @dataclass(frozen=True)
 class SparsePrefill:
-    """Prefills prompts with sparse methods.
-
-    Attributes:
-        model: sizes and calibration of the model.
-        missing: computes and stores chunks that are missing.
-    """
+    """Prefills prompts with sparse methods."""
 
     decoder: DecoderModel
     model: ModelFacts
@@ -43,7 +38,7 @@ class SparsePrefill:
     missing: MissingChunks
 
     def steps(self, sequence: EngineSequence, kv: SequenceKV) -> Steps[PrefillResult]:
-        """Runs the sequence's method; yields None after every layer, and futures it waits for."""
+        """Run the sequence's method."""
         layout = sequence.layout
         assert layout is not None
         system = yield from self._system(sequence)
@@ -83,8 +78,8 @@ class SparsePrefill:
             yield from self.missing.read_again(document)
         ends = document.ends.result()
         if ends.usable and ends.sketch is not None:
-            assert ends.read is not None and ends.read.blocks is not None
-            return ends.sketch.to(self.decoder.device), ends.read.blocks
+            assert ends.blocks is not None and ends.blocks.blocks is not None
+            return ends.sketch.to(self.decoder.device), ends.blocks.blocks
         computed = yield from self.missing.compute(sequence, document, sketch=True)
         assert computed.sketch is not None, "it was asked for"
         return computed.sketch, WholeChunk(computed.chunk)
@@ -92,7 +87,7 @@ class SparsePrefill:
     def _fetch(
         self, sequence: EngineSequence, documents: list[PartialLoad], wanted: BlockSets
     ) -> Steps[list[TokenSource | None]]:
-        """Reads middle blocks of every document.
+        """Read middle blocks of every document.
 
         Args:
             wanted: per document, the block numbers by layer.
@@ -114,7 +109,7 @@ class SparsePrefill:
                 continue
             while not read.done():
                 yield read
-            outcome = document.blocks = read.result()
+            outcome = document.middle = read.result()
             if outcome.blocks is not None and not outcome.missing:
                 sources.append(outcome.blocks)
             else:

@@ -46,7 +46,7 @@ class TokenTracer:
     # -- recording --------------------------------------------------------------------------------
 
     def capture(self, view: LayerView) -> None:
-        """Records a layer of the loop: its rows, and the scores by which the method ranks there."""
+        """Record a layer of the loop: its rows, and the scores by which the method ranks there."""
         # Rows of an attention pass have the KV from that pass, if they are not computed again.
         passed = self._pass_rows.get(view.layer, view.rows[:0])
         self._rows[view.layer] = union(view.rows, passed)
@@ -56,20 +56,20 @@ class TokenTracer:
             self._scores[view.layer] = ranked
 
     def on_pass(self, layer: int, rows: Tensor) -> None:
-        """Records the rows that an attention pass computed at a layer."""
+        """Record the rows that an attention pass computed at a layer."""
         before = self._pass_rows.get(layer, rows[:0])
         self._pass_rows[layer] = union(before, rows)
 
     def start_again(self) -> None:
-        """Notes that the prefill starts or is resumed."""
+        """Note that the prefill starts or is resumed."""
         self._pass_rows.clear()
 
     def planned(self, plan: SparsePlan) -> None:
-        """Records which tokens a sparse method holds and computes, per layer."""
+        """Record which tokens a sparse method holds and computes, per layer."""
         self._plan = plan
 
     def prefilled(self, layout: PromptLayout, result: PrefillResult) -> None:
-        """Records the result of the prefill; `layout` is that of the original prompt."""
+        """Record the result of the prefill; `layout` is that of the original prompt."""
         n, device = layout.tokens, layout.ids.device
         self._layout = layout
         counts = torch.zeros(n, dtype=torch.long, device=device)
@@ -96,13 +96,13 @@ class TokenTracer:
         self._recomputed = recomputed
 
     def kept(self, layer: int, kept: Sequence[Tensor]) -> None:
-        """Records the token indices per KV head that a layer keeps after eviction."""
+        """Record the token indices per KV head that a layer keeps after eviction."""
         self._evicted[layer] = kept
 
     # -- reporting --------------------------------------------------------------------------------
 
     def report(self) -> TokenTrace | None:
-        """The trace; None if the prefill was never finished."""
+        """Return the trace; None if the prefill was never finished."""
         layout = self._layout
         if layout is None or self._recomputed is None or self._computed is None:
             return None
@@ -128,7 +128,7 @@ class TokenTracer:
         )
 
     def _held_entries(self) -> Tensor:
-        """KV entries of every token over all layers and KV heads, `[n]`."""
+        """Return KV entries of every token over all layers and KV heads, `[n]`."""
         assert self._entries is not None
         if not self._evicted:
             return self._entries

@@ -22,7 +22,6 @@ class Changes:
 
     Attributes:
         added: names of chunks; all that are cached, if it is a snapshot.
-        removed: names of chunks.
         snapshot: whether what was reported before is void.
     """
 

@@ -26,7 +26,7 @@ log = logging.getLogger("kvstitch.worker")
 # How long what is queued for a gateway may take to leave when the worker ends. A gateway that is
 # gone must not hold it up for longer.
 LINGER_MS = 5000
-# Over TCP, a gateway whose machine is gone says so to nobody: then what is queued for it goes, too.
+# Over TCP, the machine of a gateway may vanish: then what is queued for it is dropped.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 20_000
 
 
@@ -56,7 +56,7 @@ class Link:
         self._error: zmq.ZMQError | None = None
 
     def start(self) -> None:
-        """Binds the socket and starts the thread.
+        """Bind the socket and start the thread.
 
         Raises:
             InvalidSetting: others could reach the address, and there is no secret.
@@ -76,13 +76,13 @@ class Link:
             raise self._error
 
     def outlet(self) -> Outlet:
-        """A sender for the calling thread: a ZeroMQ socket must stay on one thread."""
+        """Return a sender for the calling thread: a ZeroMQ socket must stay on one thread."""
         socket = self._context.socket(zmq.PUSH)
         socket.connect(self._inner)
         return Outlet(socket)
 
     def close(self) -> None:
-        """Sends what is queued, then stops. All outlets must be closed before."""
+        """Send what is queued, then stop. All outlets must be closed before."""
         if self._thread is None:
             self._context.term()
             return
@@ -161,14 +161,11 @@ class Outlet:
         self._socket = socket
 
     def send(self, identity: bytes, payload: bytes) -> None:
-        """Queues a message for the peer of that identity."""
+        """Queue a message for the peer of that identity."""
         self._socket.send_multipart([identity, payload])
 
     def close(self) -> None:
         self._socket.close(linger=1000)
-
-
-log = logging.getLogger("kvstitch.worker")
 
 
 Received = tuple[bytes, ToWorker, float]
@@ -182,7 +179,7 @@ class Inbox:
         self._queue: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
 
     def receive(self, gateway: bytes, payload: bytes) -> None:
-        """Decodes and queues a message; called on the link's thread."""
+        """Decode and queue a message; called on the link's thread."""
         arrived = time.monotonic()
         try:
             self._queue.put((gateway, wire.decode_to_worker(payload), arrived))
@@ -190,11 +187,11 @@ class Inbox:
             log.warning("a message was not understood and ignored: %s", error)
 
     def wake(self) -> None:
-        """Ends a wait in `messages`: something changed, such as a load that finished."""
+        """End a wait in `messages`: something changed, such as a load that finished."""
         self._queue.put(None)
 
     def messages(self, wait_s: float) -> Iterator[Received]:
-        """All messages until the queue is empty, after waiting at most `wait_s` for the first."""
+        """Yield messages until the queue is empty; wait at most `wait_s` for the first."""
         try:
             item = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
             while True:

@@ -1,24 +1,37 @@
-"""Sends the engine's replies to the gateways that asked, and ends their trace spans."""
+"""Sends replies to the gateways that asked, and ends their trace spans."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from service.messages import wire
 from service.messages.replies import Done, Explained, Failed, Precomputed, Reply, TokenItem, Tokens
 from service.messages.requests import Message
 from service.shared.tracing import Span, Tracing
-from service.worker.server.link import Outlet
+from service.worker.server.link import Link, Outlet
 
 
 class ReplySender:
-    """Remembers who asked for what until the last reply to it is sent. Not thread-safe."""
+    """Remembers who asked for what until the last reply to it is sent. For one thread.
 
-    def __init__(self, tracing: Tracing) -> None:
+    Attributes:
+        outlet: of that thread, from `open` to `close`.
+    """
+
+    outlet: Outlet
+
+    def __init__(self, link: Link, tracing: Tracing) -> None:
+        self._link = link
         self._tracing = tracing
         self._gateways: dict[str, bytes] = {}  # by id of the request or precompute call
         self._spans: dict[str, Span] = {}  # by request id
         self._open_chunks: dict[str, int] = {}  # precompute call → chunks not yet reported
+
+    def open(self) -> None:
+        """Let the calling thread send."""
+        self.outlet = self._link.outlet()
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self.outlet.close()
 
     def expect_answer(self, id: str, gateway: bytes, traceparent: str) -> None:
         """Note that `gateway` asked for an answer."""
@@ -44,7 +57,11 @@ class ReplySender:
         """Ids of the precompute calls that have not ended."""
         return list(self._open_chunks)
 
-    def send(self, outlet: Outlet, replies: Sequence[Reply]) -> None:
+    def send_to(self, gateway: bytes, message: Message) -> None:
+        """Send a message that no request waits for."""
+        self.outlet.send(gateway, wire.encode(message))
+
+    def send(self, *replies: Reply) -> None:
         """Send replies in order, but all tokens first: one message per gateway."""
         tokens: dict[bytes, list[TokenItem]] = {}
         others: list[tuple[bytes, Message]] = []
@@ -58,9 +75,9 @@ class ReplySender:
                 self._note(reply)
                 others.append((gateway, reply))
         for gateway, items in tokens.items():
-            outlet.send(gateway, wire.encode(Tokens(items)))
+            self.send_to(gateway, Tokens(items))
         for gateway, message in others:
-            outlet.send(gateway, wire.encode(message))
+            self.send_to(gateway, message)
 
     def _note(self, reply: Done | Explained | Failed | Precomputed) -> None:
         """Forget what this reply is the last one of."""
@@ -69,20 +86,16 @@ class ReplySender:
                 self._open_chunks[reply.id] -= 1
                 if self._open_chunks[reply.id]:
                     return
-            case Done():
-                self._spans.pop(reply.id).end(reply.report.stages, _attributes(reply))
+            case Done(report=report):
+                attributes: dict[str, str | int | float] = {
+                    "kvstitch.finish_reason": reply.finish_reason,
+                    "kvstitch.prompt_tokens": report.prompt_tokens,
+                    "kvstitch.cached_tokens": report.cached_tokens,
+                    "kvstitch.completion_tokens": report.completion_tokens,
+                }
+                self._spans.pop(reply.id).end(report.stages, attributes)
             case Failed():
                 if (span := self._spans.pop(reply.id, None)) is not None:
                     span.end(error=reply.code)
         self._open_chunks.pop(reply.id, None)
         del self._gateways[reply.id]
-
-
-def _attributes(reply: Done) -> dict[str, str | int | float]:
-    report = reply.report
-    return {
-        "kvstitch.finish_reason": reply.finish_reason,
-        "kvstitch.prompt_tokens": report.prompt_tokens,
-        "kvstitch.cached_tokens": report.cached_tokens,
-        "kvstitch.completion_tokens": report.completion_tokens,
-    }

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 
-from kvstore import TieredStore
 from service.messages import wire
 from service.messages.replies import Holdings, Ready, Stats, WorkerLoad
 from service.worker.engine.engine import Engine
@@ -36,16 +35,15 @@ class Reporter:
     Its thread runs `_run`; all else is for the engine's thread.
 
     Attributes:
+        ready: the reply to a gateway's Hello.
+        cached: the chunks in the memory tier.
         draining: whether the worker takes nothing new.
     """
 
-    def __init__(
-        self, engine: Engine, store: TieredStore, cached: CachedChunks, ready: Ready, link: Link
-    ) -> None:
+    def __init__(self, engine: Engine, cached: CachedChunks, ready: Ready, link: Link) -> None:
         self._engine = engine
-        self._store = store
-        self._cached = cached
-        self._ready = ready
+        self.cached = cached
+        self.ready = ready
         self._link = link
         self._gateways: set[bytes] = set()
         self._meter = LoadMeter(engine)
@@ -81,7 +79,7 @@ class Reporter:
         """Tell a gateway of cached chunks from now on, of all of them first."""
         self._received.setdefault(gateway, 0)
         self._counted = dict(self._received)
-        self._cached.report_all()
+        self.cached.report_all()
 
     def received(self, gateway: bytes) -> None:
         """Count a request of a gateway, which compares the number with those it has sent."""
@@ -91,7 +89,7 @@ class Reporter:
     def measure(self) -> None:
         """Measure the load now and then, and before the engine goes to sleep."""
         now = time.monotonic()
-        interval_s = CACHED_INTERVAL_S / 2 if self._cached.reported else STATS_INTERVAL_S
+        interval_s = CACHED_INTERVAL_S / 2 if self.cached.reported else STATS_INTERVAL_S
         if now - self._measured_at >= interval_s or self._engine.idle:
             self._load, self._counted = self._meter.measure(), dict(self._received)
             self._measured_at = now
@@ -101,11 +99,11 @@ class Reporter:
         due = time.monotonic() + STATS_INTERVAL_S
         last: WorkerLoad | None = None
         while not self._stopping.wait(
-            CACHED_INTERVAL_S if self._cached.reported else STATS_INTERVAL_S
+            CACHED_INTERVAL_S if self.cached.reported else STATS_INTERVAL_S
         ):
-            if self._cached.reported:
+            if self.cached.reported:
                 last = self._send_cached(outlet, last)
-            if time.monotonic() >= due - CACHED_INTERVAL_S / 2 or not self._cached.reported:
+            if time.monotonic() >= due - CACHED_INTERVAL_S / 2 or not self.cached.reported:
                 self.send_counters(outlet)
                 due = time.monotonic() + STATS_INTERVAL_S
         outlet.close()
@@ -113,7 +111,7 @@ class Reporter:
     def _send_cached(self, outlet: Outlet, last: WorkerLoad | None) -> WorkerLoad:
         """Send what changed in the memory tier, or in the load since `last`; return the load."""
         counted, load = self._counted, self._load
-        changes = self._cached.changes()
+        changes = self.cached.changes()
         if changes or load != last:
             self._sent += 1
             for gateway, count in counted.items():
@@ -129,14 +127,14 @@ class Reporter:
         Args:
             gone: whether the worker ends, and what only it held is no more.
         """
-        # Read before the counters: a gateway that has heard them has heard of this moment.
+        # Read before the counters: whoever gets them knows the worker was alive at this moment.
         clock = uptime()
         started = time.monotonic()
         engine, scheduler = self._engine, self._engine.scheduler
-        values = store_values(self._store.stats()) + engine_values(engine)
-        if engine.prompts_on_disk is not None:
-            values += tier_values(engine.prompts_on_disk.stats())
-        values += own_values(self._ready, self._load.backlog_s)
+        values = store_values(self._engine.store.stats()) + engine_values(engine)
+        if engine.disk_prefix_cache is not None:
+            values += tier_values(engine.disk_prefix_cache.stats())
+        values += own_values(self.ready, self._load.backlog_s)
         stats = Stats(
             values=values,
             running=len(scheduler.running) + len(scheduler.prefilling),

@@ -3,7 +3,7 @@
 Three threads: the link moves bytes; the reporter sends counters every second, which is also the
 heartbeat; the thread that calls `WorkerServer.run` runs the engine.
 
-    drain: gateways are told ── what waits goes back to them ── what runs ends ── the process ends
+    drain: gateways learn of it ── waiting requests go back ── running ones end ── the process ends
 """
 
 from __future__ import annotations
@@ -13,16 +13,8 @@ import threading
 import time
 from contextlib import suppress
 
-from kvstore import TieredStore
 from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
-from service.messages import wire
-from service.messages.replies import (
-    Failed,
-    GateStates,
-    Precomputed,
-    Purged,
-    Ready,
-)
+from service.messages.replies import Failed, GateStates, Precomputed, Purged
 from service.messages.requests import (
     Abort,
     AskGate,
@@ -38,14 +30,11 @@ from service.messages.requests import (
     Shutdown,
     ToWorker,
 )
-from service.shared.tracing import Tracing
 from service.worker.engine.engine import Engine
-from service.worker.loading.loader import Loader
 from service.worker.methods.registry import reads_whole_chunks
 from service.worker.model.addressing import Address
-from service.worker.server.cached_chunks import CachedChunks
 from service.worker.server.leases import Leases
-from service.worker.server.link import Inbox, Link, Outlet
+from service.worker.server.link import Inbox
 from service.worker.server.reply_sender import ReplySender
 from service.worker.server.reporter import Reporter
 
@@ -67,33 +56,23 @@ class WorkerServer:
     def __init__(
         self,
         engine: Engine,
-        store: TieredStore,
-        loader: Loader,
-        *,
-        cached: CachedChunks,
-        ready: Ready,
-        link: Link,
         inbox: Inbox,
-        tracing: Tracing,
+        replies: ReplySender,
+        reporter: Reporter,
         leases: Leases | None = None,
     ) -> None:
-        """The parts must be started, but for the link's outlets.
+        """The engine's store and loader must be started.
 
         Args:
             leases: of a worker that runs by itself; None: one gateway started this one and may end
                 it.
         """
         self._engine = engine
-        self._store = store
-        self._loader = loader
-        self._cached = cached
-        self._ready = ready
-        self._link = link
         self._inbox = inbox
-        self._sender = ReplySender(tracing)
-        self._reporter = Reporter(engine, store, cached, ready, link)
+        self._replies = replies
+        self._reporter = reporter
         self._leases = leases
-        self._pinged: dict[bytes, float] = {}  # when gateways were heard that ping
+        self._pinged: dict[bytes, float] = {}  # time of the last ping, by gateway
         self._leases_checked_at = float("-inf")
         self._draining = threading.Event()
         self._gave_back_at: float | None = None  # when what waited went back
@@ -114,26 +93,27 @@ class WorkerServer:
         self._inbox.wake()
 
     def run(self) -> None:
-        """Serve on the calling thread. Returns after `stop` or `drain`, when nothing is left."""
-        outlet = self._link.outlet()
+        """Serve on the calling thread; return after `stop` or `drain`, when nothing is left."""
+        store = self._engine.store
+        self._replies.open()
         self._reporter.start()
         try:
-            self._check_leases(outlet)  # those of an earlier process may be over
+            self._check_leases()  # those of an earlier process may be over
             while not self._ended:
                 for gateway, message, arrived in self._inbox.messages(self._wait_s):
-                    self._handle(outlet, gateway, message, arrived)
+                    self._handle(gateway, message, arrived)
                 if self._draining.is_set() and self._gave_back_at is None:
-                    self._give_back(outlet)
-                self._check_leases(outlet)
-                self._sender.send(outlet, self._engine.step())
+                    self._give_back()
+                self._check_leases()
+                self._replies.send(*self._engine.step())
                 self._reporter.measure()
         finally:
             self._stopping.set()
             self._reporter.stop()
-            self._store.flush(FLUSH_TIMEOUT_S)
+            store.flush(FLUSH_TIMEOUT_S)
             if self._draining.is_set():
-                self._reporter.send_counters(outlet, gone=not self._store.keeps_on_disk)
-            outlet.close()
+                self._reporter.send_counters(self._replies.outlet, gone=not store.keeps_on_disk)
+            self._replies.close()
 
     @property
     def _ended(self) -> bool:
@@ -150,124 +130,122 @@ class WorkerServer:
             return 0.0
         return IDLE_WAIT_S if self._gave_back_at is None else DRAIN_S / 10
 
-    def _give_back(self, outlet: Outlet) -> None:
+    def _give_back(self) -> None:
         """Tell gateways that this worker takes nothing new, and what has not begun."""
         self._gave_back_at = time.monotonic()
-        self._reporter.send_counters(outlet)  # before what goes back, so that gateways know why
-        calls = self._sender.open_calls
+        # Before what goes back, so that gateways know why.
+        self._reporter.send_counters(self._replies.outlet)
+        calls = self._replies.open_calls
         self._engine.precompute_queue.cancel(calls)
-        self._sender.send(outlet, [Failed.of(id, DRAINING) for id in calls])
+        self._replies.send(*(Failed.of(id, DRAINING) for id in calls))
         self._engine.give_back_waiting(DRAINING)
 
-    def _check_leases(self, outlet: Outlet) -> None:
+    def _check_leases(self) -> None:
         """Drop what may have been deleted, and what gateways asked for that are gone."""
         now = time.monotonic()
         if self._leases is None or now - self._leases_checked_at < LEASES_EVERY_S:
             return
         self._leases_checked_at = now
-        for gateway in [g for g, heard in self._pinged.items() if now - heard > SILENT_S]:
+        for gateway in [g for g, pinged in self._pinged.items() if now - pinged > SILENT_S]:
             log.warning("a gateway has been silent for %.0f s: what it wanted is dropped", SILENT_S)
-            asked = self._sender.open_requests(gateway)
+            asked = self._replies.open_requests(gateway)
             for id in asked:
                 self._engine.abort(id, "disconnect")
             self._engine.precompute_queue.cancel(asked)
-            # It may be there after all, and only have been slow: then it is told.
-            self._sender.send(outlet, [Failed.of(id, UNHEARD) for id in asked])
+            # It may only have been slow: then this tells it why.
+            self._replies.send(*(Failed.of(id, UNHEARD) for id in asked))
             del self._pinged[gateway]
             self._reporter.remove(gateway)
         if self._leases.over():
             self._engine.forget_all()
-            if not self._store.delete_own():
+            if not self._engine.store.delete_own():
                 self._leases.again()
                 log.error("what only this worker holds could not be deleted; it is tried again")
         self._leases.note()
 
-    def _handle(self, outlet: Outlet, gateway: bytes, message: ToWorker, arrived: float) -> None:
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _handle(self, gateway: bytes, message: ToWorker, arrived: float) -> None:
         match message:
             case Hello():
                 self._reporter.add(gateway)
                 if self._leases is not None and message.lease_s:
                     self._leases.begin(message.domain, message.lease_s)
                     self._pinged[gateway] = time.monotonic()
-                outlet.send(gateway, wire.encode(self._ready))
+                self._replies.send_to(gateway, self._reporter.ready)
             case Ping(domain, lease_s, clock):
                 if self._leases is not None:
                     self._leases.renew(domain, lease_s, clock)
                     self._reporter.add(gateway)
                     self._pinged[gateway] = time.monotonic()
             case Generate() | Precompute() if self._gave_back_at is not None:
-                failed = Failed(message.id, DRAINING.code, DRAINING.message)
-                outlet.send(gateway, wire.encode(failed))
+                self._replies.send_to(gateway, Failed.of(message.id, DRAINING))
             case Generate():
-                self._sender.expect_answer(message.id, gateway, message.traceparent)
-                self._submit(outlet, message, arrived)
+                self._replies.expect_answer(message.id, gateway, message.traceparent)
+                self._submit(message, arrived)
                 self._reporter.received(gateway)
             case Explain(request):
-                self._sender.expect_explanation(request.id, gateway)
-                self._submit(outlet, request, arrived, explain=True)
+                self._replies.expect_explanation(request.id, gateway)
+                self._submit(request, arrived, explain=True)
             case Abort():
-                self._abort(outlet, message)
+                self._abort(message)
             case Prefetch():
                 if reads_whole_chunks(message.fusion):
                     with suppress(InvalidRequest):  # of a decoder; the request itself will say so
                         self._name(message)
                         found = self._addresses(message)
-                        self._loader.prefetch(address for address in found if address is not None)
+                        self._engine.loader.prefetch(a for a in found if a is not None)
             case Precompute():
-                self._precompute(outlet, gateway, message)
+                self._precompute(gateway, message)
             case Purge():
-                outlet.send(gateway, wire.encode(self._purge(message)))
+                self._replies.send_to(gateway, self._purge(message))
             case AskGate():
-                outlet.send(gateway, wire.encode(self._gate_states(message)))
+                self._replies.send_to(gateway, self._gate_states(message))
             case AskHoldings():
                 self._reporter.report_cached(gateway)
             case Shutdown():
                 if self._leases is None:  # else others use this worker, too
                     self.stop()
 
-    def _submit(
-        self, outlet: Outlet, message: Generate, arrived: float, *, explain: bool = False
-    ) -> None:
+    def _submit(self, message: Generate, arrived: float, *, explain: bool = False) -> None:
         try:
             self._name(message)
             self._engine.explain(message) if explain else self._engine.submit(message, arrived)
         except Exception as error:
             if not isinstance(error, KvstitchError):
                 log.error("request %s was refused", message.id, exc_info=error)
-            self._sender.send(outlet, [Failed.of(message.id, error)])
+            self._replies.send(Failed.of(message.id, error))
 
-    def _precompute(self, outlet: Outlet, gateway: bytes, message: Precompute) -> None:
-        self._sender.expect_chunks(message.id, gateway, len(message.documents))
+    def _precompute(self, gateway: bytes, message: Precompute) -> None:
+        self._replies.expect_chunks(message.id, gateway, len(message.documents))
         try:
             self._name(message)
             system, *documents = self._addresses(message)
         except InvalidRequest as error:
-            self._sender.send(outlet, [Failed.of(message.id, error)])
+            self._replies.send(Failed.of(message.id, error))
             return
         if system is not None:
             self._engine.precompute_queue.add(system)
         for chunk, address in zip(message.documents, documents, strict=True):
             if address is None:
-                present = Precomputed(message.id, chunk.chunk_id, "present", 0, 0.0)
-                self._sender.send(outlet, [present])
+                self._replies.send(Precomputed(message.id, chunk.chunk_id, "present", 0, 0.0))
             else:
                 self._engine.precompute_queue.add(address, id=message.id, chunk_id=chunk.chunk_id)
 
-    def _abort(self, outlet: Outlet, message: Abort) -> None:
-        if message.id in self._sender.open_calls:
+    def _abort(self, message: Abort) -> None:
+        if message.id in self._replies.open_calls:
             self._engine.precompute_queue.cancel([message.id])
-            self._sender.send(outlet, [Failed.of(message.id, GIVEN_UP)])
+            self._replies.send(Failed.of(message.id, GIVEN_UP))
         else:
             self._engine.abort(message.id, message.reason)
 
     def _purge(self, message: Purge) -> Purged:
         keys = self._engine.admission.purged(message.system, message.documents, message.tenant)
         prompts = self._engine.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
-        copies = self._store.delete(keys)
-        unreached = [name for name in self._store.tier_names if name not in copies]
-        if not prompts:
-            unreached.append("prompts")
-        return Purged(message.id, copies, unreached)
+        store = self._engine.store
+        copies = store.delete(keys)
+        unreached = [name for name in store.tier_names if name not in copies]
+        return Purged(message.id, copies, unreached if prompts else [*unreached, "prompts"])
 
     def _gate_states(self, message: AskGate) -> GateStates:
         gate = self._engine.gate
@@ -279,13 +257,12 @@ class WorkerServer:
 
     def _name(self, message: Generate | Prefetch | Precompute) -> None:
         """Tell the names of a message's chunks to `CachedChunks`, if gateways ask for them."""
-        if self._cached.reported:
+        if self._reporter.cached.reported:
             names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
-            self._cached.name(
+            addresses = self._addresses(message)[1:]
+            self._reporter.cached.name(
                 (address.key, names.of(chunk))
-                for chunk, address in zip(
-                    message.documents, self._addresses(message)[1:], strict=True
-                )
+                for chunk, address in zip(message.documents, addresses, strict=True)
                 if address is not None
             )
 

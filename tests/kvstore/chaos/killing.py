@@ -87,7 +87,7 @@ def _check_disk(place: Place) -> None:
     tier = SsdTier(place.root, place.capacity)
     with TieredStore([tier]) as store:
         assert tier.scan.removed_unreadable == tier.scan.removed_refused == 0, tier.scan
-        assert tier.scan.foreign == (), tier.scan
+        assert tier.scan.foreign == [], tier.scan
         _check_books(tier, place)
         for number, entry in enumerate(place.entries):
             outcome = store.read(entry.key)

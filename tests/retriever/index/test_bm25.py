@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retriever import DocFilter, Document, Retriever, Scope, parse_filter
 from retriever.errors import InvalidQuery
 from retriever.index.full_text import MAX_QUERY_WORDS, match_expression
-from retriever.index.rank_fusion import reciprocal_rank_fusion
+from retriever.search import reciprocal_rank_fusion
 from tests.retriever.conftest import OpenRetriever
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)

@@ -30,11 +30,11 @@ def table(postgresql_url: str) -> Iterator[RangeTable]:
 
 def members(table: RangeTable, *names: str, silent_s: float = 0.0) -> None:
     """Have these owners of ranges be members that have been silent for so long."""
-    with table._postgresql.transaction() as write:
+    with table.database.write() as write:
         for name in names:
-            write.execute(
-                "INSERT INTO kvstitch_service.gateways VALUES (?, ?, 2, "
-                "CAST(extract(epoch FROM clock_timestamp()) AS double precision) - ?) "
+            write.exec_driver_sql(
+                "INSERT INTO kvstitch_service.gateways VALUES (%s, %s, 2, "
+                "CAST(extract(epoch FROM clock_timestamp()) AS double precision) - %s) "
                 "ON CONFLICT (gateway_id) DO UPDATE SET seen = excluded.seen",
                 (name, name, silent_s),
             )

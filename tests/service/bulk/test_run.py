@@ -13,16 +13,19 @@ import pytest
 from kvstore import chunk_file_bytes, encode_chunk
 from service.bulk.driver import require_ray
 from service.bulk.dry_run import needs, spec_of
+from service.bulk.records import Order
 from service.bulk.run import run_of
 from service.bulk.sources import LocalSource
 from service.errors import InvalidSetting
 from service.settings import Settings, demo_model
 from tests.service.gateway.model_folders import make_folder
 
+DATABASE = "postgresql://user@here/one"
+
 
 def run_id(folder: Path, given: str = "/input", **settings: Any) -> str:
-    made = Settings(redis_url="redis://user:one@cache:6379/0", **settings)
-    return run_of(made, folder, given=given, tenant="", collection="default", metadata={}).run_id
+    made = Settings(database=DATABASE, redis_url="redis://user:one@cache:6379/0", **settings)
+    return run_of(made, folder, Order(given)).run_id
 
 
 def test_the_same_command_is_the_same_run(tmp_path: Path) -> None:
@@ -41,8 +44,8 @@ def test_the_same_command_is_the_same_run(tmp_path: Path) -> None:
 
 def test_a_password_is_no_part_of_the_run(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
-    other = Settings(redis_url="redis://user:two@cache:6379/0")
-    found = run_of(other, folder, given="/input", tenant="", collection="default", metadata={})
+    other = Settings(database=DATABASE, redis_url="redis://user:two@cache:6379/0")
+    found = run_of(other, folder, Order("/input"))
     assert found.run_id == run_id(folder)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from service.cli import FILE_OPTIONS, SHELLS, parser
 from service.cli.documents.jobs import JOB_STATES
-from service.cli.parser import FILE_OPTIONS, SHELLS, parser
 
 COMPLETE = """
 source "$1"; shift

@@ -16,6 +16,7 @@ import pytest
 
 from service.cli import main
 from service.cli.output import plain
+from service.gateway.service_database import jobs_database
 from service.settings import demo_model
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig
@@ -156,10 +157,13 @@ def test_a_model_that_cannot_be_served_is_refused_in_one_line(tmp_path: Path) ->
 
 def test_a_job_store_that_cannot_be_used_is_named_in_the_last_line(data: Path) -> None:
     options = ("--data-dir", str(data), "--port", "0")
+    made = jobs_database(data / "jobs.sqlite3")
+    made.start()
+    made.close()
     with sqlite3.connect(data / "jobs.sqlite3") as newer:
-        newer.execute("PRAGMA user_version = 99")
+        newer.execute("UPDATE alembic_version SET version_num = 'jobs_99'")
     said = last_line(serve(*options))
-    assert "jobs.sqlite3 has schema version 99" in said and "--data-dir" in said
+    assert "jobs.sqlite3 has schema revision jobs_99" in said and "--data-dir" in said
     (data / "jobs.sqlite3").write_bytes(b"no database " * 1000)
     said = last_line(serve(*options))
     assert "jobs.sqlite3 cannot be used" in said and "restore it" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from service.cluster.actor_state import (
     ActorState,
     Phase,
@@ -71,4 +73,4 @@ def test_only_actors_that_are_there_count_and_silence_is_no_reason_to_go() -> No
 def test_states_of_other_versions_are_understood() -> None:
     told = {"name": "w1", "phase": "meditating", "address": "tcp://a:1", "mood": "good"}
     assert ActorState.of(told).phase == "loading"
-    assert ActorState.of(state(1, "ready").fields()) == state(1, "ready")
+    assert ActorState.of(asdict(state(1, "ready"))) == state(1, "ready")

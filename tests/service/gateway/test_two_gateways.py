@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from retriever.sql.postgresql import Postgresql
-from service.gateway import shared_schema
 from service.gateway.documents.deletion_store import ChunkKV, DeletionStore
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.membership import (
     FORGET_MEMORY_S,
@@ -27,6 +25,9 @@ from service.gateway.documents.membership import (
     LEASE_S,
     Membership,
 )
+from service.gateway.service_database import ServiceDatabase, shared_database
+from service.gateway.tables import documents, jobs
+from service.gateway.tables import gateways as members_table
 from service.messages.requests import Purge
 from tests.postgresql_server import PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
@@ -52,10 +53,10 @@ def gateways(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
 
 
 @pytest.fixture
-def pool(url: str) -> Iterator[Postgresql]:
+def shared(url: str) -> Iterator[ServiceDatabase]:
     """For what a test does beside the gateways, or as one that is no process here."""
-    made = Postgresql(url, shared_schema.SCHEMA)
-    shared_schema.start(made)
+    made = shared_database(url, "dead")
+    made.start()
     yield made
     made.close()
 
@@ -71,12 +72,11 @@ def ask(rig: Rig, question: str, **body: Any) -> list[str]:
     return [result["doc_id"] for result in found.json()["results"]]
 
 
-def silence(pool: Postgresql, gateway_id: str, seconds: float) -> None:
+def silence(database: ServiceDatabase, gateway_id: str, seconds: float) -> None:
     """As if the gateway had given no sign of life for so long."""
-    with pool.transaction() as write:
-        write.execute(
-            "UPDATE gateways SET seen = seen - ? WHERE gateway_id = ?", (seconds, gateway_id)
-        )
+    change = members_table.update().where(members_table.c.gateway_id == gateway_id)
+    with database.write() as write:
+        write.execute(change.values(seen=members_table.c.seen - seconds))
 
 
 def test_what_one_has_stored_the_other_finds_at_once(gateways: tuple[Rig, Rig]) -> None:
@@ -147,48 +147,49 @@ def test_the_same_key_at_both_at_once_is_one_job(gateways: tuple[Rig, Rig]) -> N
 
 
 def test_what_a_silent_gateway_had_taken_goes_on_with_others(
-    gateways: tuple[Rig, Rig], pool: Postgresql, tmp_path: Path
+    gateways: tuple[Rig, Rig], shared: ServiceDatabase, tmp_path: Path
 ) -> None:
-    dead = PostgresqlJobDatabase(pool, "dead")
-    Membership(dead, "elsewhere:1", tmp_path, kv_dir=tmp_path / "kv").join()
-    store = JobStore(dead, SpoolFolder(tmp_path / "spool"))
+    Membership(shared, "elsewhere:1", tmp_path, kv_dir=tmp_path / "kv").join()
+    store = JobStore(shared, SpoolFolder(tmp_path / "spool"))
     store.start()
     job_id = store.begin("")
     store.spool(job_id, [IngestDocument("left", "left", "text", b"Left behind.")])
     # Taken in the same transaction as it is accepted, before the others look.
-    with dead.transaction() as write:
-        write.execute("UPDATE jobs SET state = 'queued' WHERE job_id = ?", (job_id,))
-        write.execute(
-            "UPDATE documents SET state = 'pending', owner = 'dead' WHERE job_id = ?", (job_id,)
-        )
+    with shared.write() as write:
+        write.execute(jobs.update().where(jobs.c.job_id == job_id).values(state="queued"))
+        taken_too = documents.update().where(documents.c.job_id == job_id)
+        write.execute(taken_too.values(state="pending", owner="dead"))
     (taken,) = store.pending(10, 1000)
     unaccepted = store.begin("")
     assert gateways[0].http.get(f"/admin/jobs/{job_id}").json()["state"] == "queued"
-    silence(pool, "dead", LEASE_S + 1)
+    silence(shared, "dead", LEASE_S + 1)
     assert gateways[1].finished(job_id)["state"] == "succeeded"
     store.set_failed([(taken.number, "too late")])
     job = gateways[0].http.get(f"/admin/jobs/{job_id}").json()
     assert (job["state"], job["progress"]["done"]) == ("succeeded", 1)
-    with pool.transaction() as read:
-        query = "SELECT 1 FROM jobs WHERE job_id = ?"
-        assert read.execute(query, (unaccepted,)).fetchone() is None
+    with shared.read() as read:
+        assert read.scalar(sa.select(jobs.c.job_id).where(jobs.c.job_id == unaccepted)) is None
 
 
 def test_a_deletion_waits_for_a_silent_gateway_until_that_is_forgotten(
     postgresql_url: str, tmp_path: Path
 ) -> None:
     """And if it comes back after all, its KV goes before anything is served from it."""
-    pool = Postgresql(postgresql_url, shared_schema.SCHEMA)
-    shared_schema.start(pool)
+    opened = ExitStack()
     kv = tmp_path / "away" / "kv"
     kv.mkdir(parents=True)
 
     def member(name: str, process: str) -> tuple[Membership, DeletionStore]:
         (tmp_path / name).mkdir(exist_ok=True)
-        database = PostgresqlJobDatabase(pool, process)
+        database = shared_database(postgresql_url, process)
+        database.start()
+        opened.callback(database.close)
         joined = Membership(database, name, tmp_path / name, kv_dir=tmp_path / name / "kv")
         joined.join()
         return joined, DeletionStore(database)
+
+    def silent(process: str, seconds: float) -> None:
+        silence(here._database, process, seconds)
 
     here, deletions = member("here", "h1")
     _, away_deletions = member("away", "a1")
@@ -198,7 +199,7 @@ def test_a_deletion_waits_for_a_silent_gateway_until_that_is_forgotten(
     deletions.settle(deletions.pending_purges(9), {"ssd": 1})
     assert deletions.pending_purges(9) == [] and len(away_deletions.pending_purges(9)) == 2
 
-    silence(pool, "a1", LEASE_S + 1)
+    silent("a1", LEASE_S + 1)
     here.beat()
     receipt = deletions.receipt(receipt_id, "")
     assert receipt is not None and receipt.completed is None
@@ -208,7 +209,7 @@ def test_a_deletion_waits_for_a_silent_gateway_until_that_is_forgotten(
     assert (kv / "chunk").exists()
     back_deletions.settle(back_deletions.pending_purges(1), {})
 
-    silence(pool, "a2", FORGET_S + 1)
+    silent("a2", FORGET_S + 1)
     here.beat()
     receipt = deletions.receipt(receipt_id, "")
     assert receipt is not None and receipt.completed is not None and receipt.owed_chunks == 0
@@ -216,40 +217,41 @@ def test_a_deletion_waits_for_a_silent_gateway_until_that_is_forgotten(
     assert (tmp_path / "away" / ID_FILE).read_text() == "a2"
     member("away", "a3")
     assert not (kv / "chunk").exists()
-    pool.close()
+    opened.close()
 
 
 def test_without_kv_on_disk_a_silent_gateway_is_forgotten_sooner(
     postgresql_url: str, tmp_path: Path
 ) -> None:
     """But not as soon as a busy machine has held it up."""
-    pool = Postgresql(postgresql_url, shared_schema.SCHEMA)
-    shared_schema.start(pool)
+    opened = ExitStack()
     members = []
     for name in ("here", "away"):
         (tmp_path / name).mkdir()
-        database = PostgresqlJobDatabase(pool, name)
+        database = shared_database(postgresql_url, name)
+        database.start()
+        opened.callback(database.close)
         members.append(Membership(database, name, tmp_path / name, kv_dir=None))
         members[-1].join()
     here, away = members
     for silent_s, member in ((LEASE_S + 1, True), (FORGET_MEMORY_S + 1, False)):
-        silence(pool, "away", silent_s)
+        silence(database, "away", silent_s)
         here.beat()
         assert away.beat().member is member
-    pool.close()
+    opened.close()
 
 
 def test_a_gateway_that_was_forgotten_ends(postgresql_url: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
     data = Path(tempfile.mkdtemp(prefix="kv-"))
-    pool = Postgresql(postgresql_url, shared_schema.SCHEMA)
+    shared = shared_database(postgresql_url)
     with running(folder, data, database=postgresql_url) as rig:
-        pool.start()
-        with pool.transaction() as write:
-            write.execute("DELETE FROM gateways")
+        shared.start()
+        with shared.write() as write:
+            write.execute(members_table.delete())
         reason = until(lambda: rig.gateway.failure, "it ends")
         assert "no sign of life" in reason
-    pool.close()
+    shared.close()
     shutil.rmtree(data, ignore_errors=True)
 
 

@@ -44,12 +44,19 @@ def compiled() -> Any:
     return native.module()
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["fp32", "bf16_dot"])
-def bf16_dot(request: pytest.FixtureRequest, compiled: Any) -> bool:
+@pytest.fixture(params=[False, True], ids=["fp32", "bf16_dot"])
+def bf16_dot(
+    request: pytest.FixtureRequest, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Products in fp32, and by the CPU's bfloat16 dot products."""
-    if request.param and not compiled.cpu()[1]:
+    use_bf16_dot(compiled, monkeypatch, request.param)
+
+
+def use_bf16_dot(compiled: Any, monkeypatch: pytest.MonkeyPatch, used: bool) -> None:
+    """Let the kernels use the CPU's bfloat16 dot products, or not."""
+    if used and not compiled.cpu()[1]:
         pytest.skip("this CPU has no AVX512-BF16")
-    return bool(request.param)
+    monkeypatch.setattr(native, "has_bf16_dot", lambda: used)
 
 
 @pytest.fixture(params=ALL_MODELS, ids="-".join)

@@ -17,7 +17,7 @@ from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
-from service.worker.prefix_cache.on_disk import PromptsOnDisk
+from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.sampling.grammar import Grammars
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
@@ -150,7 +150,7 @@ def rig(
         sketches: on by default, so that every method finds what it reads.
         planner: off by default, because on a busy machine the time that reading a tiny file takes
             would decide what is loaded.
-        prompts: folder or tier of stored prompts; none are stored without.
+        prompts: folder or tier of the prefix cache on disk; none without.
     """
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
     addressing = Addressing(model.decoder, fingerprint=fingerprint, codec=codec)
@@ -159,7 +159,7 @@ def rig(
         stored = None
         if prompts is not None:
             tier = disk(prompts, name="prompts") if isinstance(prompts, Path) else prompts
-            stored = opened.enter_context(PromptsOnDisk(tier, addressing))
+            stored = opened.enter_context(DiskPrefixCache(tier, addressing))
         loader = Loader(store, threads=threads, decode=decode)
         loader.start()
         engine = Engine(
@@ -173,7 +173,7 @@ def rig(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
-            prompts=stored,
+            disk_prefix_cache=stored,
             draft_tokens=draft_tokens,
             checks=checks,
             grammars=grammars,

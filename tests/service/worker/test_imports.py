@@ -18,11 +18,13 @@ BLOCKED = (
     "zmq",
     "prometheus_client",
     "xxhash",
+    "sqlalchemy",
 )
 # The process's entry and its server.
 NEED_MORE = {
     "service.worker.__main__",
     "service.worker.server.worker_server",
+    "service.worker.server.composition",
     "service.worker.server.link",
     "service.worker.server.reply_sender",
     "service.worker.server.reporter",

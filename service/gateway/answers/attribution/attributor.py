@@ -43,26 +43,17 @@ class AttributedSentence:
 
 
 @dataclass(frozen=True)
-class Quote:
-    """Attributes:
-    span: The passage's sentence that supports the answer best, as a span of the passage.
-    score: How far it does.
-    """
-
-    span: range
-    score: float
-
-
-@dataclass(frozen=True)
 class AttributedAnswer:
-    """Attributes:
-    sentences: All of the answer's, in order.
-    quotes: By index, of the passages that are cited.
-    unknown_marks: Numbers in marks of the model that name no passage.
+    """The sentences of an answer, and the passages that support them.
+
+    Attributes:
+        sentences: In order.
+        quotes: By index of the passages that are cited, the most that each supports a sentence.
+        unknown_marks: Numbers in marks of the model that name no passage.
     """
 
     sentences: list[AttributedSentence] = field(default_factory=list)
-    quotes: dict[int, Quote] = field(default_factory=dict)
+    quotes: dict[int, Support] = field(default_factory=dict)
     unknown_marks: list[int] = field(default_factory=list)
 
 
@@ -96,7 +87,9 @@ def attribute(
         out.unknown_marks.extend(index for index in marks if index not in known)
         cited = known or _supporting(scores)
         for index in cited:
-            _keep_best(out.quotes, index, scores[index - 1])
+            support = scores[index - 1]
+            if support.score > out.quotes.setdefault(index, support).score:
+                out.quotes[index] = support
         among = [scores[index - 1] for index in cited] or scores
         best = max(support.score for support in among)
         by: By = "marks" if known else "words"
@@ -110,11 +103,6 @@ def _supporting(scores: Sequence[Support]) -> list[int]:
         return []
     enough = [i for i, support in enumerate(scores, 1) if support.score >= AS_GOOD * best]
     return sorted(enough, key=lambda index: -scores[index - 1].score)
-
-
-def _keep_best(quotes: dict[int, Quote], index: int, support: Support) -> None:
-    if index not in quotes or support.score > quotes[index].score:
-        quotes[index] = Quote(support.quote, support.score)
 
 
 async def add_attribution(result: GenerateResponse, plan: AnswerPlan, begun: str) -> None:
@@ -158,14 +146,14 @@ async def add_attribution(result: GenerateResponse, plan: AnswerPlan, begun: str
         result.warnings.append(f"the answer's marks {numbers} name no passage")
 
 
-def _with_quote(citation: Citation, quote: Quote | None) -> Citation:
-    if quote is None:
+def _with_quote(citation: Citation, best: Support | None) -> Citation:
+    if best is None:
         return citation.model_copy(update={"used": False})
     return citation.model_copy(
         update={
             "used": True,
-            "support": round(quote.score, 4),
-            "quote_start": citation.char_start + quote.span.start,
-            "quote_end": citation.char_start + quote.span.stop,
+            "support": round(best.score, 4),
+            "quote_start": citation.char_start + best.quote.start,
+            "quote_end": citation.char_start + best.quote.stop,
         }
     )

@@ -17,7 +17,7 @@ _CLOSING = re.compile(r"[.!?\u2026\u3002\uff01\uff1f]+[\"'\u201d\u2019)]*$")
 
 
 def marks_in(text: str) -> list[int]:
-    """The numbers of all marks, each once, in the order of the text."""
+    """Return the numbers of all marks, each once, in the order of the text."""
     found = (int(number) for mark in _MARK.finditer(text) for number in mark[1].split(","))
     return list(dict.fromkeys(found))
 
@@ -57,7 +57,7 @@ TITLE_CHARS = 80
 
 
 def asking_for_marks(turns: Sequence[Turn], titles: Sequence[str]) -> list[Turn]:
-    """The conversation with the request behind the user's last text; as it is without passages.
+    """Return the conversation with the request for marks at the end of the user's last text.
 
     Args:
         turns: A normalised conversation.

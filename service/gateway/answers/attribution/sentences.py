@@ -30,7 +30,7 @@ _LONGEST_ABBREVIATION = 8
 
 
 def sentences(text: str) -> list[range]:
-    """The spans of all sentences, without the blanks around them."""
+    """Return the spans of all sentences, without the blanks around them."""
     out: list[range] = []
     start = 0
     for end in _END.finditer(text):
@@ -60,7 +60,7 @@ _SHORTEST_STEM = 3
 
 
 def words(text: str) -> list[str]:
-    """All words, in order."""
+    """Return all words, in order."""
     out: list[str] = []
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text).casefold()):
         word = match.group()
@@ -75,7 +75,7 @@ def words(text: str) -> list[str]:
 
 @lru_cache(65_536)
 def _stem(word: str) -> str:
-    """A word without accents and its ending; no linguistics: both texts lose the same."""
+    """Return a word without accents and its ending; no linguistics: both texts lose the same."""
     decomposed = unicodedata.normalize("NFD", word)
     word = "".join(char for char in decomposed if not unicodedata.combining(char))
     for ending in _ENDINGS:

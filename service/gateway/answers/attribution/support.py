@@ -45,15 +45,14 @@ class _Source:
 
 
 class SupportScorer:
-    """Scores sentences of one answer against its passages."""
+    """Scores sentences of one answer against its passages.
+
+    Args:
+        passages: (title, text) of each.
+        question: What was asked.
+    """
 
     def __init__(self, passages: Sequence[tuple[str, str]], question: str) -> None:
-        """Read the passages once.
-
-        Args:
-            passages: (title, text) of each.
-            question: What was asked.
-        """
         self._sources = [_source(title, text) for title, text in passages]
         self._question = frozenset(words(question))
         holding = Counter(
@@ -64,7 +63,7 @@ class SupportScorer:
         self._weight_of_unknown = _rarity(0, count)
 
     def scores(self, sentence: str) -> list[Support]:
-        """How far each passage supports a sentence, in their order."""
+        """Return how far each passage supports a sentence, in their order."""
         wanted = {word: self._weight(word) for word in words(sentence)}
         total = sum(wanted.values())
         return [_support(source, wanted, total) for source in self._sources]

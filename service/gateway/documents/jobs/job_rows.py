@@ -8,140 +8,153 @@ with another cannot change them any more.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from retriever.sql.connection import Connection, Row
-from service.gateway.documents.jobs.job_database import JobDatabase
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    case,
+    exists,
+    func,
+    literal_column,
+    select,
+    true,
+)
+
+from retriever.sql.expressions import among, upsert
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
     DocumentError,
     IngestDocument,
     Job,
 )
+from service.gateway.tables import documents, jobs, sizes
 
 MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
+# What `load_job` reads of a job.
+JOB = select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated"])
+# States are written out, not sent, so that the indexes of some states serve.
+UNFINISHED = documents.c.state.in_([literal_column("'pending'"), literal_column("'indexed'")])
+
+
+def in_state(state: str, of: FromClause = documents) -> ColumnElement[bool]:
+    """Return whether a document is in this state."""
+    return literal_column(f"'{state}'") == of.c.state
 
 
 def lock_jobs(write: Connection, job_ids: Sequence[str]) -> None:
     """Before documents of these jobs change: let nobody else compute the jobs' states meanwhile."""
-    write.execute(
-        f"SELECT 1 FROM jobs WHERE job_id {write.in_texts} ORDER BY job_id{write.for_update}",
-        (write.listed(job_ids),),
-    )
+    locked = select(jobs.c.job_id).where(among(jobs.c.job_id, job_ids)).order_by(jobs.c.job_id)
+    write.execute(locked.with_for_update()).all()
 
 
 def update_job_states(write: Connection, job_ids: Sequence[str]) -> list[str]:
-    """Compute the states of jobs from those of their documents; returns those that end by it."""
+    """Compute the states of jobs from those of their documents; return those that end by it."""
     ended: list[str] = []
     for job_id in sorted(set(job_ids)):
-        query = "SELECT cancelled, state FROM jobs WHERE job_id = ?"
-        job = write.execute(query, (job_id,)).fetchone()
-        state = _job_state(_counts(write, "state", job_id), bool(job["cancelled"]))
-        if job["state"] in OPEN_STATES and state not in OPEN_STATES:
+        job = write.execute(select(jobs.c.cancelled, jobs.c.state).where(jobs.c.job_id == job_id))
+        cancelled, before = job.one()
+        counted = select(documents.c.state).where(documents.c.job_id == job_id).distinct()
+        state = _job_state(set(write.scalars(counted)), bool(cancelled))
+        if before in OPEN_STATES and state not in OPEN_STATES:
             ended.append(job_id)
-        write.execute(
-            "UPDATE jobs SET state = ?, updated = ? WHERE job_id = ?",
-            (state, time.time(), job_id),
-        )
+        change = jobs.update().where(jobs.c.job_id == job_id)
+        write.execute(change.values(state=state, updated=time.time()))
     return ended
 
 
-def load_job(read: Connection, row: Row, max_errors: int = MAX_ERRORS) -> Job:
-    """A job from its row in `jobs` and the rows of its documents, with so many of its errors."""
-    job_id = row["job_id"]
-    states = _counts(read, "state", job_id)
-    chunks = read.execute(
-        "SELECT coalesce(sum(chunks), 0) FROM documents WHERE job_id = ?", (job_id,)
-    ).fetchone()[0]
-    errors = read.execute(
-        "SELECT doc_id, error FROM documents WHERE job_id = ? AND error IS NOT NULL "
-        "ORDER BY number LIMIT ?",
-        (job_id, max_errors),
-    ).fetchall()
+def load_job(read: Connection, row: Row[Any], max_errors: int = MAX_ERRORS) -> Job:
+    """Return a job from its row of JOB and the rows of its documents, with so many errors."""
+    mine = documents.c.job_id == row.job_id
+    kinds = documents.c["state", "change"]
+    counted = select(*kinds, func.count().label("n"), func.sum(documents.c.chunks).label("chunks"))
+    states, changes, chunks = Counter[str](), Counter[str](), 0
+    for part in read.execute(counted.where(mine).group_by(*kinds).order_by(*kinds)):
+        states[part.state] += part.n
+        chunks += part.chunks
+        if part.change is not None and part.state not in ("failed", "dead"):
+            changes[part.change] += part.n
+    said = documents.c.error.is_not(None)
+    failed = select(documents.c.doc_id, documents.c.error).where(mine, said)
+    failed = failed.order_by(documents.c.number).limit(max_errors)
     return Job(
-        job_id=job_id,
-        state=row["state"],
-        created=row["created"],
-        updated=row["updated"],
-        total=sum(states.values()),
-        done=states.get("done", 0),
-        failed=states.get("failed", 0) + states.get("dead", 0),
-        cancelled=states.get("cancelled", 0),
+        job_id=row.job_id,
+        state=row.state,
+        created=row.created,
+        updated=row.updated,
+        total=states.total(),
+        done=states["done"],
+        failed=states["failed"] + states["dead"],
+        cancelled=states["cancelled"],
         chunks=chunks,
-        changes=_counts(read, "change", job_id, "state NOT IN ('failed', 'dead')"),
-        errors=[DocumentError(e["doc_id"], e["error"]) for e in errors],
-        tokens_ahead=_tokens_ahead(read, job_id) if row["state"] in OPEN_STATES else 0,
+        changes=dict(changes),
+        errors=[DocumentError(doc_id, error) for doc_id, error in read.execute(failed)],
+        tokens_ahead=_tokens_ahead(read, row.job_id) if row.state in OPEN_STATES else 0,
     )
 
 
 def _tokens_ahead(read: Connection, job_id: str) -> int:
-    """Tokens of the documents that are not done up to the job's last one: the oldest come first."""
-    (tokens,) = read.execute(
-        "SELECT coalesce(sum(CASE state WHEN 'indexed' THEN tokens ELSE bytes / ? END), 0) "
-        "FROM documents WHERE state IN ('pending', 'indexed') "
-        "AND number <= (SELECT max(number) FROM documents WHERE job_id = ?)",
-        (BYTES_PER_TOKEN, job_id),
-    ).fetchone()
-    return int(tokens)
+    """Count tokens of the documents that are not done up to the job's last: oldest come first."""
+    indexed = documents.c.state == "indexed"
+    tokens = case((indexed, documents.c.tokens), else_=documents.c.bytes // BYTES_PER_TOKEN)
+    own = documents.alias()
+    last = select(func.max(own.c.number)).where(own.c.job_id == job_id).scalar_subquery()
+    ahead = select(func.coalesce(func.sum(tokens), 0)).where(UNFINISHED, documents.c.number <= last)
+    return int(read.scalars(ahead).one())
 
 
-def _counts(
-    connection: Connection, column: str, job_id: str, where: str = "true"
-) -> dict[str, int]:
-    """How many of a job's documents have each value of a column."""
-    rows = connection.execute(
-        f"SELECT {column} AS value, count(*) AS n FROM documents "
-        f"WHERE job_id = ? AND {column} IS NOT NULL AND {where} GROUP BY {column}",
-        (job_id,),
-    )
-    return {row["value"]: row["n"] for row in rows}
-
-
-def _job_state(documents: dict[str, int], cancelled: bool) -> str:
-    """`documents`: how many are in each state."""
-    if set(documents) == {"pending"}:
+def _job_state(documents: set[str], cancelled: bool) -> str:
+    """Return the state of a job whose documents are in these states."""
+    if documents == {"pending"}:
         return "queued"
-    if "pending" in documents or "indexed" in documents:
+    if documents & {"pending", "indexed"}:
         return "running"
     if cancelled:
         return "cancelled"
     for state in ("dead", "failed"):
         if state in documents:
             return state
-    return "cancelled" if set(documents) == {"cancelled"} else "succeeded"
+    return "cancelled" if documents == {"cancelled"} else "succeeded"
 
 
-# Not while an earlier revision of the same document is to be indexed, by whomever: its store would
-# come after this one's, and undo it.
-_FIRST = """
-    AND NOT EXISTS (
-        SELECT 1 FROM documents AS earlier JOIN jobs AS sent ON sent.job_id = earlier.job_id
-        WHERE earlier.state = 'pending' AND earlier.number < documents.number
-        AND earlier.doc_id = documents.doc_id AND earlier.collection = documents.collection
-        AND sent.tenant = (SELECT tenant FROM jobs WHERE jobs.job_id = documents.job_id))
-"""
+def _comes_first(waiting: FromClause) -> ColumnElement[bool]:
+    """Return whether no earlier revision of a document is to be indexed, by whomever.
+
+    Its store would come after this one's, and undo it.
+    """
+    earlier, sent, own = documents.alias(), jobs.alias(), jobs.alias()
+    tenant = select(own.c.tenant).where(own.c.job_id == waiting.c.job_id).correlate(waiting)
+    found = exists().where(
+        sent.c.job_id == earlier.c.job_id,
+        in_state("pending", earlier),
+        earlier.c.number < waiting.c.number,
+        earlier.c.doc_id == waiting.c.doc_id,
+        earlier.c.collection == waiting.c.collection,
+        sent.c.tenant == tenant.scalar_subquery(),
+    )
+    return ~found.correlate(waiting)
 
 
 def take(write: Connection, gateway_id: str, state: str, limit: int) -> None:
     """Take documents in this state, the oldest first, until this gateway has so many."""
-    (held,) = write.execute(
-        "SELECT count(*) FROM documents WHERE state = ? AND owner = ?", (state, gateway_id)
-    ).fetchone()
+    own = select(func.count()).where(in_state(state), documents.c.owner == gateway_id)
+    held = write.scalars(own).one()
     if held < limit:
-        first = _FIRST if state == "pending" else ""
-        write.execute(
-            "UPDATE documents SET owner = ? WHERE number IN (SELECT number FROM documents "
-            f"WHERE state = ? AND owner = '' {first} ORDER BY number LIMIT ?{write.skip_locked})",
-            (gateway_id, state, limit - held),
-        )
+        waiting = documents.alias()
+        free = waiting.c.owner == "", in_state(state, waiting)
+        first = _comes_first(waiting) if state == "pending" else true()
+        numbers = select(waiting.c.number).where(*free, first).order_by(waiting.c.number)
+        taken = numbers.limit(limit - held).with_for_update(skip_locked=True, of=waiting)
+        change = documents.update().where(documents.c.number.in_(taken))
+        write.execute(change.values(owner=gateway_id))
 
 
-def record_sizes(database: JobDatabase, documents: Iterable[IngestDocument]) -> None:
-    """Note the sizes of documents that came in without a job. Blocks."""
-    with database.transaction() as write:
-        write.executemany(
-            "INSERT INTO sizes VALUES (?, ?, ?, ?) ON CONFLICT (tenant, collection, doc_id) "
-            "DO UPDATE SET bytes = excluded.bytes",
-            sorted((*item.key, item.size) for item in documents),
-        )
+def record_sizes(write: Connection, documents: Iterable[IngestDocument]) -> None:
+    """Note the sizes of documents that are indexed."""
+    rows = sorted((*item.key, item.size) for item in documents)
+    upsert(write, sizes, [dict(zip(sizes.columns.keys(), row, strict=True)) for row in rows])

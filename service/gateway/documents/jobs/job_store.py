@@ -13,14 +13,27 @@ from __future__ import annotations
 import json
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from retriever.sql.connection import Connection
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Table,
+    bindparam,
+    cast,
+    func,
+    or_,
+    select,
+    true,
+    union_all,
+)
+
+from retriever.sql.expressions import among, upsert
 from service.errors import DatabaseUnavailable
-from service.gateway.documents.jobs import job_rows
-from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
     IngestDocument,
@@ -29,67 +42,85 @@ from service.gateway.documents.jobs.job_records import (
     SpooledFile,
 )
 from service.gateway.documents.jobs.job_rows import (
+    JOB,
     MAX_ERRORS,
+    UNFINISHED,
+    in_state,
     load_job,
     lock_jobs,
+    take,
     update_job_states,
 )
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import add_events
+from service.gateway.service_database import ServiceDatabase
+from service.gateway.tables import documents, freed_files, jobs, sizes
 
+ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the tenant's
 # Frees the space of a document that is no longer needed here.
-_MOST = 2**62
-_FREE = "kind = NULL, meta = NULL, content = NULL, spooled = NULL"
+_FREE: dict[str, Any] = {"kind": None, "meta": None, "content": None, "spooled": None}
+_ACCEPTED = jobs.c.state != "spooling"
+_OF_TENANTS = documents.join(jobs)
+_UNFINISHED = select(
+    *documents.c["number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content",
+                 "spooled", "chunks"], jobs.c.tenant
+).select_from(_OF_TENANTS).order_by(documents.c.number)  # fmt: skip
 
 
 class JobStore:
-    """Thread-safe; every call blocks. The database must have been started."""
+    """Thread-safe; every call blocks. The database must have been started.
+
+    Args:
+        database: Of the jobs.
+        spool: Holds what is too large for the database.
+        with_events: Whether for each job that ends an event is owed to the webhook.
+    """
 
     def __init__(
-        self, database: JobDatabase, spool: SpoolFolder, *, with_events: bool = False
+        self, database: ServiceDatabase, spool: SpoolFolder, *, with_events: bool = False
     ) -> None:
-        """`with_events`: for each job that ends an event is owed to the webhook."""
         self._database = database
         self._spool = spool
         self._with_events = with_events
-        me = database.gateway_id
-        self._shared = bool(me)
-        # Others' documents are left alone.
-        self._mine = " AND owner = ?" if me else ""
-        self._me: tuple[str, ...] = (me,) if me else ()
+        self._me = database.gateway_id
+        self._shared = database.shared
 
     def start(self) -> None:
         """Forget what a process that died had not accepted; before there are uploads."""
         self._spool.start()
         with self._freeing() as write:
-            write.execute(f"DELETE FROM jobs WHERE state = 'spooling'{self._mine}", self._me)
-        with self._database.transaction() as read:
-            rows = read.execute("SELECT spooled FROM documents WHERE spooled IS NOT NULL")
-            self._spool.sweep({row["spooled"] for row in rows})
+            write.execute(jobs.delete().where(~_ACCEPTED, self._mine(jobs)))
+        with self._database.read() as read:
+            named = select(documents.c.spooled).where(documents.c.spooled.is_not(None))
+            self._spool.sweep(set(read.scalars(named)))
 
     # -- acceptance ------------------------------------------------------------------------------
 
     def begin(self, tenant: str) -> str:
-        """Create a job that is invisible until `accept`; returns its id."""
-        job_id, now = uuid.uuid4().hex, time.time()
-        with self._database.transaction() as write:
-            self._database.insert_job(write, job_id, tenant, now)
-        return job_id
+        """Create a job that is invisible until `accept`; return its id."""
+        now = time.time()
+        row: dict[str, Any] = {"job_id": uuid.uuid4().hex, "tenant": tenant, "state": "spooling",
+                               "created": now, "updated": now}  # fmt: skip
+        if self._shared:
+            row["owner"] = self._me
+        else:  # after all others
+            row["number"] = select(func.coalesce(func.max(jobs.c.number), 0) + 1).scalar_subquery()
+        with self._database.write() as write:
+            write.execute(jobs.insert().values(row))
+        return str(row["job_id"])
 
-    def spool(self, job_id: str, documents: Sequence[IngestDocument]) -> None:
+    def spool(self, job_id: str, items: Sequence[IngestDocument]) -> None:
         """Write documents of a job that is not accepted yet. Their files are the job's now."""
-        with self._database.transaction() as write:
-            write.executemany(
-                "INSERT INTO documents (job_id, collection, doc_id, bytes, kind, meta, content, "
-                "spooled, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'spooling')",
-                [
-                    (job_id, d.collection, d.doc_id, d.size, d.kind, d.meta, *self._content(d))
-                    for d in documents
-                ],
-            )
-        files = [d.content for d in documents if isinstance(d.content, SpooledFile)]
-        if not self._shared:
-            self._spool.claim(file.path.name for file in files)
+        rows = [
+            {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
+             "bytes": item.size, "kind": item.kind, "meta": item.meta, "state": "spooling",
+             **self._content(item)}
+            for item in items
+        ]  # fmt: skip
+        if rows:
+            with self._database.write() as write:
+                write.execute(documents.insert(), rows)
+        self._spool.claim(row["spooled"] for row in rows if row["spooled"] is not None)
 
     def accept(
         self,
@@ -110,83 +141,72 @@ class JobStore:
                 one at a time then, over all gateways.
 
         Raises:
-            AlreadyAccepted: Another gateway has accepted a job with this key meanwhile.
+            AlreadyThere: Another gateway has accepted a job with this key meanwhile.
             DatabaseUnavailable: PostgreSQL does not answer, or has forgotten the job because this
                 gateway was silent for too long.
         """
-        with self._database.transaction() as write:
+        accepted = {"idempotency_key": idempotency_key, "digest": digest, "state": "queued"}
+        with self._database.write() as write:
             if check is not None:
                 self._check_stored(write, job_id, check)
-            done = write.execute(
-                "UPDATE jobs SET idempotency_key = ?, digest = ?, state = 'queued' "
-                "WHERE job_id = ?",
-                (idempotency_key, digest, job_id),
-            )
-            if not done.rowcount:
+            job = jobs.update().where(jobs.c.job_id == job_id)
+            if not write.execute(job.values(accepted)).rowcount:
                 raise DatabaseUnavailable(
                     "the upload was interrupted: send it again", retry_after_s=1.0
                 )
-            write.execute("UPDATE documents SET state = 'pending' WHERE job_id = ?", (job_id,))
+            change = documents.update().where(documents.c.job_id == job_id)
+            write.execute(change.values(state="pending"))
 
     def drop(self, job_id: str) -> None:
         """Forget a job that was not accepted."""
         with self._freeing() as write:
-            write.execute("DELETE FROM jobs WHERE state = 'spooling' AND job_id = ?", (job_id,))
+            write.execute(jobs.delete().where(~_ACCEPTED, jobs.c.job_id == job_id))
 
     def find(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
-        """(job_id, digest) of the job that was accepted with this key, None if there is none."""
-        with self._database.transaction() as read:
-            row = read.execute(
-                "SELECT job_id, digest FROM jobs WHERE tenant = ? AND idempotency_key = ?",
-                (tenant, idempotency_key),
-            ).fetchone()
-        return None if row is None else (row["job_id"], row["digest"])
+        """Return (job_id, digest) of the job that was accepted with this key, None if none was."""
+        named = jobs.c.tenant == tenant, jobs.c.idempotency_key == idempotency_key
+        with self._database.read() as read:
+            row = read.execute(select(jobs.c.job_id, jobs.c.digest).where(*named)).first()
+        return None if row is None else (row.job_id, row.digest)
 
     def prune(self, before: float) -> int:
-        """Forget jobs that ended before a time, in Unix seconds; returns how many."""
-        with self._database.transaction() as write:
-            return write.execute(
-                "DELETE FROM jobs WHERE updated < ? AND state NOT IN ('spooling', ?, ?)",
-                (before, *OPEN_STATES),
-            ).rowcount
+        """Forget jobs that ended before a time, in Unix seconds; return how many."""
+        ended = jobs.c.state.not_in(["spooling", *OPEN_STATES])
+        with self._database.write() as write:
+            return write.execute(jobs.delete().where(jobs.c.updated < before, ended)).rowcount
 
     # -- jobs ------------------------------------------------------------------------------------
 
     def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> Job | None:
-        with self._database.transaction() as read:
-            row = read.execute(
-                "SELECT * FROM jobs WHERE job_id = ? AND tenant = ? AND state != 'spooling'",
-                (job_id, tenant),
-            ).fetchone()
+        named = jobs.c.job_id == job_id, jobs.c.tenant == tenant, _ACCEPTED
+        with self._database.read() as read:
+            row = read.execute(JOB.where(*named)).first()
             return None if row is None else load_job(read, row, max_errors)
 
     def page(self, tenant: str, limit: int, before: int | None, state: str | None) -> JobPage:
-        """Jobs, newest first, of those with a number below `before`."""
-        with self._database.transaction() as read:
-            rows = read.execute(
-                "SELECT * FROM jobs WHERE tenant = ? AND state != 'spooling' "
-                "AND number < coalesce(CAST(? AS BIGINT), ?) "
-                "AND state = coalesce(CAST(? AS TEXT), state) ORDER BY number DESC LIMIT ?",
-                (tenant, before, _MOST, state, limit + 1),
-            ).fetchall()
-            jobs = [load_job(read, row) for row in rows[:limit]]
-        return JobPage(jobs, str(rows[limit - 1]["number"]) if len(rows) > limit else None)
+        """Return jobs, newest first, of those with a number below `before`."""
+        query = JOB.where(jobs.c.tenant == tenant, _ACCEPTED)
+        if before is not None:
+            query = query.where(jobs.c.number < before)
+        if state is not None:
+            query = query.where(jobs.c.state == state)
+        with self._database.read() as read:
+            rows = read.execute(query.order_by(jobs.c.number.desc()).limit(limit + 1)).all()
+            found = [load_job(read, row) for row in rows[:limit]]
+        return JobPage(found, str(rows[limit - 1].number) if len(rows) > limit else None)
 
     def states(self) -> dict[str, int]:
-        """How many jobs of all tenants are in each state."""
-        with self._database.transaction() as read:
-            rows = read.execute("SELECT state, count(*) AS n FROM jobs GROUP BY state").fetchall()
-        return {row["state"]: row["n"] for row in rows if row["state"] != "spooling"}
+        """Return how many jobs of all tenants are in each state."""
+        query = select(jobs.c.state, func.count()).where(_ACCEPTED).group_by(jobs.c.state)
+        with self._database.read() as read:
+            return {state: count for state, count in read.execute(query)}
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job's documents that are not done; indexed ones stay indexed, without KV."""
         with self._freeing() as write:
-            write.execute("UPDATE jobs SET cancelled = 1 WHERE job_id = ?", (job_id,))
-            write.execute(
-                f"UPDATE documents SET state = 'cancelled', {_FREE} "
-                "WHERE job_id = ? AND state IN ('pending', 'indexed')",
-                (job_id,),
-            )
+            write.execute(jobs.update().where(jobs.c.job_id == job_id).values(cancelled=1))
+            change = documents.update().where(documents.c.job_id == job_id, UNFINISHED)
+            write.execute(change.values(state="cancelled", **_FREE))
             self._update_states(write, [job_id])
 
     def cancel_documents(
@@ -202,134 +222,137 @@ class JobStore:
         Returns:
             The ids of those that were waiting.
         """
+        named = true() if doc_ids is None else among(documents.c.doc_id, doc_ids)
+        waiting = select(*documents.c["number", "job_id", "doc_id"]).select_from(_OF_TENANTS)
+        waiting = waiting.where(in_state("pending"), jobs.c.tenant == tenant)
         with self._freeing() as write:
-            named = "" if doc_ids is None else f"AND doc_id {write.in_texts}"
-            values = [] if doc_ids is None else [write.listed(doc_ids)]
-            rows = write.execute(
-                "SELECT documents.number, job_id, doc_id FROM documents JOIN jobs USING (job_id) "
-                f"WHERE documents.state = 'pending' AND tenant = ? AND collection = ? {named}",
-                (tenant, collection, *values),
-            ).fetchall()
-            lock_jobs(write, [row["job_id"] for row in rows])
-            write.executemany(
-                f"UPDATE documents SET state = 'cancelled', {_FREE}, "
-                "error = 'deleted before it was indexed' WHERE number = ? AND state = 'pending'",
-                [(row["number"],) for row in rows],
-            )
-            self._update_states(write, [row["job_id"] for row in rows])
-        return sorted({row["doc_id"] for row in rows})
+            query = waiting.where(documents.c.collection == collection, named)
+            rows = write.execute(query).all()
+            job_ids = [row.job_id for row in rows]
+            lock_jobs(write, job_ids)
+            numbers = among(documents.c.number, [row.number for row in rows])
+            change = documents.update().where(numbers, in_state("pending"))
+            error = "deleted before it was indexed"
+            write.execute(change.values(state="cancelled", error=error, **_FREE))
+            self._update_states(write, job_ids)
+        return sorted({row.doc_id for row in rows})
 
     # -- documents -------------------------------------------------------------------------------
 
     def pending(self, limit: int, max_bytes: int) -> list[IngestDocument]:
-        """The next documents to index, oldest first: at least one, then up to `max_bytes`."""
+        """Return the next documents to index, oldest first: at least one, up to `max_bytes`."""
         return self._unfinished("pending", limit, max_bytes)
 
     def indexed(self, limit: int) -> list[IngestDocument]:
-        """The next documents whose KV must be computed, oldest first."""
+        """Return the next documents whose KV must be computed, oldest first."""
         return self._unfinished("indexed", limit, None)
 
     def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
-        """Those of the documents that are in this state; others may have been cancelled."""
-        with self._database.transaction() as read:
-            rows = read.execute(
-                f"SELECT number FROM documents WHERE state = ? AND number {read.in_numbers}"
-                f"{self._mine}",
-                (state, read.listed(numbers), *self._me),
-            )
-            return {row["number"] for row in rows}
+        """Return those of the documents that are in this state; others may have been cancelled."""
+        found = in_state(state), among(documents.c.number, numbers), self._mine(documents)
+        with self._database.read() as read:
+            return set(read.scalars(select(documents.c.number).where(*found)))
 
-    def set_indexed(self, documents: Sequence[tuple[int, str, int, int]]) -> None:
-        """Documents are in the catalog and the index now.
+    def set_indexed(self, indexed: Sequence[tuple[int, str, int, int]]) -> None:
+        """Note that documents are in the catalog and the index now.
 
         Args:
-            documents: (number, change, chunks, tokens); change is created, updated or unchanged.
+            indexed: (number, change, chunks, tokens); change is created, updated or unchanged.
         """
-        values = [(*indexed, number) for number, *indexed in documents]
-        mine = self._mine.replace("owner", "documents.owner")
+        names = ("_number", "change", "chunks", "tokens")
+        free = {**_FREE, "owner": ""} if self._shared else _FREE
+        numbers = among(documents.c.number, [number for number, *_ in indexed])
         with self._freeing() as write:
-            write.executemany(
-                "INSERT INTO sizes SELECT tenant, collection, doc_id, bytes FROM documents "
-                f"JOIN jobs USING (job_id) WHERE documents.number = ?{mine} "
-                "ON CONFLICT (tenant, collection, doc_id) DO UPDATE SET bytes = excluded.bytes",
-                [(number, *self._me) for number, *_ in documents],
-            )
-            free = ", owner = ''" if self._shared else ""
-            assignment = f"state = 'indexed', {_FREE}, change = ?, chunks = ?, tokens = ?{free}"
-            self._update_documents(write, assignment, values)
+            query = select(jobs.c.tenant, *documents.c["collection", "doc_id", "bytes"])
+            query = query.select_from(_OF_TENANTS).where(numbers, self._mine(documents))
+            rows = write.execute(query.order_by(documents.c.number)).mappings()
+            upsert(write, sizes, [dict(row) for row in rows])
+            values = [dict(zip(names, each, strict=True)) for each in indexed]
+            self._update_documents(write, {"state": "indexed", **free}, values)
 
     def set_done(self, numbers: Sequence[int]) -> None:
-        with self._database.transaction() as write:
-            self._update_documents(write, "state = 'done'", [(number,) for number in numbers])
+        with self._database.write() as write:
+            self._update_documents(write, {"state": "done"}, [{"_number": n} for n in numbers])
 
-    def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
-        """Documents cannot be stored.
+    def set_failed(self, failed: Sequence[tuple[int, str]], state: str = "failed") -> None:
+        """Note that documents cannot be stored.
 
         Args:
-            documents: (number, what is wrong).
+            failed: (number, what is wrong).
             state: "failed", or "dead" if the worker died of them.
         """
-        values = [(state, error, number) for number, error in documents]
+        values = [{"_number": number, "error": error} for number, error in failed]
         with self._freeing() as write:
-            self._update_documents(write, f"state = ?, {_FREE}, error = ?", values)
+            self._update_documents(write, {"state": state, **_FREE}, values)
 
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""
         self._database.scrub()
 
+    def _mine(self, table: Table) -> ColumnElement[bool]:
+        """Return whether a row is this gateway's; others' are left alone."""
+        return table.c.owner == self._me if self._shared else true()
+
     @contextmanager
     def _freeing(self) -> Iterator[Connection]:
-        """A transaction after which the files that no row names any more are removed.
+        """Yield a transaction after which the files that no row names any more are removed.
 
         Should the process die before they are, they are removed after the next one.
         """
-        with self._database.transaction() as write:
+        with self._database.write() as write:
             yield write
             if self._shared:  # without files
                 return
-            freed = [row["name"] for row in write.execute("SELECT name FROM freed_files")]
+            freed = write.scalars(select(freed_files.c.name)).all()
         if freed:
             self._spool.remove(freed)
-            with self._database.transaction() as write:
-                write.executemany(
-                    "DELETE FROM freed_files WHERE name = ?", [(name,) for name in freed]
-                )
+            with self._database.write() as write:
+                write.execute(freed_files.delete().where(among(freed_files.c.name, freed)))
 
     def _check_stored(
         self, write: Connection, job_id: str, check: Callable[[int, int], None]
     ) -> None:
-        row = write.execute("SELECT tenant FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
-        if row is None:  # forgotten, which `accept` says
+        tenant = write.scalar(select(jobs.c.tenant).where(jobs.c.job_id == job_id))
+        if tenant is None:  # forgotten, which `accept` says
             return
-        tenant = row["tenant"]
-        self._database.one_acceptance(write, tenant)
-        documents, size = write.execute(
-            "WITH held AS (SELECT collection, doc_id, bytes FROM sizes WHERE tenant = ? "
-            "UNION ALL SELECT collection, doc_id, bytes FROM documents JOIN jobs USING "
-            "(job_id) WHERE tenant = ? AND (documents.state = 'pending' OR job_id = ?)) "
-            "SELECT count(*), coalesce(sum(most), 0) FROM "
-            "(SELECT max(bytes) AS most FROM held GROUP BY collection, doc_id) AS documents",
-            (tenant, tenant, job_id),
-        ).fetchone()
-        check(int(documents), int(size))
+        if self._shared:
+            # Until this transaction ends no other one accepts a job of the tenant, and what others
+            # have committed is seen. Two tenants of the same number only wait for each other.
+            number = zlib.crc32(tenant.encode()) - (1 << 31)
+            lock = func.pg_advisory_xact_lock(cast(ACCEPTING, Integer), cast(number, Integer))
+            write.execute(select(lock))
+        columns = ("collection", "doc_id", "bytes")
+        stored = select(*sizes.c[columns]).where(sizes.c.tenant == tenant)
+        coming = select(*documents.c[columns]).select_from(_OF_TENANTS)
+        coming = coming.where(
+            jobs.c.tenant == tenant, or_(in_state("pending"), documents.c.job_id == job_id)
+        )
+        held = union_all(stored, coming).subquery()
+        most = select(func.max(held.c.bytes).label("bytes"))
+        most_of = most.group_by(held.c.collection, held.c.doc_id).subquery()
+        total = func.coalesce(func.sum(most_of.c.bytes), 0)
+        count, size = write.execute(select(func.count(), total).select_from(most_of)).one()
+        check(int(count), int(size))
 
     def _update_documents(
-        self, write: Connection, assignment: str, values: Sequence[tuple[Any, ...]]
+        self, write: Connection, values: dict[str, Any], rows: Sequence[dict[str, Any]]
     ) -> None:
-        """Update documents that were not cancelled; the last value of each row is the number."""
-        if not values:
+        """Update documents that were not cancelled.
+
+        Args:
+            write: A transaction.
+            values: Of all of them.
+            rows: Each document's `_number`, and its own values.
+        """
+        if not rows:
             return
-        rows = write.execute(
-            f"SELECT DISTINCT job_id FROM documents WHERE number {write.in_numbers}",
-            (write.listed([row[-1] for row in values]),),
-        ).fetchall()
-        job_ids = [row["job_id"] for row in rows]
+        numbers = among(documents.c.number, [row["_number"] for row in rows])
+        job_ids = write.scalars(select(documents.c.job_id).where(numbers).distinct()).all()
         lock_jobs(write, job_ids)
-        write.executemany(
-            f"UPDATE documents SET {assignment} "
-            f"WHERE number = ? AND state IN ('pending', 'indexed'){self._mine}",
-            [(*row, *self._me) for row in values],
+        change = documents.update().where(
+            documents.c.number == bindparam("_number"), UNFINISHED, self._mine(documents)
         )
+        write.execute(change.values(values), rows)
         self._update_states(write, job_ids)
 
     def _update_states(self, write: Connection, job_ids: Sequence[str]) -> None:
@@ -340,36 +363,33 @@ class JobStore:
     def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[IngestDocument]:
         out: list[IngestDocument] = []
         total = 0
-        mine = self._mine.replace("owner", "documents.owner")
-        with self._database.transaction() as read:
+        query = _UNFINISHED.where(in_state(state), self._mine(documents))
+        transaction = self._database.write if self._shared else self._database.read
+        with transaction() as connection:
             if self._shared:
-                job_rows.take(read, self._database.gateway_id, state, limit)
-            rows = read.execute(
-                "SELECT documents.number, job_id, tenant, collection, doc_id, kind, meta, content, "
-                "chunks, spooled, bytes FROM documents JOIN jobs USING (job_id) "
-                f"WHERE documents.state = ?{mine} ORDER BY documents.number LIMIT ?",
-                (state, *self._me, limit),
-            )
-            for row in rows:
-                total += row["bytes"]
-                if out and max_bytes is not None and total > max_bytes:
-                    break
-                content = row["content"] or b""
-                if row["spooled"] is not None:
-                    content = SpooledFile(self._spool.path(row["spooled"]), row["bytes"])
-                meta = json.loads(row["meta"] or "{}")
-                out.append(
-                    IngestDocument(
-                        row["doc_id"], row["collection"], row["kind"] or "", content, **meta,
-                        tenant=row["tenant"], number=row["number"], job_id=row["job_id"],
-                        chunks=row["chunks"],
-                    )
-                )  # fmt: skip
+                take(connection, self._me, state, limit)
+            with connection.execute(query.limit(limit)) as rows:
+                for row in rows:
+                    total += row.bytes
+                    if out and max_bytes is not None and total > max_bytes:
+                        break
+                    out.append(self._document(row))
         return out
 
-    def _content(self, document: IngestDocument) -> tuple[bytes | None, str | None]:
-        """The columns `content` and `spooled`; other gateways cannot read our files."""
+    def _document(self, row: Any) -> IngestDocument:
+        content = row.content or b""
+        if row.spooled is not None:
+            content = SpooledFile(self._spool.path(row.spooled), row.bytes)
+        return IngestDocument(
+            row.doc_id, row.collection, row.kind or "", content, **json.loads(row.meta or "{}"),
+            tenant=row.tenant, number=row.number, job_id=row.job_id, chunks=row.chunks,
+        )  # fmt: skip
+
+    def _content(self, document: IngestDocument) -> dict[str, Any]:
+        """Return the columns `content` and `spooled`; other gateways cannot read our files."""
         content = document.content
         if isinstance(content, bytes):
-            return content, None
-        return (content.path.read_bytes(), None) if self._shared else (None, content.path.name)
+            return {"content": content, "spooled": None}
+        if self._shared:
+            return {"content": content.path.read_bytes(), "spooled": None}
+        return {"content": None, "spooled": content.path.name}

@@ -21,13 +21,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
+from sqlalchemy import Connection, select
 
-from retriever.sql.connection import Connection
+from retriever.sql.expressions import among
 from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.jobs.job_database import JobDatabase
 from service.gateway.documents.jobs.job_records import Job
-from service.gateway.documents.jobs.job_rows import load_job
+from service.gateway.documents.jobs.job_rows import JOB, load_job
 from service.gateway.prometheus import GatewayMetrics
+from service.gateway.service_database import ServiceDatabase
+from service.gateway.tables import events, jobs
 
 LEASE_S = 300.0  # more than the attempts of a batch take
 
@@ -52,47 +54,42 @@ class Event:
 def add_events(write: Connection, job_ids: Sequence[str]) -> None:
     """Owe an event for each of these jobs, which end in this transaction."""
     now = time.time()
-    for job_id in job_ids:
-        row = write.execute("SELECT * FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+    for row in write.execute(JOB.where(among(jobs.c.job_id, job_ids))).all():
         event_id = uuid.uuid4().hex
-        body = _body(event_id, now, row["tenant"], load_job(write, row, 0))
-        write.execute("INSERT INTO events VALUES (?, ?, 0, ?, ?)", (event_id, body, now, now))
+        body = _body(event_id, now, row.tenant, load_job(write, row, 0))
+        owed = {"event_id": event_id, "body": body, "attempts": 0, "created": now, "due": now}
+        write.execute(events.insert(), owed)
 
 
 class EventStore:
     """Thread-safe; every call blocks. The database must have been started."""
 
-    def __init__(self, database: JobDatabase) -> None:
+    def __init__(self, database: ServiceDatabase) -> None:
         self._database = database
 
     def due(self, now: float, limit: int) -> list[Event]:
-        """The events whose time has come, oldest first; other gateways leave them alone for
+        """Return events whose time has come, oldest first; other gateways leave them alone for
         `LEASE_S`."""
-        with self._database.transaction() as write:
-            rows = write.execute(
-                "SELECT event_id, body, attempts, created FROM events WHERE due <= ? "
-                f"ORDER BY created, event_id LIMIT ?{write.skip_locked}",
-                (now, limit),
-            ).fetchall()
-            if self._database.gateway_id:
-                write.executemany(
-                    "UPDATE events SET due = ? WHERE event_id = ?",
-                    [(now + LEASE_S, row["event_id"]) for row in rows],
-                )
-        return [Event(**row) for row in rows]
+        query = select(*events.c["event_id", "body", "attempts", "created"])
+        query = query.where(events.c.due <= now).order_by(events.c.created, events.c.event_id)
+        with self._database.write() as write:
+            locked = query.limit(limit).with_for_update(skip_locked=True)
+            found = [Event(*row) for row in write.execute(locked)]
+            if self._database.shared:
+                taken = among(events.c.event_id, [each.event_id for each in found])
+                write.execute(events.update().where(taken).values(due=now + LEASE_S))
+        return found
 
     def settle(self, event: Event) -> None:
-        """It was delivered, or is given up."""
-        with self._database.transaction() as write:
-            write.execute("DELETE FROM events WHERE event_id = ?", (event.event_id,))
+        """Forget an event that was delivered, or is given up."""
+        with self._database.write() as write:
+            write.execute(events.delete().where(events.c.event_id == event.event_id))
 
     def postpone(self, event: Event, due: float) -> None:
-        """It was tried once more in vain; it is due again at a time in Unix seconds."""
-        with self._database.transaction() as write:
-            write.execute(
-                "UPDATE events SET attempts = attempts + 1, due = ? WHERE event_id = ?",
-                (due, event.event_id),
-            )
+        """Count an attempt in vain; the next one is due at a time in Unix seconds."""
+        change = events.update().where(events.c.event_id == event.event_id)
+        with self._database.write() as write:
+            write.execute(change.values(attempts=events.c.attempts + 1, due=due))
 
 
 def _body(event_id: str, created: float, tenant: str, job: Job) -> bytes:

@@ -4,11 +4,13 @@ file's name says. Bombs are refused before anything is unpacked.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime, time
-from importlib import import_module
 from io import BytesIO
 from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
 from zipfile import BadZipFile, ZipFile
 
 from service.errors import InvalidRequest
@@ -17,7 +19,6 @@ from service.gateway.documents.parsing.tables import add_rows
 
 DEFAULT_TITLE = "PowerPoint Presentation"  # what PowerPoint writes where nobody wrote one
 MAX_ROWS = 1_048_576  # Excel's own limit; a file may name rows far beyond it
-ZIP_START = b"PK\x03\x04"
 OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 MAX_ENTRIES = 20_000
 MAX_UNPACKED_BYTES = 512 << 20  # of all entries: zipfile reads no more than an entry declares
@@ -50,9 +51,11 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         return _parse_pptx(content, bounds)
     if kind == "xlsx":
         return _parse_xlsx(content, bounds)
-    module = import_module(f"service.gateway.documents.parsing.{kind}")
-    parsed: ParsedFile = module.parse(content, bounds)
-    return parsed
+    if kind == "epub":
+        return _parse_epub(content, bounds)
+    from service.gateway.documents.parsing import docx
+
+    return docx.parse(content, bounds)
 
 
 def open_zip(content: bytes) -> ZipFile:
@@ -206,3 +209,70 @@ def _cell(value: object) -> str:
         case date() | time():
             return value.isoformat()
     return str(value)
+
+
+_OPF = "{http://www.idpf.org/2007/opf}"
+_CONTAINER = "{urn:oasis:names:tc:opendocument:xmlns:container}"
+_ENCRYPTION = "META-INF/encryption.xml"
+_PAGES = ("application/xhtml+xml", "text/html")
+
+
+def _parse_epub(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse an EPUB: the chapters of a book in reading order, each read as HTML.
+
+    Not kept: pictures, notes that are files outside the reading order, and the table of contents.
+
+    Raises:
+        InvalidRequest: It exceeds a limit, is encrypted, or has no chapters.
+        Exception: Whatever zipfile or the XML parser raises for a broken file.
+    """
+    from service.gateway.documents.parsing import html
+
+    with open_zip(content) as archive:
+        root = ElementTree.fromstring(archive.read("META-INF/container.xml"))
+        rootfile = root.find(f".//{_CONTAINER}rootfile")
+        if rootfile is None:
+            raise InvalidRequest("it names no package: save it anew")
+        package = rootfile.get("full-path", "")
+        opf = ElementTree.fromstring(archive.read(package))
+        chapters = _chapters(opf, posixpath.dirname(package))
+        bounds.check_pages(len(chapters), "chapters")
+        out = TextBuilder(bounds)
+        encrypted = _encrypted(archive)
+        for name in chapters:
+            if name in encrypted:
+                raise InvalidRequest("it is encrypted: books with copy protection cannot be read")
+            out.file(html.parse(archive.read(name), bounds))
+    title = opf.findtext(".//{http://purl.org/dc/elements/1.1/}title") or ""
+    return out.finish(title)
+
+
+def _chapters(opf: ElementTree.Element, folder: str) -> list[str]:
+    """Return the names in the archive of the files in reading order.
+
+    Raises:
+        InvalidRequest: There are none.
+    """
+    hrefs = {
+        item.get("id"): item.get("href", "")
+        for item in opf.iter(f"{_OPF}item")
+        if item.get("media-type") in _PAGES
+    }
+    order = [ref.get("idref") for ref in opf.iter(f"{_OPF}itemref") if ref.get("linear") != "no"]
+    found = [
+        posixpath.normpath(posixpath.join(folder, unquote(hrefs[name].partition("#")[0])))
+        for name in order
+        if name in hrefs
+    ]
+    if not found:
+        raise InvalidRequest("it has no chapters: save it anew")
+    return found
+
+
+def _encrypted(archive: ZipFile) -> set[str]:
+    """Return the names of encrypted files; fonts often are, which does not matter."""
+    if _ENCRYPTION not in archive.namelist():
+        return set()
+    root = ElementTree.fromstring(archive.read(_ENCRYPTION))
+    references = root.iter("{http://www.w3.org/2001/04/xmlenc#}CipherReference")
+    return {unquote(reference.get("URI", "")) for reference in references}

@@ -24,19 +24,18 @@ EXPECTED_S = 10.0
 
 
 class Directory:
-    """Which chunks workers hold in memory, by their numbers. For one event loop."""
+    """Which chunks workers hold in memory, by their numbers. For one event loop.
+
+    Args:
+        clock: In seconds.
+        on_gap: Called when changes of a worker are missing.
+    """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         on_gap: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is known yet.
-
-        Args:
-            clock: In seconds.
-            on_gap: Called when changes of a worker are missing.
-        """
         self._clock = clock
         self._on_gap = on_gap
         self._holders: dict[bytes, tuple[int, ...]] = {}  # most have one: a set is four times it
@@ -105,20 +104,20 @@ class Directory:
         return frozenset(self._holders.get(name, ()))
 
     def holds(self, worker: int, name: bytes) -> bool:
-        """Whether a worker's memory tier holds a chunk."""
+        """Return whether a worker's memory tier holds a chunk."""
         return worker in self._holders.get(name, ())
 
     def expected_at(self, name: bytes) -> int | None:
-        """The worker that is about to get a chunk."""
+        """Return the worker that is about to get a chunk."""
         worker, until = self._expected.get(name, (None, 0.0))
         return worker if until > self._clock() else None
 
     def is_stored(self, name: bytes) -> bool:
-        """Whether slower tiers were seen to get a chunk; they may have evicted it since."""
+        """Return whether slower tiers were seen to get a chunk; they may have evicted it since."""
         return name in self._stored
 
     def held(self, worker: int) -> int:
-        """How many chunks a worker's memory tier holds."""
+        """Return how many chunks a worker's memory tier holds."""
         return len(self._held.get(worker, ()))
 
     def _add(self, name: bytes, worker: int) -> None:
@@ -142,7 +141,7 @@ MAX_BLOCKS = 50_000
 
 
 def prompt_beginnings(request: Generate) -> list[bytes]:
-    """A name for every beginning of the prompt that is a multiple of 64 tokens long."""
+    """Return a name for every beginning of the prompt that is a multiple of 64 tokens long."""
     tokens: list[int] = [*request.system]
     for document in request.documents:
         tokens += document.ids
@@ -174,7 +173,7 @@ class PrefixMap:
             self._workers.popitem(last=False)
 
     def longest(self, blocks: Sequence[bytes]) -> dict[int, int]:
-        """By worker, tokens of the longest beginning that it has computed."""
+        """Return, by worker, the tokens of the longest beginning that it has computed."""
         found: dict[int, int] = {}
         for number, block in enumerate(blocks, start=1):
             worker = self._workers.get(block)

@@ -24,14 +24,14 @@ Weights = npt.NDArray[np.uint64]
 
 
 def ranked(name: bytes, workers: Iterable[int]) -> list[int]:
-    """The workers, that with the largest weight for `name` first."""
+    """Return the workers, that with the largest weight for `name` first."""
     numbers = np.fromiter(workers, np.int64)
     order = np.argsort(_weights([name], numbers)[0])[::-1]
     return [int(number) for number in numbers[order]]
 
 
 def home(name: bytes, backlogs: Mapping[int, float]) -> int:
-    """The home of one name.
+    """Return the home of one name.
 
     Args:
         backlogs: seconds of work that each worker has.
@@ -44,7 +44,7 @@ def home(name: bytes, backlogs: Mapping[int, float]) -> int:
 def homes(
     names: Sequence[bytes], numbers: npt.NDArray[np.int64], backlogs: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.intp]:
-    """The home of every name, as its place in `numbers`.
+    """Return the home of every name, as its place in `numbers`.
 
     Args:
         numbers: of the workers `[workers]`, at least one.

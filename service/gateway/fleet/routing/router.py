@@ -56,7 +56,7 @@ class Router:
     Args:
         table: what is known of them.
         slower_tiers: whether what one worker computes is stored where others can read it.
-        kept_prompts: whether workers keep answered prompts.
+        prefix_cache: whether workers keep the KV of answered prompts.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Router:
         prefixes: PrefixMap,
         *,
         slower_tiers: bool,
-        kept_prompts: bool,
+        prefix_cache: bool,
     ) -> None:
         self._policy = policy
         self._table = table
         self._directory = directory
         self._prefixes = prefixes
         self._slower_tiers = slower_tiers
-        self._kept_prompts = kept_prompts
+        self._prefix_cache = prefix_cache
         self._chosen = 0
 
     def choose(self, work: Work, candidates: Sequence[int]) -> Choice:
@@ -102,7 +102,7 @@ class Router:
         for document, name in enumerate(work.names):
             held[document, list(self._directory.holders(name))] = True
         reused = np.zeros(len(self._table))
-        if self._kept_prompts:
+        if self._prefix_cache:
             for number, tokens in self._prefixes.longest(work.beginnings).items():
                 reused[number] = max(0, tokens - work.system)
         return costs(
@@ -122,7 +122,7 @@ class Router:
         self._prefixes.note(work.beginnings, number)
 
     def place(self, name: bytes, backlogs: Mapping[int, float]) -> int:
-        """The worker that computes a chunk ahead of any request: who holds it, else its home.
+        """Return the worker to compute a chunk ahead of requests: who holds it, else its home.
 
         Args:
             backlogs: seconds of such work that each worker has.
@@ -133,7 +133,7 @@ class Router:
     def _away(
         self, names: Sequence[bytes], held: npt.NDArray[np.bool_], numbers: Counts
     ) -> npt.NDArray[np.bool_]:
-        """Of documents that no candidate holds: the workers that are not their home."""
+        """Return which workers are not the home of documents that no candidate holds."""
         away = np.zeros_like(held)
         cold = np.flatnonzero(~held[:, numbers].any(axis=1))
         if len(cold):
@@ -155,5 +155,5 @@ class Router:
         return home(name, backlogs)
 
     def _place(self, name: bytes) -> Place:
-        """Where workers find a chunk that they do not hold in memory."""
+        """Return where workers find a chunk that they do not hold in memory."""
         return "slow" if self._slower_tiers and self._directory.is_stored(name) else "nowhere"

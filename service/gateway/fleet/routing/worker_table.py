@@ -94,7 +94,7 @@ class Speeds(NamedTuple):
 
 
 class WorkerTable:
-    """Of one pool. Members write into it, the router reads.
+    """What is known of the workers of one pool: members write it, the router reads it.
 
     Args:
         clock: that of the workers' backlogs, in seconds.
@@ -174,7 +174,7 @@ class WorkerTable:
         return Speeds(*np.where(tried, self._speeds, np.minimum(self._speeds, usual)))
 
     def read_s(self, tokens: Floats) -> Floats:
-        """Seconds to read as many tokens' KV from the fastest slower tier.
+        """Return the seconds to read so many tokens' KV from the fastest slower tier.
 
         Args:
             tokens: `[documents, 1]`.

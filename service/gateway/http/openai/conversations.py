@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from service.errors import InvalidRequest, Unsupported
 from service.gateway.http.openai.field_table import (
@@ -72,13 +71,7 @@ def tools_of_chat(body: ChatRequest, notes: list[str]) -> ToolSet | None:
     tools = [_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools or [])]
     choice = body.tool_choice
     named = choice.function.name if isinstance(choice, NamedTool) else None
-    return _tool_set(
-        tools,
-        named,
-        choice if isinstance(choice, str) else None,
-        parallel=body.parallel_tool_calls is not False,
-        where="function.name",
-    )
+    return _tool_set(body, tools, named, name_field="function.name")
 
 
 def tools_of_response(body: ResponsesRequest, notes: list[str]) -> ToolSet | None:
@@ -86,13 +79,7 @@ def tools_of_response(body: ResponsesRequest, notes: list[str]) -> ToolSet | Non
     tools = [_flat_tool(f"tools[{n}]", tool, notes) for n, tool in enumerate(body.tools or [])]
     choice = body.tool_choice
     named = choice.name if isinstance(choice, FunctionChoice) else None
-    return _tool_set(
-        tools,
-        named,
-        choice if isinstance(choice, str) else None,
-        parallel=body.parallel_tool_calls is not False,
-        where="name",
-    )
+    return _tool_set(body, tools, named, name_field="name")
 
 
 def _of_message(where: str, message: ChatMessage, notes: list[str]) -> Turn:
@@ -223,39 +210,25 @@ def _check_function(where: str, kind: str) -> None:
 
 
 def _tool_set(
-    tools: Sequence[Tool],
-    named: str | None,
-    choice: Literal["none", "auto", "required"] | None,
-    *,
-    parallel: bool,
-    where: str,
+    body: ChatRequest | ResponsesRequest, tools: list[Tool], named: str | None, *, name_field: str
 ) -> ToolSet | None:
-    """Return the tools that the answer may call, None if it may call none.
-
-    Args:
-        tools: All that were sent.
-        named: The only one that must be called.
-        choice: Whether one must be called.
-        parallel: Whether several may be called at once.
-        where: Path of a tool's name in the tool.
-
-    Raises:
-        InvalidRequest: What must be called is not there, or two tools have one name.
-    """
+    """Return the tools that may be called; `named`: the only one that must be."""
     names = [tool.name for tool in tools]
     for number, name in enumerate(names):
         if name in names[:number]:
-            field = f"tools[{number}].{where}"
+            field = f"tools[{number}].{name_field}"
             raise InvalidRequest(f"{field} {name!r} is another tool's", field=field)
     if named is not None and named not in names:
         raise InvalidRequest(
             f"tool_choice: there is no tool {named!r}: name one of tools", field="tool_choice"
         )
-    if not tools and choice == "required":
+    required = body.tool_choice == "required"
+    if not tools and required:
         raise InvalidRequest("tool_choice needs tools: send them", field="tool_choice")
-    if not tools or choice == "none":
+    if not tools or body.tool_choice == "none":
         return None
-    return ToolSet(tuple(tools), "required" if choice == "required" else "auto", named, parallel)
+    parallel = body.parallel_tool_calls is not False
+    return ToolSet(tuple(tools), "required" if required else "auto", named, parallel)
 
 
 def _missing(field: str, what: str = "it") -> InvalidRequest:

@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from service.errors import InvalidRequest, Unsupported
 
-MAX_NAMED = 5
-
 
 @dataclass(frozen=True)
 class FieldRule:

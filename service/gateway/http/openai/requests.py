@@ -37,7 +37,6 @@ from service.gateway.http.openai.structured_output import (
     with_tools,
 )
 from service.gateway.json_content import from_validation
-from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.schemas.generate import ConversationRequest, GenerateRequest
 from service.gateway.schemas.openai.chat import ChatRequest, CompletionRequest
 from service.gateway.schemas.openai.common import (
@@ -67,10 +66,6 @@ class Served:
     model: str
     tool_form: ToolForm
     ready: Ready
-
-
-def served_by(prompts: PromptBuilder, ready: Ready) -> Served:
-    return Served(prompts.model, prompts.tool_form, ready)
 
 
 @dataclass(frozen=True)
@@ -125,13 +120,7 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
 
 
 def from_completion(body: CompletionRequest, served: Served) -> TranslatedRequest:
-    """Translate a text completion request.
-
-    Raises:
-        ModelNotFound: There is no such model or preset.
-        Unsupported: A field asks for something that is not supported.
-        InvalidRequest: A field is wrong.
-    """
+    """Translate a text completion request. Raises as `from_chat`."""
     notes = _checked(body, COMPLETION)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -166,13 +155,7 @@ def from_completion(body: CompletionRequest, served: Served) -> TranslatedReques
 
 
 def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
-    """Translate a request of the Responses API.
-
-    Raises:
-        ModelNotFound: There is no such model or preset.
-        Unsupported: A field asks for something that is not supported.
-        InvalidRequest: A field is wrong.
-    """
+    """Translate a request of the Responses API. Raises as `from_chat`."""
     notes = check_fields(body.model_extra, RESPONSES)
     if body.stream_options is not None:
         notes += check_fields(body.stream_options.model_extra, STREAM_OPTIONS, "stream_options.")

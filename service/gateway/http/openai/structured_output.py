@@ -194,9 +194,6 @@ def _enforced(schema: dict[str, Any], options: dict[str, Any]) -> str:
     return json.dumps({**closed(schema), "x-guidance": options})
 
 
-_ANY_OBJECT = {"type": "object"}
-
-
 def closed(schema: Any) -> Any:
     """Return the schema with objects that list properties closed, unless it says otherwise.
 

@@ -37,7 +37,7 @@ async def generate(body: GenerateRequest, exchange: AnswerExchangeDep) -> Any:
     `explain`: nothing is generated, the reply says what an answer would take."""
     if body.explain:
         return await exchange.explain(body)
-    return await exchange.answer(body, lambda _: NamedEvents(), lambda _, result: result)
+    return await exchange.answer([body], lambda _: NamedEvents(), lambda _, results: results[0])
 
 
 @router.post("/search", response_model=SearchResponse, tags=["retrieval"])

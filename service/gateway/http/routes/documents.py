@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 
-from retriever import DocFilter, DocumentInfo
+from retriever import DocFilter, DocumentInfo, Scope
 from service.errors import InvalidRequest
 from service.gateway.documents.deletion_store import Receipt
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
@@ -22,11 +22,18 @@ from service.gateway.schemas.admin import (
     MarkOut,
     ReceiptOut,
 )
-from service.gateway.search.document_scope import document_scope, metadata_filter
+from service.gateway.search.search_query import document_scope, metadata_filter
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
 
 MAX_FILTER_CHARS = 8192
+
+
+async def _scope(principal: Administering, collection: CollectionName = "default") -> Scope:
+    return document_scope(principal.tenant, collection)
+
+
+ScopeDep = Annotated[Scope, Depends(_scope)]
 
 
 @router.get("/documents")
@@ -52,27 +59,17 @@ async def documents(
 
 
 @router.get("/documents/{doc_id:path}")
-async def document(
-    principal: Administering,
-    doc_id: str,
-    service: DocumentsDep,
-    collection: CollectionName = "default",
-) -> DocumentOut:
+async def document(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentOut:
     """A document with its text."""
-    stored = await service.get(document_scope(principal.tenant, collection), doc_id)
+    stored = await service.get(scope, doc_id)
     marks = [MarkOut(**asdict(mark)) for mark in stored.document.marks]
     return _info(stored.info, stored.document.text, marks)
 
 
 @router.delete("/documents/{doc_id:path}")
-async def delete(
-    principal: Administering,
-    doc_id: str,
-    service: DocumentsDep,
-    collection: CollectionName = "default",
-) -> ReceiptOut:
+async def delete(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> ReceiptOut:
     """Remove a document: text, vectors, and KV in every tier."""
-    return _receipt(await service.delete(document_scope(principal.tenant, collection), doc_id))
+    return _receipt(await service.delete(scope, doc_id))
 
 
 @router.post("/deletions")
@@ -99,26 +96,16 @@ async def receipt(principal: Administering, receipt_id: str, service: DocumentsD
 
 
 @router.put("/pins/{doc_id:path}")
-async def pin(
-    principal: Administering,
-    doc_id: str,
-    service: DocumentsDep,
-    collection: CollectionName = "default",
-) -> DocumentOut:
+async def pin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentOut:
     """Keep a document's KV stored: what a tier evicts is computed again in spare time."""
-    stored = await service.set_pinned(document_scope(principal.tenant, collection), doc_id, True)
+    stored = await service.set_pinned(scope, doc_id, True)
     return _info(stored.info)
 
 
 @router.delete("/pins/{doc_id:path}")
-async def unpin(
-    principal: Administering,
-    doc_id: str,
-    service: DocumentsDep,
-    collection: CollectionName = "default",
-) -> DocumentOut:
+async def unpin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentOut:
     """Let a document's KV be evicted like any other."""
-    stored = await service.set_pinned(document_scope(principal.tenant, collection), doc_id, False)
+    stored = await service.set_pinned(scope, doc_id, False)
     return _info(stored.info)
 
 

@@ -10,7 +10,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from service.errors import KvstitchError, ModelNotFound
-from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
+from service.gateway.answers.answer_group import AnswerGroup
+from service.gateway.composition import Gateway
 from service.gateway.http.answering import AnswerExchange, AnswerExchangeDep
 from service.gateway.http.dependencies import GatewayDep, Generating
 from service.gateway.http.json_body import JsonRoute
@@ -23,7 +24,6 @@ from service.gateway.http.openai.requests import (
     from_chat,
     from_completion,
     from_responses,
-    served_by,
 )
 from service.gateway.http.openai.responses import ResponseWriter
 from service.gateway.http.sse import EventFraming
@@ -43,7 +43,7 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 @router.post("/chat/completions", response_model=ChatCompletion, tags=["OpenAI"])
 async def chat(body: ChatRequest, exchange: AnswerExchangeDep, gateway: GatewayDep) -> Any:
     """Answer the last user message from documents that are searched for it."""
-    served = served_by(gateway.prompts, gateway.worker.require())
+    served = _served(gateway)
     return await _completion(exchange, body, from_chat(body, served), served)
 
 
@@ -52,7 +52,7 @@ async def completions(
     body: CompletionRequest, exchange: AnswerExchangeDep, gateway: GatewayDep
 ) -> Any:
     """Answer the prompt, as a question, from documents that are searched for it."""
-    served = served_by(gateway.prompts, gateway.worker.require())
+    served = _served(gateway)
     return await _completion(exchange, body, from_completion(body, served), served)
 
 
@@ -61,7 +61,7 @@ async def responses(
     body: ResponsesRequest, exchange: AnswerExchangeDep, gateway: GatewayDep
 ) -> Any:
     """Answer the last text of the user from documents that are searched for it."""
-    served = served_by(gateway.prompts, gateway.worker.require())
+    served = _served(gateway)
     asked = from_responses(body, served)
     envelope = _envelopes(exchange, body, asked, served, chat=True)
     return await _answer(
@@ -97,8 +97,13 @@ async def methods(gateway: GatewayDep, principal: Generating) -> dict[str, Any]:
     return {
         "fusion": [asdict(info) for info in ready.fusion],
         "eviction": [asdict(info) for info in ready.eviction],
-        "defaults": gateway.default_methods.describe(codec=ready.model.codec, offered=ready.fusion),
+        "defaults": gateway.default_methods.describe(ready),
     }
+
+
+def _served(gateway: Gateway) -> Served:
+    prompts = gateway.prompts
+    return Served(prompts.model, prompts.tool_form, gateway.worker.require())
 
 
 async def _completion(
@@ -146,11 +151,11 @@ def _envelopes(
 async def _answer(
     exchange: AnswerExchange,
     asked: TranslatedRequest,
-    framing: Callable[[AnswerGroup], EventFraming[NumberedEvent]],
+    framing: Callable[[AnswerGroup], EventFraming],
     whole: Callable[[AnswerGroup, Sequence[GenerateResponse]], BaseModel],
 ) -> Any:
     """Respond to a request; errors name its fields as the client has sent them."""
     try:
-        return await exchange.answers_to(asked.requests, framing, whole)
+        return await exchange.answer(asked.requests, framing, whole)
     except KvstitchError as error:
         raise asked.renamed(error) from None

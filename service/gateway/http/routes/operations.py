@@ -12,15 +12,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from service import __version__
-from service.gateway.answers.methods import gate_states, reset_gate
+from service.errors import UnknownMethod
 from service.gateway.composition import Gateway
 from service.gateway.fleet.worker_state import WorkerState
 from service.gateway.http.dependencies import Administering, GatewayDep, ReadingMetrics
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.problems import RETRY_AFTER_S
 from service.gateway.prometheus import OWN_TIER, WorkerCollector
-from service.gateway.schemas.admin import Gate, GateReset
-from service.messages.replies import Stats
+from service.gateway.schemas.admin import Gate, GateMethod, GateReset
+from service.messages.replies import GateStates, Stats
 from service.messages.reports import GATE_STATES
 
 router = APIRouter(tags=["operations"], route_class=JsonRoute)
@@ -34,13 +34,24 @@ class NotReady(BaseModel):
 @router.get("/admin/gate")
 async def gate(principal: Administering, gateway: GatewayDep) -> Gate:
     """How methods agree with full prefill, and what is used instead of those that do not."""
-    return await gate_states(gateway.worker, gateway.settings.gate_sample)
+    return _gate(gateway, await gateway.worker.gate())
 
 
 @router.post("/admin/gate/reset")
 async def reset(principal: Administering, gateway: GatewayDep, body: GateReset) -> Gate:
     """Trust a method again, or all of them; what was seen of it so far counts no more."""
-    return await reset_gate(gateway.worker, gateway.settings.gate_sample, body.method)
+    known = sorted(info.name for info in gateway.worker.require().fusion)
+    if body.method is not None and body.method not in known:
+        raise UnknownMethod(
+            f"method {body.method!r} is no fusion method; known methods: {', '.join(known)}",
+            field="method",
+        )
+    return _gate(gateway, await gateway.worker.gate(reset=body.method or ""))
+
+
+def _gate(gateway: Gateway, reply: GateStates) -> Gate:
+    methods = [GateMethod.model_validate(state, from_attributes=True) for state in reply.states]
+    return Gate(sample=gateway.settings.gate_sample if reply.on else 0.0, methods=methods)
 
 
 @router.get("/health", include_in_schema=False)

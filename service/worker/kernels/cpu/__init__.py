@@ -1,6 +1,6 @@
-"""CPU kernels in C (x86 with AVX-512), called through ctypes.
+"""CPU kernels in C (x86 with AVX-512).
 
-All kernel modules have the same shape: `Kernel` wraps the compiled library, `kernel()` returns it
-or None where it cannot run, and `supports(...)` or `kernel_for(...)` says whether it takes given
-tensors. Callers use torch's operations where it does not.
+Every module has functions that call a kernel (`native.call`), and for each of them one that says
+whether the kernel is there and takes given tensors (`supports...`). Callers use torch's operations
+where it does not.
 """

@@ -17,7 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.worker.kernels.cpu import linear_few_rows, linear_many_rows_bf16, linear_many_rows_fp32
+from service.worker.kernels.cpu import (
+    linear_few_rows,
+    linear_many_rows_bf16,
+    linear_many_rows_fp32,
+    native,
+)
 from service.worker.kernels.cpu.weight import Weight
 
 # From this many rows on, the faster product outweighs converting the weights (measured at 32 and
@@ -34,7 +39,7 @@ PAUSE = 1 << 19
 
 @cache
 def _has_slow_bf16_products() -> bool:
-    return not torch.cpu._is_amx_tile_supported() and linear_many_rows_bf16.kernel() is None
+    return not torch.cpu._is_amx_tile_supported() and not native.has_bf16_dot()
 
 
 def has_slow_16_bit_products(x: Tensor) -> bool:

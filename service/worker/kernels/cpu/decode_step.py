@@ -11,7 +11,6 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,25 +111,13 @@ class Kernel:
     """The compiled function, for one model and one pool of KV.
 
     Args:
-        module: the compiled module.
         weights: must be such that `supports` is true.
         k: the pool's keys, for each layer `[rows, head_dim]`.
         v: the pool's values, like `k`.
-        bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
     """
 
-    def __init__(
-        self,
-        module: Any,
-        weights: DecoderWeights,
-        k: Sequence[Tensor],
-        v: Sequence[Tensor],
-        *,
-        bf16_dot: bool = False,
-    ) -> None:
-        self._step = module.decode_step
+    def __init__(self, weights: DecoderWeights, k: Sequence[Tensor], v: Sequence[Tensor]) -> None:
         self._weights, self._pool = weights, (k, v)  # whose addresses the kernel is given
-        self._bf16_dot = bf16_dot
         vocabulary, hidden = weights.head.shape
         self._vocabulary = vocabulary
         self._layers = array("q")
@@ -156,17 +143,12 @@ class Kernel:
             Logits `[sequences, vocabulary]`.
         """
         logits = x.new_empty(len(x), self._vocabulary)
-        self._step(
-            self._decoder.buffer_info()[0],
-            x.data_ptr(),
-            positions.data_ptr(),
-            runs.data_ptr(),
-            logits.data_ptr(),
-            len(x),
-            self._weights.eps,
-            self._weights.scale,
-            self._bf16_dot,
-            torch.get_num_threads() if self._large else 1,
+        threads = torch.get_num_threads() if self._large else 1
+        native.call(
+            "decode_step",
+            *(self._decoder, x, positions, runs, logits),
+            *(len(x), self._weights.eps, self._weights.scale),
+            *(native.has_bf16_dot(), threads),
         )
         return logits
 
@@ -179,10 +161,8 @@ def kernel_for(
     weights: DecoderWeights | None, k: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Kernel | None:
     """Return the kernel, if it is compiled and takes this model and pool."""
-    module = native.module()
-    if module is None or weights is None or not supports(weights, k, v):
-        return None
-    return Kernel(module, weights, k, v, bf16_dot=native.has_bf16_dot())
+    taken = native.module() is not None and weights is not None and supports(weights, k, v)
+    return Kernel(weights, k, v) if weights is not None and taken else None
 
 
 def supports(weights: DecoderWeights, k: Sequence[Tensor], v: Sequence[Tensor]) -> bool:

@@ -8,9 +8,6 @@ for eight; keeping a rearranged copy would take the weight's memory a second tim
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -27,55 +24,6 @@ LANES, STRIP = 32, 32  # the same constants as in the C source
 MIN_PARALLEL = 1 << 19
 
 
-class Kernel:
-    """The compiled function.
-
-    Args:
-        module: the compiled module.
-        bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
-    """
-
-    def __init__(self, module: Any, *, bf16_dot: bool = False) -> None:
-        self._bf16_dot = bf16_dot
-        self._linear = module.linear_few_rows
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
-        return self.product(x, Weight(weight, bias=bias))
-
-    def product(self, x: Tensor, weight: Weight) -> Tensor:
-        """`linear` with a weight that may be quantised."""
-        outs, columns = weight.shape
-        x, out = x.contiguous(), x.new_empty((len(x), outs))
-        threads = torch.get_num_threads() if outs * columns >= MIN_PARALLEL else 1
-        wide = None if self._bf16_dot else x.new_empty(x.shape, dtype=torch.float32)
-        partial_sums = x.new_empty((threads, len(x), STRIP, LANES // 2), dtype=torch.float32)
-        values, bias, scales, bits = weight.addresses()
-        self._linear(
-            x.data_ptr(),
-            values,
-            bias,
-            scales,
-            out.data_ptr(),
-            None if wide is None else wide.data_ptr(),
-            partial_sums.data_ptr(),
-            len(x),
-            outs,
-            columns,
-            weight.values.stride(0) * weight.values.element_size(),
-            bits,
-            threads,
-        )
-        return out
-
-
-@cache
-def kernel() -> Kernel | None:
-    """Return the kernel, if it is compiled and this CPU can run it."""
-    found = native.module()
-    return Kernel(found, bf16_dot=native.has_bf16_dot()) if found is not None else None
-
-
 def supports_product(x: Tensor, weight: Weight, *, batch: bool = False) -> bool:
     """`supports` for a weight that is contiguous, and may be quantised."""
     return (
@@ -83,7 +31,7 @@ def supports_product(x: Tensor, weight: Weight, *, batch: bool = False) -> bool:
         and x.dtype == torch.bfloat16
         and x.shape[1] % LANES == 0
         and weight.is_for_kernels
-        and kernel() is not None
+        and native.module() is not None
     )
 
 
@@ -101,19 +49,30 @@ def supports(x: Tensor, weight: Tensor, *, batch: bool = False) -> bool:
         and x.device.type == "cpu"
         and x.shape[1] % LANES == 0
         and weight.stride(1) == 1
-        and kernel() is not None
+        and native.module() is not None
     )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`Kernel.linear`, where `supports` is true."""
-    found = kernel()
-    assert found is not None, "ask `supports` first"
-    return found.linear(x, weight, bias)
+    """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32.
+
+    `supports` must be true.
+    """
+    return product(x, Weight(weight, bias=bias))
 
 
 def product(x: Tensor, weight: Weight) -> Tensor:
-    """`Kernel.product`, where `supports_product` is true."""
-    found = kernel()
-    assert found is not None, "ask `supports_product` first"
-    return found.product(x, weight)
+    """`linear` with a weight that may be quantised, where `supports_product` is true."""
+    outs, columns = weight.shape
+    x, out = x.contiguous(), x.new_empty((len(x), outs))
+    threads = torch.get_num_threads() if outs * columns >= MIN_PARALLEL else 1
+    wide = None if native.has_bf16_dot() else x.new_empty(x.shape, dtype=torch.float32)
+    partial_sums = x.new_empty((threads, len(x), STRIP, LANES // 2), dtype=torch.float32)
+    values, bias, scales, bits = weight.addresses()
+    row_bytes = weight.values.stride(0) * weight.values.element_size()
+    native.call(
+        "linear_few_rows",
+        *(x, values, bias, scales, out, wide, partial_sums),
+        *(len(x), outs, columns, row_bytes, bits, threads),
+    )
+    return out

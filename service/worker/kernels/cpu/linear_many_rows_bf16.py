@@ -7,8 +7,6 @@ kernel (`src/linear_many_rows_bf16.c`) is `linear_many_rows_fp32` without the co
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,108 +23,96 @@ PAUSE = 1 << 31
 MIN_PARALLEL = 1 << 18
 
 
-class Kernel:
-    """The compiled functions.
+def supports(x: Tensor, *weights: Tensor) -> bool:
+    """Return whether the kernel takes products of x, or of results of such products, with the
+    weights."""
+    return len(x) > 0 and linear_many_rows_fp32.supports(x, *weights) and native.has_bf16_dot()
 
-    It works on tiles of column pairs, `[tiles, columns / 2, 48, 2]` in bfloat16: 48 rows each.
+
+def supports_gated_mlp(
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
+) -> bool:
+    """Return whether the kernel takes this MLP. It has one activation, silu."""
+    same = activation is F.silu and gate.stride(0) == up.stride(0)
+    return same and supports(x, gate, up, down)
+
+
+def pack(x: Tensor) -> Tensor:
+    """x `[m, in]` bfloat16 → `[tiles, in / 2, 48, 2]`."""
+    x, m = (x if x.stride(1) == 1 else x.contiguous()), len(x)
+    pairs = x.new_empty(-(-m // ROWS), x.shape[1] // 2, ROWS, 2)
+    threads = torch.get_num_threads() if x.numel() >= MIN_PARALLEL else 1
+    native.call("linear_many_rows_bf16_pack", x, pairs, m, x.shape[1], x.stride(0), threads)
+    return pairs
+
+
+def product(pairs: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+    """Write the product with a weight into `out`; sums in fp32, rounded once.
+
+    Args:
+        pairs: tiles of x, `[tiles, in / 2, 48, 2]`.
+        weight: `[n, in]`.
+        out: `[m, n]`.
+        bias: `[n]`.
     """
+    m, n = out.shape
+    scratch = torch.empty(min(len(pairs), TILES), n, ROWS)
+    native.call(
+        "linear_many_rows_bf16_product",
+        *(pairs, weight, bias, out, scratch),
+        *(m, weight.shape[1], n, weight.stride(0), out.stride(0)),
+        torch.get_num_threads(),
+    )
 
-    def __init__(self, module: Any) -> None:
-        self._pack = module.linear_many_rows_bf16_pack
-        self._product = module.linear_many_rows_bf16_product
-        self._gated = module.linear_many_rows_bf16_gated
 
-    def pack(self, x: Tensor) -> Tensor:
-        """x `[m, in]` bfloat16 → `[tiles, in / 2, 48, 2]`."""
-        x, m = (x if x.stride(1) == 1 else x.contiguous()), len(x)
-        pairs = x.new_empty(-(-m // ROWS), x.shape[1] // 2, ROWS, 2)
-        threads = torch.get_num_threads() if x.numel() >= MIN_PARALLEL else 1
-        self._pack(x.data_ptr(), pairs.data_ptr(), m, x.shape[1], x.stride(0), threads)
-        return pairs
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
+    out = x.new_empty(len(x), len(weight))
+    product(pack(x), weight, out, bias)
+    return out
 
-    def product(
-        self, pairs: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None
-    ) -> None:
-        """Write the product with a weight into `out`; sums in fp32, rounded once.
 
-        Args:
-            pairs: tiles of x, `[tiles, in / 2, 48, 2]`.
-            weight: `[n, in]`.
-            out: `[m, n]`.
-            bias: `[n]`.
-        """
-        m, n = out.shape
-        scratch = torch.empty(min(len(pairs), TILES), n, ROWS)
-        self._product(
-            pairs.data_ptr(),
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            scratch.data_ptr(),
-            m,
-            weight.shape[1],
-            n,
-            weight.stride(0),
-            out.stride(0),
-            torch.get_num_threads(),
-        )
+def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Generator[None, None, Tensor]:
+    """down · (silu(gate · x) * (up · x)) of x `[m, hidden]`.
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
-        out = x.new_empty(len(x), len(weight))
-        self.product(self.pack(x), weight, out, bias)
-        return out
+    Intermediate values are rounded to bfloat16 once. A block of rows goes through the whole
+    MLP before the next block.
 
-    def gated_mlp(
-        self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor
-    ) -> Generator[None, None, Tensor]:
-        """down · (silu(gate · x) * (up · x)) of x `[m, hidden]`.
+    Yields:
+        None about every 8 ms, so that other work can run in between.
+    """
+    (width, hidden), m = gate.shape, len(x)
+    out, since = x.new_empty(m, len(down)), 0
+    tiles = max(1, min(TILES, ROOM // (2 * ROWS * hidden)))
+    inner = x.new_empty(min(tiles, -(-m // ROWS)), width // 2, ROWS, 2)
+    for first in range(0, m, tiles * ROWS):
+        block = slice(first, min(first + tiles * ROWS, m))
+        pairs, rows = pack(x[block]), block.stop - block.start
+        for part, cost in _parts(width, 2 * rows * hidden):
+            since = yield from _paused(since, cost)
+            _gated_part(pairs, gate, up, inner, rows=rows, part=part)
+        for part, cost in _parts(len(down), rows * width):
+            since = yield from _paused(since, cost)
+            product(inner, down[part], out[block, part])
+    return out
 
-        Intermediate values are rounded to bfloat16 once. A block of rows goes through the whole
-        MLP before the next block.
 
-        Yields:
-            None about every 8 ms, so that other work can run in between.
-        """
-        (width, hidden), m = gate.shape, len(x)
-        out, since = x.new_empty(m, len(down)), 0
-        tiles = max(1, min(TILES, ROOM // (2 * ROWS * hidden)))
-        inner = x.new_empty(min(tiles, -(-m // ROWS)), width // 2, ROWS, 2)
-        for first in range(0, m, tiles * ROWS):
-            block = slice(first, min(first + tiles * ROWS, m))
-            pairs, rows = self.pack(x[block]), block.stop - block.start
-            for part, cost in _parts(width, 2 * rows * hidden):
-                since = yield from _paused(since, cost)
-                self._gated_part(pairs, gate, up, inner, rows=rows, part=part)
-            for part, cost in _parts(len(down), rows * width):
-                since = yield from _paused(since, cost)
-                self.product(inner, down[part], out[block, part])
-        return out
-
-    def _gated_part(
-        self,
-        pairs: Tensor,
-        gate: Tensor,
-        up: Tensor,
-        inner: Tensor,
-        *,
-        rows: int,
-        part: slice,
-    ) -> None:
-        """Columns `part` of silu(gate · x) * (up · x) into the tiles `inner`."""
-        self._gated(
-            pairs.data_ptr(),
-            gate.data_ptr(),
-            up.data_ptr(),
-            inner.data_ptr(),
-            rows,
-            gate.shape[1],
-            len(gate),
-            part.start,
-            part.stop,
-            gate.stride(0),
-            torch.get_num_threads(),
-        )
+def _gated_part(
+    pairs: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    inner: Tensor,
+    *,
+    rows: int,
+    part: slice,
+) -> None:
+    """Columns `part` of silu(gate · x) * (up · x) into the tiles `inner`."""
+    native.call(
+        "linear_many_rows_bf16_gated",
+        *(pairs, gate, up, inner),
+        *(rows, gate.shape[1], len(gate), part.start, part.stop, gate.stride(0)),
+        torch.get_num_threads(),
+    )
 
 
 def _parts(outs: int, each: int) -> list[tuple[slice, int]]:
@@ -146,39 +132,3 @@ def _paused(since: int, coming: int) -> Generator[None, None, int]:
         since = 0
         yield None
     return since + coming
-
-
-@cache
-def kernel() -> Kernel | None:
-    """Return the kernel, if it is compiled and this CPU has fast bfloat16 dot products."""
-    return Kernel(native.module()) if native.has_bf16_dot() else None
-
-
-def supports(x: Tensor, *weights: Tensor) -> bool:
-    """Return whether the kernel takes products of x, or of results of such products, with the
-    weights."""
-    return len(x) > 0 and linear_many_rows_fp32.supports(x, *weights) and kernel() is not None
-
-
-def supports_gated_mlp(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
-) -> bool:
-    """Return whether the kernel takes this MLP. It has one activation, silu."""
-    same = activation is F.silu and gate.stride(0) == up.stride(0)
-    return same and supports(x, gate, up, down)
-
-
-def _kernel() -> Kernel:
-    found = kernel()
-    assert found is not None, "ask `supports` first"
-    return found
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`Kernel.linear`, where `supports` is true."""
-    return _kernel().linear(x, weight, bias)
-
-
-def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Generator[None, None, Tensor]:
-    """`Kernel.gated_mlp`, where `supports_gated_mlp` is true."""
-    return _kernel().gated_mlp(x, gate, up, down)

@@ -9,8 +9,6 @@ of x are rearranged once into tiles; the result of a product is in tiles too, re
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,108 +23,6 @@ ROOM = 256 * 1024
 PAUSE = 1 << 19
 
 
-class Kernel:
-    """The compiled functions.
-
-    It works on tiles `[tiles, columns, 48]` in fp32: 48 rows each, transposed.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._product = module.linear_many_rows_fp32_product
-        self._pack = module.linear_many_rows_fp32_pack
-        self._unpack = module.linear_many_rows_fp32_unpack
-
-    def pack(self, x: Tensor) -> Tensor:
-        """x `[m, in]` bfloat16 → `[tiles, in, 48]`."""
-        x, m = x.contiguous(), len(x)
-        tiles = torch.empty(-(-m // ROWS), x.shape[1], ROWS)
-        threads = torch.get_num_threads()
-        self._pack(x.data_ptr(), tiles.data_ptr(), m, x.shape[1], threads)
-        return tiles
-
-    def product(
-        self, tiles: Tensor, m: int, weight: Tensor, *, add_to: Tensor | None = None
-    ) -> Tensor:
-        """Return the product with a weight.
-
-        Args:
-            tiles: of x, `[tiles, in, 48]`.
-            m: number of rows in the tiles.
-            weight: `[out, in]` bfloat16.
-            add_to: `[tiles, out, 48]`, to which the product is added in place.
-
-        Returns:
-            Tiles `[tiles, out, 48]`; `add_to` where it is given.
-        """
-        count, columns, _ = tiles.shape
-        out = tiles.new_empty(count, len(weight), ROWS) if add_to is None else add_to
-        self._product(
-            tiles.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            m,
-            columns,
-            len(weight),
-            weight.stride(0),
-            add_to is not None,
-            torch.get_num_threads(),
-        )
-        return out
-
-    def unpack(self, tiles: Tensor, m: int, bias: Tensor | None = None) -> Tensor:
-        """Return tiles `[tiles, out, 48]` plus bias `[out]` → `[m, out]` bfloat16, rounded once."""
-        out = torch.empty(m, tiles.shape[1], dtype=torch.bfloat16)
-        self._unpack(
-            tiles.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            m,
-            tiles.shape[1],
-            torch.get_num_threads(),
-        )
-        return out
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
-        return self.unpack(self.product(self.pack(x), len(x), weight), len(x), bias)
-
-    def gated_mlp(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        up: Tensor,
-        down: Tensor,
-        activation: Callable[[Tensor], Tensor],
-    ) -> Generator[None, None, Tensor]:
-        """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, intermediate values in fp32.
-
-        Yields:
-            None about every 10 ms, so that other work can run in between.
-        """
-        m, tiles, since = len(x), self.pack(x), 0
-        out: Tensor | None = None
-        width = -(-len(gate) // -(-len(gate) * m // ROOM))
-        width = -(-width // LANES) * LANES
-        for a in range(0, len(gate), width):
-            if since >= PAUSE:
-                since = 0
-                yield None
-            since += 3 * m * width
-            part = slice(a, a + width)
-            inner = activation(self.product(tiles, m, gate[part]))
-            inner.mul_(self.product(tiles, m, up[part]))
-            out = self.product(inner, m, down[:, part], add_to=out)
-        assert out is not None
-        return self.unpack(out, m)
-
-
-@cache
-def kernel() -> Kernel | None:
-    """Return the kernel, if it is compiled and this CPU can run it."""
-    found = native.module()
-    return Kernel(found) if found is not None else None
-
-
 def supports(x: Tensor, *weights: Tensor) -> bool:
     """Return whether the kernel takes products of x, or of results of such products, with the
     weights."""
@@ -136,23 +32,80 @@ def supports(x: Tensor, *weights: Tensor) -> bool:
         and x.shape[1] % LANES == 0
         and all(w.dtype == torch.bfloat16 for w in weights)
         and all(len(w) % LANES == 0 and w.stride(1) == 1 for w in weights)
-        and kernel() is not None
+        and native.module() is not None
     )
 
 
-def _kernel() -> Kernel:
-    found = kernel()
-    assert found is not None, "ask `supports` first"
-    return found
+def pack(x: Tensor) -> Tensor:
+    """x `[m, in]` bfloat16 → `[tiles, in, 48]`."""
+    x, m = x.contiguous(), len(x)
+    tiles = torch.empty(-(-m // ROWS), x.shape[1], ROWS)
+    threads = torch.get_num_threads()
+    native.call("linear_many_rows_fp32_pack", x, tiles, m, x.shape[1], threads)
+    return tiles
+
+
+def product(tiles: Tensor, m: int, weight: Tensor, *, add_to: Tensor | None = None) -> Tensor:
+    """Return the product with a weight.
+
+    Args:
+        tiles: of x, `[tiles, in, 48]`.
+        m: number of rows in the tiles.
+        weight: `[out, in]` bfloat16.
+        add_to: `[tiles, out, 48]`, to which the product is added in place.
+
+    Returns:
+        Tiles `[tiles, out, 48]`; `add_to` where it is given.
+    """
+    count, columns, _ = tiles.shape
+    out = tiles.new_empty(count, len(weight), ROWS) if add_to is None else add_to
+    native.call(
+        "linear_many_rows_fp32_product",
+        *(tiles, weight, out),
+        *(m, columns, len(weight), weight.stride(0), add_to is not None),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def unpack(tiles: Tensor, m: int, bias: Tensor | None = None) -> Tensor:
+    """Return tiles `[tiles, out, 48]` plus bias `[out]` → `[m, out]` bfloat16, rounded once."""
+    out = torch.empty(m, tiles.shape[1], dtype=torch.bfloat16)
+    native.call(
+        "linear_many_rows_fp32_unpack", tiles, bias, out, m, tiles.shape[1], torch.get_num_threads()
+    )
+    return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`Kernel.linear`, where `supports` is true."""
-    return _kernel().linear(x, weight, bias)
+    """x `[m, in]`, weight `[out, in]`, bias `[out]`, bfloat16 → `[m, out]`; sums in fp32."""
+    return unpack(product(pack(x), len(x), weight), len(x), bias)
 
 
 def gated_mlp(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Callable[[Tensor], Tensor]
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: Callable[[Tensor], Tensor],
 ) -> Generator[None, None, Tensor]:
-    """`Kernel.gated_mlp`, where `supports` is true."""
-    return _kernel().gated_mlp(x, gate, up, down, activation)
+    """down · (activation(gate · x) * (up · x)) of x `[m, hidden]`, intermediate values in fp32.
+
+    Yields:
+        None about every 10 ms, so that other work can run in between.
+    """
+    m, tiles, since = len(x), pack(x), 0
+    out: Tensor | None = None
+    width = -(-len(gate) // -(-len(gate) * m // ROOM))
+    width = -(-width // LANES) * LANES
+    for a in range(0, len(gate), width):
+        if since >= PAUSE:
+            since = 0
+            yield None
+        since += 3 * m * width
+        part = slice(a, a + width)
+        inner = activation(product(tiles, m, gate[part]))
+        inner.mul_(product(tiles, m, up[part]))
+        out = product(inner, m, down[:, part], add_to=out)
+    assert out is not None
+    return unpack(out, m)

@@ -9,9 +9,12 @@ another processor than x86-64 or without AVX-512, torch's operations are used.
 from __future__ import annotations
 
 import platform
+from array import array
 from functools import cache
 from importlib import import_module
 from typing import Any
+
+from torch import Tensor  # with torch's OpenMP, which the module needs
 
 INTERFACE = 4
 """Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
@@ -21,6 +24,19 @@ INTERFACE = 4
 def module() -> Any | None:
     """Return the module, if it is compiled from these sources and this CPU can run it."""
     return None if why_missing() else import_module("service.worker.kernels.cpu._native")
+
+
+def call(kernel: str, *arguments: Tensor | array[int] | float | None) -> None:
+    """Call a kernel, which must be there. Tensors and arrays are passed as their addresses."""
+    found = module()
+    assert found is not None, "ask `supports` first"
+    getattr(found, kernel)(*map(_argument, arguments))
+
+
+def _argument(given: Tensor | array[int] | float | None) -> float | None:
+    if isinstance(given, Tensor):
+        return given.data_ptr()
+    return given.buffer_info()[0] if isinstance(given, array) else given
 
 
 @cache

@@ -7,9 +7,6 @@ reads the cache in place, and for every row only the keys that the row sees.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,120 +15,85 @@ from service.worker.kernels.cpu import native
 LANES, QUERIES, KEYS = 32, 48, 96  # the same constants as in the C source
 
 
-class Kernel:
-    """The compiled function.
-
-    Args:
-        module: the compiled module.
-        bf16_dot: whether to use the CPU's bfloat16 dot products, which it must have.
-    """
-
-    def __init__(self, module: Any, *, bf16_dot: bool = False) -> None:
-        self._bf16_dot = bf16_dot
-        self._attend = module.prefill_attention
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-        """Return softmax attention; softmax and sums in fp32.
-
-        Args:
-            q: `[m, heads, head_dim]`.
-            k: `[kv_heads, n, head_dim]`.
-            v: `[kv_heads, n, head_dim]`.
-            seen: `[m]` int64: each row sees this many of the first keys, at least 1.
-            scale: factor of the scores before the softmax.
-
-        Returns:
-            `[m, heads * head_dim]`.
-        """
-        return self._run(q, k, v, seen=seen, scale=scale)
-
-    def attend_with_scores(
-        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, row_weights: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """`attend`, and how much attention each key gets.
-
-        Args:
-            q: `[m, heads, head_dim]`.
-            k: `[kv_heads, n, head_dim]`.
-            v: `[kv_heads, n, head_dim]`.
-            seen: `[m]` int64: each row sees this many of the first keys, at least 1.
-            row_weights: `[m]`: how much each row's attention counts.
-            scale: factor of the scores before the softmax.
-
-        Returns:
-            `[m, heads * head_dim]`, and the softmax weights times their row's weight, summed over
-            heads and rows, `[n]` fp32.
-
-        Raises:
-            ValueError: `row_weights` is not one number for each row.
-        """
-        m, heads, _ = q.shape
-        if row_weights.shape != (m,):
-            raise ValueError(
-                f"row_weights of shape {tuple(row_weights.shape)} for {m} rows: give one each"
-            )
-        kv_heads, n, _ = k.shape
-        tiles = -(-m * (heads // kv_heads) // QUERIES)
-        key_scores = torch.zeros(kv_heads * tiles, n)  # by tile; the kernel adds them up in row 0
-        row_weights = row_weights.float().contiguous()
-        attended = self._run(
-            q, k, v, seen=seen, scale=scale, row_weights=row_weights, key_scores=key_scores
-        )
-        return attended, key_scores[0]
-
-    def _run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        seen: Tensor,
-        scale: float,
-        row_weights: Tensor | None = None,
-        key_scores: Tensor | None = None,
-    ) -> Tensor:
-        m, heads, d = q.shape
-        out = q.new_empty(m, heads * d)
-        threads = torch.get_num_threads()
-        room = (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES
-        if key_scores is not None:
-            room += (k.shape[1] + k.shape[1] // KEYS + 1) * QUERIES
-        scratch = torch.empty(threads * room, dtype=torch.float32)
-        self._attend(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
-            seen.data_ptr(),
-            None if row_weights is None else row_weights.data_ptr(),
-            None if key_scores is None else key_scores.data_ptr(),
-            scratch.data_ptr(),
-            m,
-            k.shape[1],
-            heads,
-            heads // len(k),
-            d,
-            q.stride(0),
-            k.stride(0),
-            v.stride(0),
-            scale,
-            room,
-            self._bf16_dot,
-            threads,
-        )
-        return out
-
-
-@cache
-def kernel() -> Kernel | None:
-    """Return the kernel, if it is compiled and this CPU can run it."""
-    found = native.module()
-    return Kernel(found, bf16_dot=native.has_bf16_dot()) if found is not None else None
-
-
-def kernel_for(q: Tensor, k: Tensor, v: Tensor) -> Kernel | None:
-    """Return the kernel, if it takes these tensors."""
+def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether the kernel is there and takes these tensors."""
     d = q.shape[2]
     fits = q.dtype == k.dtype == v.dtype == torch.bfloat16 and q.device.type == "cpu"
     in_rows = all(x.stride()[1:] == (d, 1) for x in (q, k, v))
-    return kernel() if fits and in_rows and d % LANES == 0 else None
+    return fits and in_rows and d % LANES == 0 and native.module() is not None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Return softmax attention; softmax and sums in fp32.
+
+    Args:
+        q: `[m, heads, head_dim]`.
+        k: `[kv_heads, n, head_dim]`.
+        v: `[kv_heads, n, head_dim]`.
+        seen: `[m]` int64: each row sees this many of the first keys, at least 1.
+        scale: factor of the scores before the softmax.
+
+    Returns:
+        `[m, heads * head_dim]`.
+    """
+    return _run(q, k, v, seen=seen, scale=scale)
+
+
+def attend_with_scores(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, row_weights: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`attend`, and how much attention each key gets.
+
+    Args:
+        q: `[m, heads, head_dim]`.
+        k: `[kv_heads, n, head_dim]`.
+        v: `[kv_heads, n, head_dim]`.
+        seen: `[m]` int64: each row sees this many of the first keys, at least 1.
+        row_weights: `[m]`: how much each row's attention counts.
+        scale: factor of the scores before the softmax.
+
+    Returns:
+        `[m, heads * head_dim]`, and the softmax weights times their row's weight, summed over
+        heads and rows, `[n]` fp32.
+
+    Raises:
+        ValueError: `row_weights` is not one number for each row.
+    """
+    m, heads, _ = q.shape
+    if row_weights.shape != (m,):
+        raise ValueError(
+            f"row_weights of shape {tuple(row_weights.shape)} for {m} rows: give one each"
+        )
+    kv_heads, n, _ = k.shape
+    tiles = -(-m * (heads // kv_heads) // QUERIES)
+    key_scores = torch.zeros(kv_heads * tiles, n)  # by tile; the kernel adds them up in row 0
+    row_weights = row_weights.float().contiguous()
+    attended = _run(q, k, v, seen=seen, scale=scale, row_weights=row_weights, key_scores=key_scores)
+    return attended, key_scores[0]
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    seen: Tensor,
+    scale: float,
+    row_weights: Tensor | None = None,
+    key_scores: Tensor | None = None,
+) -> Tensor:
+    m, heads, d = q.shape
+    out = q.new_empty(m, heads * d)
+    threads = torch.get_num_threads()
+    room = (2 * QUERIES + 2 * KEYS) * d + KEYS * QUERIES
+    if key_scores is not None:
+        room += (k.shape[1] + k.shape[1] // KEYS + 1) * QUERIES
+    scratch = torch.empty(threads * room, dtype=torch.float32)
+    native.call(
+        "prefill_attention",
+        *(q, k, v, out, seen, row_weights, key_scores, scratch),
+        *(m, k.shape[1], heads, heads // len(k), d),
+        *(q.stride(0), k.stride(0), v.stride(0), scale, room),
+        *(native.has_bf16_dot(), threads),
+    )
+    return out

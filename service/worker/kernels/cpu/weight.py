@@ -93,11 +93,10 @@ class Weight:
         if self.scales is None:
             return self.values.to(dtype)
         by_kernel = dtype == torch.bfloat16 and self.is_for_kernels and self.shape[1] % GROUP == 0
-        if by_kernel and (module := native.module()) is not None:
+        if by_kernel and native.module() is not None:
             out = torch.empty(self.shape, dtype=dtype)
-            values, _, scales, bits = self.addresses()
-            threads = torch.get_num_threads()
-            module.dequantise(values, scales, out.data_ptr(), *self.shape, bits, threads)
+            sizes, threads = self.shape, torch.get_num_threads()
+            native.call("dequantise", self.values, self.scales, out, *sizes, self.bits, threads)
             return out
         if self.bits == 8:
             return (self.values.float() * self.scales[:, None]).to(dtype)

@@ -84,7 +84,6 @@ class LayerLoop(Protocol):
         Returns:
             Scores `[len(layers), n]` fp32; zero for tokens that are not cached or not scored.
         """
-        ...
 
     def layers(
         self, method: DenseMethod, rows: Tensor, scores: Tensor | None = None
@@ -96,7 +95,6 @@ class LayerLoop(Protocol):
             rows: prompt rows to compute, starting from their embeddings.
             scores: what earlier passes measured `[n]`; every `LayerView` of this loop carries it.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class DenseMethod(FusionMethod):
         return layout.question_rows
 
     def key_positions(self, layout: PromptLayout) -> Tensor:
-        """RoPE position `[n]` at which cached keys are placed."""
+        """Return the RoPE position `[n]` at which cached keys are placed."""
         return layout.all_rows
 
     def select(self, view: LayerView) -> Tensor | None:
@@ -145,7 +143,7 @@ class DenseMethod(FusionMethod):
         return (yield from loop.layers(self, self.start_rows(loop.layout)))
 
     def recomputed_tokens(self, shape: PromptShape) -> int:
-        """Tokens of cached documents that are computed anew.
+        """Return tokens of cached documents that are computed anew.
 
         That is the repair ratio's share of the prompt; for a method without a repair ratio, the
         document rows that `start_rows` picks.

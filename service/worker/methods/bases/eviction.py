@@ -30,14 +30,10 @@ class PromptAttention:
     """One layer of a prompt after its prefill.
 
     Attributes:
-        layer: number of the layer, from 0.
-        layout: the segments of the prompt.
         k: keys after RoPE `[kv_heads, n, head_dim]`.
         observed: the tensor that `EvictionMethod.observe` returned at this layer.
         kept_before: for each token, the number of earlier layers in which some head kept it
             `[n]` int64.
-        scale: factor of the attention scores before the softmax.
-        model: sizes and calibration of the model.
         rule: what this layer adds to causal attention: a window, a soft cap, sinks.
         ranks: the processes that have the other KV heads; None if all heads are here.
     """
@@ -95,30 +91,25 @@ class EvictionMethod:
         """
 
     def observe(self, view: LayerView) -> Tensor:
-        """Save what scoring will need from a layer's queries, which only prefill has.
+        """Return what scoring will need from a layer's queries, which only prefill has.
 
-        Returns:
-            Any tensor; by default the window's queries `[w, heads, head_dim]`.
+        Any tensor; by default the window's queries `[w, heads, head_dim]`.
         """
         return view.q[-self.observed_rows(view.layout) :].clone()
 
     def restart(self, view: LayerView) -> Tensor | None:
-        """Decide whether prefill stops here and starts over with fewer tokens.
-
-        Returns:
-            Ascending prompt rows that form the new, shorter prompt; None to continue.
-        """
+        """Return the rows of a shorter prompt with which prefill starts over; None to continue."""
         return None
 
     def score(self, prompt: PromptAttention) -> Tensor:
-        """Importance of every token `[kv_heads, n]`; the highest are kept.
+        """Return the importance of every token `[kv_heads, n]`; the highest are kept.
 
         Only the columns of tokens that are not protected are used.
         """
         raise NotImplementedError
 
     def layer_room(self, prompt: PromptAttention, room: int, competitors: int) -> int:
-        """Entries per KV head that this layer has for unprotected tokens.
+        """Return the entries per KV head that this layer has for unprotected tokens.
 
         Args:
             room: the mean of these entries over all layers.
@@ -127,7 +118,7 @@ class EvictionMethod:
         return room
 
     def head_rooms(self, prompt: PromptAttention, scores: Tensor, room: int) -> Sequence[int]:
-        """Entries that each KV head of this layer has for unprotected tokens.
+        """Return the entries that each KV head of this layer has for unprotected tokens.
 
         Args:
             scores: of the unprotected tokens `[kv_heads, competitors]`, for all of its KV heads.
@@ -138,7 +129,7 @@ class EvictionMethod:
     # -- implemented by the base ------------------------------------------------------------------
 
     def observed_rows(self, layout: PromptLayout) -> int:
-        """Return number w of rows in the window.
+        """Return the number w of rows in the window.
 
         At most the question, because only its rows are computed by every fusion method. Without
         `protect` also less than the budget, so that at least one entry is left to choose.

@@ -34,9 +34,6 @@ class PromptShape:
     """The sizes of a prompt that decide its cost.
 
     Attributes:
-        tokens: tokens of the whole prompt.
-        question: tokens of the question.
-        layers: layers of the model.
         uncached: tokens of segments that must be computed, because they are not stored.
         documents: tokens of each document whose stored KV is used.
     """
@@ -90,11 +87,7 @@ def total_flops(phases: Sequence[Phase], count: FlopCount) -> float:
 
 
 def dense_phases(
-    shape: PromptShape,
-    rows: int,
-    *,
-    full_layers: int = 0,
-    cache_from: int = 0,
+    shape: PromptShape, rows: int, *, full_layers: int = 0, cache_from: int = 0
 ) -> Iterator[Phase]:
     """Return the phases of the layer loop over a prompt of which every token is held.
 
@@ -102,7 +95,6 @@ def dense_phases(
         rows: rows computed at the layers after the full ones, question included.
         full_layers: number of first layers that compute every row; the layer after them still
             projects every row.
-        cache_from: first layer that needs stored KV.
     """
     last, n = shape.layers - 1, shape.tokens
     question = shape.question
@@ -152,14 +144,10 @@ class FusionMethod(ABC):
 
     @abstractmethod
     def recomputed_tokens(self, shape: PromptShape) -> int:
-        """Tokens of cached documents that are computed anew."""
+        """Return tokens of cached documents that are computed anew."""
 
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
-        """Return the largest number of document tokens that a layer holds.
-
-        Args:
-            documents: length of each document in tokens.
-        """
+        """Return the largest number of document tokens that a layer holds."""
         return sum(documents)
 
     def ranking(self, view: LayerView) -> Tensor | None:
@@ -182,9 +170,6 @@ class FusionMethod(ABC):
     def check_layer_exists(self, name: str, layer: int, model: ModelFacts) -> None:
         """Check that the model has a layer of this number; a helper for `check`.
 
-        Args:
-            name: the parameter that names the layer.
-
         Raises:
             InvalidRequest: there is no such layer.
         """
@@ -199,8 +184,7 @@ class FusionMethod(ABC):
 
     @classmethod
     def repair_parameter(cls) -> str | None:
-        """Name of the parameter that is the share of the prompt's rows to recompute; None if the
-        method has none.
+        """Return the name of the parameter that is the share of rows to recompute, if there is one.
 
         It is the one declared with `parameter(..., auto=True)`. The planner and the correctness
         gate may raise its value.
@@ -233,10 +217,10 @@ class FusionMethod(ABC):
 
 
 def share_of(layout: PromptLayout, ratio: float) -> int:
-    """⌊ratio · n⌋: this share of the prompt's n rows, as a number of rows."""
+    """Return ⌊ratio · n⌋: this share of the prompt's n rows, as a number of rows."""
     return floor_share(layout.tokens, ratio)
 
 
 def floor_share(tokens: int, ratio: float) -> int:
-    """⌊ratio · tokens⌋ computed as in decimal: 0.29 · 100 is 29, not 28 as in binary floats."""
+    """Return ⌊ratio · tokens⌋ as in decimal: 0.29 · 100 is 29, not 28 as in binary floats."""
     return math.floor(ratio * tokens + 1e-9)

@@ -40,9 +40,7 @@ class SketchedPrompt:
     """What a sparse method knows about a prompt when it makes its plan.
 
     Attributes:
-        layout: the segments of the prompt.
         documents: the non-empty documents in order, each with its sketch.
-        model: sizes and calibration of the model.
     """
 
     layout: PromptLayout
@@ -57,13 +55,11 @@ class SparseLoop(Protocol):
     def prompt(self) -> SketchedPrompt: ...
 
     def question_pass(self) -> Steps[Tensor]:
-        """Return mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
+        """Return the mean query before RoPE of the question's rows, `[layers, heads, head_dim]`
         fp32."""
-        ...
 
     def layers(self, method: SparseMethod, plan: SparsePlan) -> Steps[PrefillResult]:
         """Read the blocks that `plan` needs, then compute its rows and the question."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -87,11 +83,7 @@ class SparseMethod(FusionMethod):
 
     @abstractmethod
     def max_kept_tokens(self, documents: Sequence[int]) -> int:
-        """Return the largest number of document tokens that a layer holds.
-
-        Args:
-            documents: length of each document in tokens.
-        """
+        """Return the largest number of document tokens that a layer holds."""
 
     def merge(self, computed: Tensor, stored: Tensor) -> Tensor:
         """Return the keys or values to use for tokens that were computed anew.

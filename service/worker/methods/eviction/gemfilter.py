@@ -93,7 +93,7 @@ class Method(EvictionMethod):
         return self.layer or min(max(1, int(DEFAULT_DEPTH * layers)), layers - 1)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Pooled logits `[n]` fp32 of the last query.
+        """Return pooled logits `[n]` fp32 of the last query.
 
         Args:
             q: the query `[heads, head_dim]`.

@@ -61,7 +61,7 @@ class Method(SnapKV):
 
 @lru_cache(maxsize=8)  # every layer of a prompt needs the same table
 def _shares(scores: tuple[float, ...], room: int, competitors: int, beta: float) -> list[int]:
-    """Entries of every (layer, KV head), in the order of `scores`; their mean is `room`."""
+    """Return entries of every (layer, KV head), in the order of `scores`; their mean is `room`."""
     pooled = 1 / exact(beta)
     mean = sum(scores) / len(scores)
     needs = [pooled * exact(s) + (1 - pooled) * exact(mean) for s in scores]

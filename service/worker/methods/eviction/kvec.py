@@ -80,7 +80,7 @@ class Method(EvictionMethod):
         return scores.scatter(1, self._preserved(own, layout), float("inf"))
 
     def _own_scores(self, recent: Tensor, extended: Tensor) -> Tensor:
-        """P after equation 11, pooled; arguments and result are `[kv_heads, candidates]`."""
+        """Return P after equation 11, pooled; arguments and result are `[kv_heads, candidates]`."""
         deviation = recent.std(1, correction=0)
         unfocused = stable_topk(-deviation, self.delta)
         own = recent.clone()
@@ -88,7 +88,7 @@ class Method(EvictionMethod):
         return max_pool(own, POOL_KERNEL) if self.pool == "max7" else own
 
     def _preserved(self, own: Tensor, layout: PromptLayout) -> Tensor:
-        """Tokens kept by equation 16, `[kv_heads, ⌊β·B⌋]`, or fewer if a head has no more room."""
+        """Return what equation 16 keeps, `[kv_heads, ⌊β·B⌋]`, fewer if a head has no more room."""
         fixed, open_rows = self.regions(layout)
         room = max(0, self.budget - len(fixed))
         count = min(int(exact(self.beta) * self.budget), room)

@@ -95,7 +95,7 @@ class Method(DenseMethod):
 
 
 def _relative(view: LayerView, *, keys: bool) -> Tensor:
-    """Deviation of every cached token over the length of its stored vector `[n]`."""
+    """Return the deviation of every cached token over the length of its stored vector `[n]`."""
     gap = squared_deviation(view, keys=keys, values=not keys)
     stored = squared_norm(view, keys=keys)
     return torch.where(stored > 0, gap / stored, 0.0).sqrt()

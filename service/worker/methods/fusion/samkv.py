@@ -109,7 +109,7 @@ class Method(SparseMethod):
         return ends + BLOCK * self.block_limit(grids)
 
     def recomputed_tokens(self, shape: PromptShape) -> int:
-        """Tokens computed anew; a document of at most three blocks is computed whole."""
+        """Return tokens computed anew; a document of at most three blocks is computed whole."""
         if not self.recompute:
             return 0
         return sum(
@@ -132,16 +132,13 @@ class Method(SparseMethod):
         return min(most, max(1, math.floor(room)))
 
     def stable_layers(self, model: ModelFacts) -> tuple[int, ...]:
-        """N*: the calibrated layers; without calibration the last eighth of the layers."""
+        """Return N*, the calibrated layers; without calibration the last eighth of the layers."""
         last = math.ceil(model.layers / 8)
         return model.stable_layers or tuple(range(model.layers - last, model.layers))
 
 
 def blend(computed: Tensor, stored: Tensor) -> Tensor:
-    """θ·computed + (1-θ)·stored, where θ is each token's cosine similarity over all heads (Q7).
-
-    θ is clamped to [0, 1].
-    """
+    """Return θ·computed + (1-θ)·stored, θ in [0, 1]: each token's cosine over all heads (Q7)."""
     a, b = computed.float(), stored.float()
     theta = torch.cosine_similarity(a.flatten(1), b.flatten(1), dim=1).clamp(0, 1)[:, None, None]
     return (theta * a + (1 - theta) * b).to(computed.dtype)

@@ -18,7 +18,6 @@ class BlockGrid:
     ├init┤────┤────┤──── middle ──── ┤local ┤
 
     Attributes:
-        tokens: length of the document.
         block: tokens of a block. The store reads blocks of 64; other sizes are for measurements on
             models with short contexts.
     """
@@ -44,7 +43,7 @@ class BlockGrid:
         return list(range(1, self.blocks - LOCAL_BLOCKS))
 
     def span(self, block: int) -> range:
-        """Token indices of a block; the document's last block may be shorter."""
+        """Return the token indices of a block; the document's last block may be shorter."""
         return range(block * self.block, min(self.tokens, (block + 1) * self.block))
 
     def indices(self, blocks: list[int]) -> list[int]:

@@ -27,8 +27,6 @@ class SketchedDocument:
 
     Attributes:
         start: the document's first row in the prompt.
-        grid: its blocks.
-        sketch: the sketch of its chunk.
     """
 
     start: int
@@ -92,7 +90,7 @@ def scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]) -> float:
-    """P in [0, 1): the share of the document's middle blocks that the question needs (Q3).
+    """Return P in [0, 1), the share of the document's middle blocks that the question needs (Q3).
 
     It is how far the score of the best middle block lies above the anchor's, relative to its
     distance from the worst middle block's, mean over the stable layers. Best and worst are by the
@@ -147,7 +145,6 @@ def select(
     Args:
         queries: per document, the query with which its blocks are scored
             `[layers, heads, head_dim]` fp32.
-        stable_layers: layers in which P is measured.
         normalise: how scores are made comparable between documents: norm, minmax or softmax.
         limit: most blocks that a layer keeps; None for no limit.
     """
@@ -174,7 +171,7 @@ def select(
 
 
 def outliers(documents: Sequence[SketchedDocument], *, pooled: bool) -> list[Tensor]:
-    """Blocks whose representative token stays important for unusually long (P6).
+    """Return blocks whose representative token stays important for unusually long (P6).
 
     These are the blocks whose decay alpha is below the mean of the layer's blocks by more than 3
     standard deviations. Among ten blocks or fewer, no block can be that far from the mean.
@@ -246,7 +243,7 @@ def fixed_tokens(documents: Sequence[SketchedDocument]) -> list[int]:
 
 
 def recomputed_ends(grid: BlockGrid, share: float) -> list[int]:
-    """Tokens of a document's first and last blocks to compute anew, ascending.
+    """Return tokens of a document's first and last blocks to compute anew, ascending.
 
     They are taken from the first block, then from the document's end backwards, until they are
     `share` of the document. A document without middle blocks is kept and computed as a whole, which
@@ -270,15 +267,13 @@ def make_plan(
     recompute: bool,
     max_recomputed: float = 1.0,
 ) -> SparsePlan:
-    """SamKV's plan.
+    """Make SamKV's plan.
 
     S is kept and never computed: it is exact. Computed anew are tokens of the documents' first and
     last blocks, as many as `max_recomputed` allows, and the representatives of outlier blocks where
     these are kept.
 
     Args:
-        system: tokens of S.
-        selection: the middle blocks that each layer keeps.
         outlier: per document, which blocks stand out in a layer `[layers, blocks]` bool.
     """
     edge = fixed_tokens(documents)

@@ -122,7 +122,6 @@ class SketchBuilder:
 
     Args:
         first: number of prefix rows before the chunk's own.
-        block: tokens of a block.
     """
 
     def __init__(self, first: int, block: int = BLOCK) -> None:
@@ -186,29 +185,18 @@ def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
 def attention_mass(
     q: Tensor, k: Tensor, scale: float, rule: AttentionRule = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Return mean attention that each token receives from later queries.
+    """Return the mean attention that each token receives from later queries.
 
     Args:
         q: queries after RoPE `[T, heads, head_dim]`.
         k: keys after RoPE `[kv_heads, first + T, head_dim]`; the first rows are a prefix that the
             queries see but that is not scored.
-        scale: factor of the scores before the softmax.
-        rule: what the layer adds to causal attention.
 
     Returns:
         The mean over heads and later queries, `[T]` fp32, NaN at tokens with fewer than
         `MIN_LATER_QUERIES` later queries; and the log normaliser of every query's softmax,
         `[heads, T]` fp32.
     """
-    sums, norm = _sums_by_key(q, k, scale, rule)
-    tokens, heads, _ = q.shape
-    later = torch.arange(tokens - 1, -1, -1, device=q.device)
-    mass = sums / (heads * later.clamp(min=1))
-    return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
-
-
-def _sums_by_key(q: Tensor, k: Tensor, scale: float, rule: AttentionRule) -> tuple[Tensor, Tensor]:
-    """Return attention that all later queries together pay each token, and the normalisers."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     first = n - tokens
@@ -234,7 +222,9 @@ def _sums_by_key(q: Tensor, k: Tensor, scale: float, rule: AttentionRule) -> tup
         weights = scores.mul_(1 / total).sum((0, 1))[:, first:]
         weights[:, a:].masked_fill_(unseen.triu(), 0)  # a token's own query does not count either
         sums[:b] += weights.sum(0)
-    return sums, norm
+    later = torch.arange(tokens - 1, -1, -1, device=q.device)
+    mass = sums / (heads * later.clamp(min=1))
+    return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
 
 
 def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
@@ -285,7 +275,7 @@ def later_attention(
 
 
 def decays(columns: Tensor, representative: Tensor) -> Tensor:
-    """Decay alpha of attention with distance: the least-squares fit of log y = c - alpha · log x.
+    """Return alpha, how fast attention decays: least squares of log y = c - alpha · log x.
 
     y is the attention that the representative receives from the query x tokens after it.
 

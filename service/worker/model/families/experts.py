@@ -77,7 +77,6 @@ def _mixed(
 
     Args:
         expert: number and rows of an expert → its outputs.
-        x: `[m, hidden]`.
         chosen: numbers of the experts of every row `[m, k]`.
         weights: of their outputs `[m, k]`.
     """

@@ -96,7 +96,7 @@ def test_the_start_and_everything_after_it(root, place, make):
 def test_a_hidden_folder_is_no_news(root):
     directory(root / ".prompts")
     tier = started(root)
-    assert tier.scan.foreign == () and tier.scan.kept == 1
+    assert tier.scan.foreign == [] and tier.scan.kept == 1
     tier.close()
     assert (root / ".prompts" / "inside").read_text() == "somebody's"
 

@@ -1,6 +1,7 @@
 """Several processes in one directory. Two tiers of one process stand for them: file locks and maps
 belong to open files, not to processes. tests/e2e/test_fleet.py has real ones."""
 
+import os
 import random
 import threading
 
@@ -154,3 +155,23 @@ def test_a_directory_is_shared_by_all_or_owned_by_one(tmp_path, monkeypatch):
     with pytest.raises(TierUnavailable, match="in use"):
         SsdTier(tmp_path, 1 << 20).start()
     sharing.close()
+
+
+def test_room_is_made_although_the_oldest_is_read_just_now(tmp_path, monkeypatch):
+    """By another process, after this one listed the directory: then the next oldest goes."""
+    chunk = make_chunk()
+    tier = member(tmp_path, 0, 3 * chunk.nbytes)
+    for n in range(3):
+        tier.put(make_key(n), chunk)
+        os.utime(chunk_path(tmp_path, make_key(n)), ns=(n, n))
+    listed = tier._index._list
+
+    def read_after_the_first_listing():
+        listed()
+        os.utime(chunk_path(tmp_path, make_key(0)))
+        monkeypatch.setattr(tier._index, "_list", listed)
+
+    monkeypatch.setattr(tier._index, "_list", read_after_the_first_listing)
+    tier.put(make_key(3), chunk)
+    assert set(tier.keys()) == {make_key(0), make_key(2), make_key(3)}
+    tier.close()

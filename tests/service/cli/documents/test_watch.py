@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from kvstitch.client import errors
-from service.cli import main
+from service.cli import main, parser
 from service.cli.documents.watch import Watch
-from service.cli.parser import parser
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig, running
 

@@ -8,7 +8,7 @@ import pytest
 
 from service.errors import InvalidRequest
 from service.gateway.answers.sampling import grammar
-from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided
+from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, GenerateRequest, Guided
 from service.messages.requests import Generate, Sampling
 from tests.service.gateway.answers.test_answer_service import fake
 from tests.service.gateway.rig import Rig
@@ -113,9 +113,9 @@ def test_stop_strings_wait_for_the_shortest_answer(rig: Rig) -> None:
 def test_the_models_own_stop_strings_end_free_answers(rig: Rig, ends: bool) -> None:
     prompts = rig.gateway.prompts
     prompts.format = replace(prompts.format, stop=("\n",), answer_prefix="So: ")
-    for text, expected in (
-        (prompts.answer_text(["!"], own_stops=ends), "So: a" if ends else "So: a\nb"),
-        (prompts.answer_text(["!"], free=False, own_stops=ends), "a\nb"),
-    ):
+    free = GenerateRequest(question="q", stop=["!"], ignore_eos=not ends)
+    guided = free.model_copy(update={"guided": Guided(json_object=True)})
+    for request, expected in ((free, "So: a" if ends else "So: a\nb"), (guided, "a\nb")):
+        text = prompts.answer_text(request)
         pieces = [text.push(token) for token in prompts.tokenizer.encode_text("a\nb!c")]
         assert "".join(pieces) == text.text == expected

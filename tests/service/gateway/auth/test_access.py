@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -152,24 +151,6 @@ def test_an_expired_key_is_refused(keyed: Rig, data: Path) -> None:
     store.close()
     assert keyed.http.get("/v1/models", headers=with_key(key)).status_code == 401
     assert keyed.http.get("/v1/models", headers=with_key(later)).status_code == 200
-
-
-def test_a_store_that_was_made_before_keys_had_adapters(data: Path) -> None:
-    file = data / "keys.sqlite3"
-    store = KeyStore(file)
-    store.start()
-    old, _ = store.create(name="old")
-    store.close()
-    with sqlite3.connect(file) as connection:
-        connection.execute("ALTER TABLE keys DROP COLUMN adapter")
-    for _ in range(2):
-        store.start()
-        found = store.find(old)
-        assert found is not None and (found.name, found.adapter) == ("old", "")
-        store.close()
-    store.start()
-    assert store.create(adapter="legal")[1].adapter == "legal"
-    store.close()
 
 
 def test_the_store_holds_no_secret(data: Path, create: Create) -> None:

@@ -6,52 +6,38 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from retriever.sql.postgresql import Postgresql
+from retriever.sql.errors import AlreadyThere
 from service.errors import InvalidRequest, NotFound, QuotaExceeded
-from service.gateway import shared_schema
-from service.gateway.auth.key_databases import SqliteKeyDatabase
 from service.gateway.auth.keys import KeyStore
-from service.gateway.auth.postgresql_keys import PostgresqlKeyDatabase
 from service.gateway.auth.quotas import Limits
 from service.gateway.documents.deletion_store import ChunkKV, DeletionStore
-from service.gateway.documents.jobs.job_database import AlreadyAccepted, JobDatabase
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.jobs.postgresql_job_database import PostgresqlJobDatabase
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.documents.jobs.webhooks import EventStore
 from service.gateway.documents.membership import Membership
+from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
 
 BOTH_DATABASES = True
 
 
 @pytest.fixture
-def pool(database: str) -> Iterator[Postgresql | None]:
-    made = Postgresql(database, shared_schema.SCHEMA) if database else None
-    yield made
-    if made is not None:
-        made.close()
-
-
-@pytest.fixture
-def opened(pool: Postgresql | None, tmp_path: Path) -> Iterator[JobDatabase]:
-    made: JobDatabase = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
-    if pool is not None:
-        made = PostgresqlJobDatabase(pool, "me")
+def opened(database: str, tmp_path: Path) -> Iterator[ServiceDatabase]:
+    made = shared_database(database, "me") if database else jobs_database(tmp_path / "jobs.sqlite3")
     made.start()
-    if pool is not None:
+    if database:
         Membership(made, "host:1", tmp_path, kv_dir=None).join()
     yield made
     made.close()
 
 
 @pytest.fixture
-def store(opened: JobDatabase, tmp_path: Path) -> JobStore:
+def store(opened: ServiceDatabase, tmp_path: Path) -> JobStore:
     made = JobStore(opened, SpoolFolder(tmp_path / "spool"), with_events=True)
     made.start()
     return made
@@ -90,7 +76,7 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
 
 
 def test_batches_are_bounded_by_bytes_and_go_on_after_a_restart(
-    store: JobStore, opened: JobDatabase, tmp_path: Path
+    store: JobStore, opened: ServiceDatabase, tmp_path: Path
 ) -> None:
     accept(store, "a", "b", "c")
     assert [item.doc_id for item in store.pending(10, 16)] == ["a", "b"]
@@ -104,7 +90,7 @@ def test_one_key_is_one_job(store: JobStore) -> None:
     assert store.find("", "k") == (job_id, b"digest")
     assert store.find("t", "k") is None
     twin = store.begin("")
-    with pytest.raises(AlreadyAccepted):
+    with pytest.raises(AlreadyThere):
         store.accept(twin, "k", b"digest")
     store.drop(twin)
     accept(store, "a", tenant="t", key="k")
@@ -145,12 +131,14 @@ def test_what_a_tenant_has_is_counted_once(store: JobStore) -> None:
 
 
 def test_uploads_at_the_same_moment_exceed_no_quota_together(
-    store: JobStore, opened: JobDatabase, pool: Postgresql | None, tmp_path: Path
+    store: JobStore, opened: ServiceDatabase, database: str, tmp_path: Path
 ) -> None:
     """Of eight that would each fit, at two gateways if they share the database, three do."""
+    closed_at_end = ExitStack()
     stores = [store]
-    if pool is not None:
-        other = PostgresqlJobDatabase(pool, "other")
+    if database:
+        other = closed_at_end.enter_context(closing(shared_database(database, "other")))
+        other.start()
         Membership(other, "host:2", tmp_path, kv_dir=None).join()
         stores.append(JobStore(other, SpoolFolder(tmp_path / "spool")))
     all_spooled = threading.Barrier(8)
@@ -173,6 +161,7 @@ def test_uploads_at_the_same_moment_exceed_no_quota_together(
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(upload, range(8))) == 3
+    closed_at_end.close()
     assert store.states() == {"queued": 3}
 
 
@@ -185,7 +174,7 @@ def test_jobs_that_ended_long_ago_are_pruned(store: JobStore) -> None:
     assert store.states() == {"queued": 1}
 
 
-def test_an_event_is_owed_until_it_is_settled(store: JobStore, opened: JobDatabase) -> None:
+def test_an_event_is_owed_until_it_is_settled(store: JobStore, opened: ServiceDatabase) -> None:
     events = EventStore(opened)
     store.cancel(accept(store, "a"))
     (event,) = events.due(time.time() + 1, 9)
@@ -197,7 +186,7 @@ def test_an_event_is_owed_until_it_is_settled(store: JobStore, opened: JobDataba
     assert events.due(time.time() + 1e6, 9) == []
 
 
-def test_a_receipt_is_complete_when_its_purges_are_made(opened: JobDatabase) -> None:
+def test_a_receipt_is_complete_when_its_purges_are_made(opened: ServiceDatabase) -> None:
     deletions = DeletionStore(opened)
     targets = [ChunkKV("t", "c", "d", number, [1, 2, number]) for number in (1, 2, 3)]
     deletions.record_contents(targets)
@@ -219,10 +208,8 @@ def test_a_receipt_is_complete_when_its_purges_are_made(opened: JobDatabase) -> 
     assert deletions.chunks_with_content("t", [1, 2, 3]) == []
 
 
-def test_keys_are_made_found_and_revoked(pool: Postgresql | None, tmp_path: Path) -> None:
-    keys = KeyStore(
-        PostgresqlKeyDatabase(pool) if pool else SqliteKeyDatabase(tmp_path / "keys.sqlite3")
-    )
+def test_keys_are_made_found_and_revoked(database: str, tmp_path: Path) -> None:
+    keys = KeyStore(shared_database(database) if database else tmp_path / "keys.sqlite3")
     keys.start()
     assert not keys.any()
     text, made = keys.create(tenant="t", name="n", limits=Limits(bytes=2**40))

@@ -12,10 +12,9 @@ from typing import Any
 
 import httpx
 
-from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
+from service.gateway.service_database import jobs_database
 from service.messages.requests import Precompute, Purge
 from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
@@ -120,7 +119,7 @@ def test_documents_that_come_in_while_the_index_is_loaded(folder: Path, data: Pa
 def test_what_was_not_accepted_is_forgotten_at_the_next_start(folder: Path, data: Path) -> None:
     with running(folder, data):
         pass
-    database = SqliteJobDatabase(data / "jobs.sqlite3")
+    database = jobs_database(data / "jobs.sqlite3")
     database.start()
     JobStore(database, SpoolFolder(data / "spool")).begin("")
     database.close()
@@ -243,50 +242,6 @@ def test_the_job_store_keeps_no_text_of_finished_documents(rig: Rig, data: Path)
     assert fake(rig).seen(Precompute)
 
 
-def test_jobs_of_the_first_release_go_on(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.sqlite3"
-    with sqlite3.connect(path) as old:
-        old.executescript(
-            """
-            CREATE TABLE jobs (job_id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE,
-                created REAL NOT NULL, updated REAL NOT NULL);
-            CREATE TABLE documents (number INTEGER PRIMARY KEY AUTOINCREMENT, job_id TEXT NOT NULL
-                REFERENCES jobs, doc_id TEXT NOT NULL, payload TEXT, state TEXT NOT NULL DEFAULT
-                'pending', change TEXT, chunks INTEGER NOT NULL DEFAULT 0, error TEXT);
-            CREATE INDEX documents_of_job ON documents (job_id);
-            CREATE INDEX documents_open ON documents (state, number)
-                WHERE state IN ('pending', 'indexed');
-            CREATE TABLE purges (number INTEGER PRIMARY KEY AUTOINCREMENT, doc_id TEXT NOT NULL,
-                chunk_id INTEGER NOT NULL, ids TEXT NOT NULL);
-            CREATE TABLE contents (chunk_id INTEGER PRIMARY KEY, digest BLOB NOT NULL);
-            CREATE INDEX contents_by_digest ON contents (digest);
-            INSERT INTO jobs VALUES ('one', 1, 10.0, 11.0), ('two', 2, 12.0, 13.0);
-            """
-        )
-        payload = {"doc_id": "w", "text": "Grüße", "title": "T", "metadata": {"a": [1]}}
-        old.execute(
-            "INSERT INTO documents (job_id, doc_id, payload) VALUES ('two', 'w', ?)",
-            (json.dumps(payload),),
-        )
-        old.execute(
-            "INSERT INTO documents (job_id, doc_id, state, change, chunks) "
-            "VALUES ('one', 'd', 'done', 'created', 2)"
-        )
-    old.close()
-    database = SqliteJobDatabase(path)
-    database.start()
-    try:
-        store = JobStore(database, SpoolFolder(tmp_path / "spool"))
-        done, waiting = store.get("one", ""), store.get("two", "")
-        assert done is not None and (done.state, done.chunks) == ("succeeded", 2)
-        assert waiting is not None and waiting.state == "queued"
-        (item,) = store.pending(10, 10_000)
-        assert (item.title, item.metadata) == ("T", {"a": [1]})
-        assert item.content == "Grüße".encode() and item.collection == "default"
-    finally:
-        database.close()
-
-
 def test_jobs_that_ended_long_ago_are_forgotten(folder: Path, data: Path) -> None:
     """Those that are open stay, however old, and so do documents and receipts."""
     with running(folder, data) as rig:
@@ -333,34 +288,3 @@ def test_an_open_job_says_how_long_it_takes(folder: Path, data: Path) -> None:
         assert 0 < of_first < of_second < 60
         ended = rig.finished(second["job_id"])
         assert ended["state"] == "succeeded" and ended["eta_s"] is None
-
-
-def test_jobs_of_the_third_schema_go_on(tmp_path: Path) -> None:
-    database = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
-    database.start()
-    store = JobStore(database, SpoolFolder(tmp_path / "spool"))
-    job_id = store.begin("")
-    store.spool(job_id, [IngestDocument("d", "default", "text", b"eight to")])
-    store.accept(job_id, None, b"")
-    with database.transaction() as write:
-        for trigger in ("freed_by_update", "freed_by_delete"):
-            write.execute(f"DROP TRIGGER {trigger}")
-        for table in ("freed_files", "events"):
-            write.execute(f"DROP TABLE {table}")
-        write.execute("ALTER TABLE documents DROP COLUMN spooled")
-        write.execute("ALTER TABLE documents DROP COLUMN tokens")
-        write.execute("PRAGMA user_version = 3")
-    database.close()
-    database.start()
-    try:
-        job = store.get(job_id, "")
-        assert job is not None and job.tokens_ahead == 2  # it is not indexed: a guess
-        (item,) = store.pending(1, 1)
-        store.set_indexed([(item.number, "created", 1, 3)])
-        job = store.get(job_id, "")
-        assert job is not None and (job.chunks, job.tokens_ahead) == (1, 3)
-        store.set_done([item.number])
-        job = store.get(job_id, "")
-        assert job is not None and (job.state, job.tokens_ahead) == ("succeeded", 0)
-    finally:
-        database.close()

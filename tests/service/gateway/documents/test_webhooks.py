@@ -20,9 +20,10 @@ from service.errors import InvalidSetting
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
 from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.prometheus import GatewayMetrics
+from service.gateway.service_database import jobs_database
+from service.gateway.tables import events as events_table
 from service.settings import load
 from tests.service.gateway.rig import DOCUMENTS, running, until
 
@@ -105,10 +106,10 @@ def test_a_restart_sends_what_is_owed(folder: Path, data: Path, receiver: Receiv
     with running(folder, data, **away) as rig:
         job = rig.ingest()
         until(lambda: rig.metric("kvstitch_webhooks_total", outcome="retried") == 1, "in vain")
-    database = SqliteJobDatabase(data / "jobs.sqlite3")
+    database = jobs_database(data / "jobs.sqlite3")
     database.start()
-    with database.transaction() as write:  # instead of waiting for five seconds
-        write.execute("UPDATE events SET due = 0")
+    with database.write() as write:  # instead of waiting for five seconds
+        write.execute(events_table.update().values(due=0))
     database.close()
     with running(folder, data, **settings(receiver)):
         until(lambda: receiver.received, "it is told")
@@ -126,7 +127,7 @@ def test_without_a_webhook_nothing_is_owed(folder: Path, data: Path, receiver: R
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[EventStore]:
     """One job that has ended."""
-    database = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
+    database = jobs_database(tmp_path / "jobs.sqlite3")
     database.start()
     store = JobStore(database, SpoolFolder(tmp_path / "spool"), with_events=True)
     job_id = store.begin("red")

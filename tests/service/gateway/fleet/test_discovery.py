@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from service.gateway.fleet.discovery import DnsName, StaticList, source_of
+from service.gateway.fleet.discovery import dns_name, source_of
 
 
 async def test_a_list_is_what_is_written() -> None:
     source = source_of("tcp://b:1, tcp://a:2,,tcp://b:1")
-    assert isinstance(source, StaticList)
-    assert [each async for each in source.watch()] == [["tcp://b:1", "tcp://a:2"]]
+    assert [each async for each in source()] == [["tcp://b:1", "tcp://a:2"]]
 
 
 async def test_a_real_name_has_its_addresses() -> None:
     source = source_of("dns://localhost:5700")
-    assert isinstance(source, DnsName)
-    found = await asyncio.wait_for(anext(source.watch()), 20)
+    found = await asyncio.wait_for(anext(source()), 20)
     assert set(found) <= {"tcp://127.0.0.1:5700", "tcp://[::1]:5700"} and found
 
 
@@ -46,7 +44,7 @@ async def test_changes_are_told_and_a_resolver_that_fails_changes_nothing(
         return list(answer)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-    watched = DnsName("dns://workers:5700", every_s=0.001).watch()
+    watched = dns_name("dns://workers:5700", every_s=0.001)
     told = [await asyncio.wait_for(anext(watched), 5) for _ in range(4)]
     assert told == [
         ["tcp://10.0.0.1:5700", "tcp://10.0.0.2:5700"],

@@ -50,7 +50,7 @@ class Fleet:
             deletions=lambda: "of this database",
             heartbeat_timeout_s=1.5,
             on_count=self.counts.append,
-            source=self.listed,
+            source=self.listed.watch,
         )
         self.pool = self.shared._pool
 
@@ -232,17 +232,17 @@ async def test_a_deletion_waits_for_who_may_hold_some(data: Path) -> None:
     async with fleet(data, there, silent) as made:
         await until(lambda: made.ready() == 2, "both are ready")
         chunks = [ChunkTokens(1, [1])]
-        assert (await made.pool.purge([0], chunks, "none", "")).copies == {"memory": 0}
+        assert (await made.pool.purge(Purge("x", [0], chunks))).copies == {"memory": 0}
         silent._tasks[1].cancel()  # no heartbeat, as if the network were cut
         silent._tasks[0].cancel()
         await until(lambda: made.ready() == 1, "its silence is noticed")
         with pytest.raises(WorkerUnavailable):  # listed: it must answer
-            await made.pool.purge([0], chunks, "none", "")
+            await made.pool.purge(Purge("x", [0], chunks))
         made.listed.write(there)
         await until(lambda: len(made.pool.members) == 1, "it is not listed any more")
         with pytest.raises(WorkerUnavailable, match=silent.address):
-            await made.pool.purge([0], chunks, "none", "")
+            await made.pool.purge(Purge("x", [0], chunks))
         assert len(there.seen(Purge)) == 3  # it has deleted meanwhile
         # Its lease is over, and the worker has dropped what only it holds.
         made.shared._known._clock = lambda: 10**9  # type: ignore[union-attr]
-        assert (await made.pool.purge([0], chunks, "none", "")).unreached == []
+        assert (await made.pool.purge(Purge("x", [0], chunks))).unreached == []

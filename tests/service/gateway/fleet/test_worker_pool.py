@@ -17,7 +17,7 @@ from service.gateway.prometheus import GatewayMetrics
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import Supervisor
 from service.messages.replies import Done, Failed, Purged, Stats, TokenItem
-from service.messages.requests import ChunkTokens, Generate, Purge
+from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from service.shared.worker_settings import WorkerSettings
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.worker_client.test_client import request
@@ -36,7 +36,7 @@ async def pooled(
         members.append(Member(number, client, supervisor))
         await worker.start()
         client.connect(worker.address)
-    pool = WorkerPool(members, "round_robin", metrics, slower_tiers=True, kept_prompts=True)
+    pool = WorkerPool(members, "round_robin", metrics, slower_tiers=True, prefix_cache=True)
     for member in members:
         await asyncio.wait_for(member.client.wait_ready(), 5)
     try:
@@ -93,7 +93,7 @@ async def test_with_nobody_left_a_request_ends_in_an_error(data: Path) -> None:
         with pytest.raises(WorkerUnavailable):
             await anext(pool.submit(request("s")))
         with pytest.raises(WorkerUnavailable):
-            await pool.purge([0], [ChunkTokens(1, [1])], "none", "")
+            await pool.purge(Purge("x", [0], [ChunkTokens(1, [1])]))
 
 
 async def test_an_abort_goes_where_the_request_is(data: Path) -> None:
@@ -114,12 +114,12 @@ async def test_an_abort_goes_where_the_request_is(data: Path) -> None:
 async def test_precompute_is_spread_and_a_purge_reaches_all(data: Path) -> None:
     async with pooled(data, FakeWorker(""), FakeWorker("")) as (pool, workers, _metrics):
         chunks = [ChunkTokens(n, [n, n, n]) for n in range(40)]
-        replies = [r async for r in pool.precompute([0], chunks, "none", "")]
+        replies = [r async for r in pool.precompute(Precompute("p", [0], chunks))]
         assert sorted(reply.chunk_id for reply in replies) == list(range(40))
         assert all(10 < len(worker.stored) < 30 for worker in workers)
         assert sum(len(worker.stored) for worker in workers) == 40
         assert all(member.precompute_s == 0 for member in pool.members)
-        purged = await pool.purge([0], chunks, "none", "")
+        purged = await pool.purge(Purge("x", [0], chunks))
         assert purged.copies == {"memory": 40}
         assert [len(worker.seen(Purge)) for worker in workers] == [1, 1]
         assert not any(worker.stored for worker in workers)
@@ -133,7 +133,7 @@ async def test_a_purge_leaves_out_who_has_ended_and_waits_for_who_may_hold_some(
         lost = pool.members[0]
         lost.client.disconnect("gone")
         assert lost.holds_nothing  # its supervisor has no process
-        done = await pool.purge([0], [ChunkTokens(1, [1])], "none", "")
+        done = await pool.purge(Purge("x", [0], [ChunkTokens(1, [1])]))
         assert done.unreached == ["redis"] and not workers[0].seen(Purge)
         process = await asyncio.create_subprocess_exec("sleep", "60")
         try:
@@ -141,7 +141,7 @@ async def test_a_purge_leaves_out_who_has_ended_and_waits_for_who_may_hold_some(
             lost.became_ready()
             assert not lost.holds_nothing  # silent, and alive
             with pytest.raises(WorkerUnavailable):
-                await pool.purge([0], [ChunkTokens(1, [1])], "none", "")
+                await pool.purge(Purge("x", [0], [ChunkTokens(1, [1])]))
         finally:
             lost._supervisor._process = None
             process.kill()

@@ -30,7 +30,7 @@ def test_states_are_counted_when_they_are_asked_for() -> None:
 
 def test_gaps_are_counted_and_beginnings_are_not() -> None:
     metrics = GatewayMetrics()
-    pool = WorkerPool([], "cost", metrics, slower_tiers=False, kept_prompts=False)
+    pool = WorkerPool([], "cost", metrics, slower_tiers=False, prefix_cache=False)
 
     def tell(number: int, *, snapshot: bool = False) -> None:
         pool.directory.apply(0, Holdings(number, [], [], snapshot, 0, WorkerLoad()))

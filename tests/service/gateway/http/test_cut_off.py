@@ -9,24 +9,25 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.gateway.answers.answer_stream import AnswerEvent, TextDelta
-from service.gateway.http.middleware import BodyLimits, RequestContext
+from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
+from service.gateway.answers.answer_stream import TextDelta
+from service.gateway.http.middleware import RequestContext
 from service.gateway.http.sse import EventStream, NamedEvents
 from service.gateway.prometheus import GatewayMetrics
+from service.settings.serving import LimitSettings
 
 
-class Endless:
+class Endless(AnswerGroup):
     """An answer that stops after its first piece of text, and does not end."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    closed = False
 
-    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        yield TextDelta("so far")
+    async def events(self) -> AsyncGenerator[NumberedEvent, None]:
+        yield NumberedEvent(0, TextDelta("so far"))
         await asyncio.Event().wait()
 
     async def aclose(self) -> None:
-        self.closed = True
+        type(self).closed = True
 
 
 async def _never(scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,8 +37,7 @@ async def _never(scope: Scope, receive: Receive, send: Send) -> None:
 async def cancelled(app: ASGIApp) -> list[Message]:
     """What is sent by a request that is cancelled while it waits."""
     sent: list[Message] = []
-    limits = BodyLimits(request=1000, ingest=1000, upload=1000, timeout_s=10)
-    context = RequestContext(app, limits=limits, metrics=GatewayMetrics())
+    context = RequestContext(app, limits=LimitSettings(), metrics=GatewayMetrics())
     scope = {"type": "http", "method": "POST", "path": "/v1/rag/generate", "headers": []}
 
     async def receive() -> Message:
@@ -63,7 +63,7 @@ async def test_a_request_without_an_answer_yet_is_told_to_come_again() -> None:
 
 
 async def test_a_stream_ends_in_an_error_event() -> None:
-    source = Endless()
+    source = Endless([])
     stream = EventStream(source, NamedEvents(), ping_s=10, headers={})
     start, first, last = await cancelled(stream)
     assert start["status"] == 200 and b"so far" in first["body"]

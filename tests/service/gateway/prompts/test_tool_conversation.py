@@ -12,6 +12,7 @@ from service.gateway.prompts.chat_template import ChatTemplate
 from service.gateway.prompts.conversation import normalize_turns
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.schemas.generate import ConversationRequest
 from service.gateway.tool_calls.tools import Tool, ToolSet
 from service.prompt import ToolCall, Turn
 from service.settings import load
@@ -174,7 +175,10 @@ def test_nobody_writes_special_tokens_through_tools(tmp_path: Path, template: st
 def test_special_marks_of_calls_are_kept_in_answers(tmp_path: Path) -> None:
     prompts = builder(tmp_path, MISTRAL)
     answer = prompts.tokenizer.encode_template('[TOOL_CALLS] [{"name": "clock"}]</s>')
-    told, untold = prompts.answer_text([], TOOLS), prompts.answer_text([])
+    asked = [Turn("user", "q")]
+    told, untold = (
+        prompts.answer_text(ConversationRequest.of(asked, tools)) for tools in (TOOLS, None)
+    )
     for text in (told, untold):
         for token in answer:
             text.push(token)

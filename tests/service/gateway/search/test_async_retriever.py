@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from retriever import (
 )
 from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
-from service.gateway.search.passage_search import FoundPassages, PassageSearch, SearchQuery
+from service.gateway.search.passage_search import FoundPassages, PassageSearch
+from service.gateway.search.search_query import SearchQuery
 from service.settings import Settings
 from tests.fakes.models import HashingEmbedder, OverlapReranker, WordCounter
 
@@ -65,8 +67,8 @@ async def search(
 ) -> FoundPassages:
     query = SearchQuery(text, top_k, **{"scope": ACME, **fields})
     passages = passages_of(retriever, deadline_s)
-    found = await retriever.run(passages.find, query)
-    return await passages.rerank(query, found) if query.rerank else found
+    find = partial(passages.find, query)
+    return await passages.search(find, lambda found: found, rerank=query.rerank)
 
 
 async def test_passages_are_found_and_used_on_one_search_thread(retriever: AsyncRetriever) -> None:

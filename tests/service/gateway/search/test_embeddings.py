@@ -15,8 +15,7 @@ import pytest
 
 from retriever import EndpointEmbedder
 from retriever.embedders.base import CountedVectors
-from service.gateway.search.embedding_service import BATCH_TEXTS
-from service.gateway.search.text_calls import MAX_CALLS
+from service.gateway.search.text_calls import BATCH_TEXTS, MAX_CALLS
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.rig import Rig, running, until

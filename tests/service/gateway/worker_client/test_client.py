@@ -13,7 +13,15 @@ import pytest
 from service.errors import WorkerUnavailable
 from service.gateway.worker_client.client import WorkerClient
 from service.messages.replies import Done, Failed, TokenItem
-from service.messages.requests import Abort, ChunkTokens, Generate, Method, Precompute, Sampling
+from service.messages.requests import (
+    Abort,
+    ChunkTokens,
+    Generate,
+    Method,
+    Precompute,
+    Purge,
+    Sampling,
+)
 from tests.fakes.worker import FakeWorker
 
 
@@ -78,7 +86,7 @@ async def test_silence_fails_what_is_open_and_recovers(data: Path) -> None:
         with pytest.raises(WorkerUnavailable):
             await anext(client.submit(request("s")))
         with pytest.raises(WorkerUnavailable):
-            await client.purge([0], [ChunkTokens(1, [1])], "none", "")
+            await client.purge(Purge("x", [0], [ChunkTokens(1, [1])]))
         await worker.start()
         await asyncio.wait_for(client.wait_ready(), 5)
         assert [e async for e in client.submit(request("t", 2))]
@@ -93,29 +101,29 @@ async def test_a_long_prefill_is_no_silence(data: Path) -> None:
 async def test_precompute_and_purge(data: Path) -> None:
     async with connected(data) as (client, worker):
         chunks = [ChunkTokens(i, [i, i]) for i in range(3)]
-        replies = [r async for r in client.precompute([0], chunks, "none", "")]
+        replies = [r async for r in client.precompute(Precompute("p", [0], chunks))]
         assert [(r.chunk_id, r.status) for r in replies] == [(i, "stored") for i in range(3)]
-        again = [r.status async for r in client.precompute([0], chunks[:1], "none", "")]
+        again = [r.status async for r in client.precompute(Precompute("p", [0], chunks[:1]))]
         assert again == ["present"]
-        purged = await client.purge([0], chunks[:2], "none", "")
+        purged = await client.purge(Purge("x", [0], chunks[:2]))
         assert (purged.copies, purged.unreached) == ({"memory": 2}, [])
         assert worker.stored == {(2, 2)}
-        assert [r async for r in client.precompute([0], [], "none", "")] == []
+        assert [r async for r in client.precompute(Precompute("p", [0], []))] == []
 
 
 async def test_chunks_that_nobody_waits_for_are_given_up(data: Path) -> None:
     """Else the worker would store them after their document was deleted."""
     async with connected(data, FakeWorker("", chunk_delay_s=0.02)) as (client, worker):
         chunks = [ChunkTokens(i, [i, i]) for i in range(4)]
-        replies = client.precompute([0], chunks, "none", "")
+        replies = client.precompute(Precompute("p", [0], chunks))
         await anext(replies)
         await replies.aclose()
         while not worker.seen(Abort):
             await asyncio.sleep(0.01)
         (call,) = (m.id for m in worker.received if isinstance(m, Precompute))
         assert [m.id for m in worker.received if isinstance(m, Abort)] == [call]
-        assert len([r async for r in client.precompute([0], chunks, "none", "")]) == 4
-        await client.purge([0], chunks, "none", "")  # whatever was sent before has come
+        assert len([r async for r in client.precompute(Precompute("again", [0], chunks))]) == 4
+        await client.purge(Purge("x", [0], chunks))  # whatever was sent before has come
         assert len(worker.seen(Abort)) == 1
 
 

@@ -12,7 +12,7 @@ import torch
 from service.errors import ModelRefused
 from service.worker.forward import selfcheck
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.lora import Lora, LoraLayer, LoraUpdate
+from service.worker.model.lora_projection import Lora, LoraLayer, LoraUpdate
 from tests.service.worker.lora_folders import with_loras, write_lora
 from tests.service.worker.tiny import random_model, tiny_config
 

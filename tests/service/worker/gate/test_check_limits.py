@@ -80,7 +80,7 @@ def test_purged_documents_are_not_checked(model: Tiny) -> None:
         assert left > 1
         address = r.engine.admission.addresses(S, DOCUMENTS, "none", "")[2]
         assert address is not None
-        r.engine.idle_work.forget([address.key])
+        r.engine.forget([address.key], [])
         assert gate_of(r).pending == 0
         assert gate_of(r).counts.of("skipped") == left
 

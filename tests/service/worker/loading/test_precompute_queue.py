@@ -60,7 +60,7 @@ def stored(r: Rig) -> list[int]:
 def purge(r: Rig) -> None:
     """As the worker does it."""
     key = addresses(r)[PURGED].key
-    r.engine.idle_work.forget([key])
+    r.engine.forget([key], [])
     r.store.delete({key})
 
 

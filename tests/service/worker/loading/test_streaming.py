@@ -169,7 +169,7 @@ def test_a_chunk_that_is_lost_while_the_prefill_starts(
     with rig(model) as r:
         r.precompute([DOCUMENTS[0], DOCUMENTS[2]])
         expected, _ = r.answer(method)
-    plan, calls = PrefillLauncher._layout_of, []
+    plan, calls = PrefillLauncher._layout, []
 
     def lose(self: PrefillLauncher, sequence: Any, uncached: list[bool]) -> PromptLayout:
         calls.append(uncached)
@@ -177,7 +177,7 @@ def test_a_chunk_that_is_lost_while_the_prefill_starts(
             sequence.segments[2].stream.lost = True
         return plan(self, sequence, uncached)
 
-    monkeypatch.setattr(PrefillLauncher, "_layout_of", lose)
+    monkeypatch.setattr(PrefillLauncher, "_layout", lose)
     with streaming_rig(model, Events()) as r:
         tokens, report = r.answer(method)
     assert len(calls) == 3 and calls[2][2] and not calls[1][2]

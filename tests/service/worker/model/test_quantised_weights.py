@@ -20,6 +20,7 @@ from service.worker.model import quantisation
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
+from service.worker.model.kernel_weights import kernel_weights
 from service.worker.model.load import load
 from service.worker.model.projection import (
     BITS,
@@ -87,7 +88,7 @@ def test_weights_that_differ_are_seen_by_the_start_up_check(folder: Path) -> Non
 def test_decoding_goes_on_as_prefill_would(
     quantised: DecoderModel, monkeypatch: pytest.MonkeyPatch, compiled: Any, kernels: bool
 ) -> None:
-    weights, pool = quantised.weights(), kv_pool(quantised, 64)
+    weights, pool = kernel_weights(quantised), kv_pool(quantised, 64)
     assert weights is not None and decode_step.supports(weights, pool.k, pool.v)
     if not kernels:
         monkeypatch.setattr(decode, "kernel_for", lambda *_: None)
@@ -151,7 +152,7 @@ def test_modules_of_a_library_are_called(folder: Path) -> None:
     decoder = decoder_for(plain.model)
     kinds = {type(decoder.projections[0].qkv), type(decoder.projections[0].down)}
     assert kinds == {ModuleProjection} and isinstance(decoder.head, DenseProjection)
-    assert decoder.weights() is None  # so no kernel decodes by itself
+    assert kernel_weights(decoder) is None  # so no kernel decodes by itself
     selfcheck.check(decoder)
     assert difference(full_prefill(decoder), expected) < 0.05
 

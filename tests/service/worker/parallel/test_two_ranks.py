@@ -29,7 +29,7 @@ from service.worker.methods.layer_view import LayerView
 from service.worker.methods.registry import fusion_methods
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
-from service.worker.model.lora_folder import MODULES
+from service.worker.model.lora.folder import MODULES
 from service.worker.model.model_facts import ModelFacts
 from service.worker.parallel import processes
 from service.worker.parallel.processes import TensorParallel, refuse

@@ -21,22 +21,31 @@ from service.worker.model.flops import FlopCount
 from service.worker.planner.cost_model import (
     EXHAUSTIVE,
     UNHIDDEN,
-    Loadable,
-    PromptModel,
+    CostModel,
+    LoadableSegment,
+    Prompt,
     cheapest,
     hidden_ratio,
 )
 from service.worker.planner.estimates import STALE_S, Line, TierEstimates
-from service.worker.planner.planner import LATE_FACTOR, MOST_RATIO, Planner, Prompt, Waiting
+from service.worker.planner.planner import LATE_FACTOR, MOST_RATIO, Planner
 from tests.service.worker.engines import DOCUMENTS, PIE, rig
 from tests.service.worker.tiny import Tiny
 
 MB = 1 << 20
 
 
-def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptModel:
+Load = tuple[LoadableSegment, float]
+"""A segment, and the seconds of loading it."""
+
+
+def stored(tokens: int, tier: str, left_s: float, parts: int = 1, prefix: int = 0) -> Load:
+    return LoadableSegment(tokens, tier, parts=parts, prefix=prefix), left_s
+
+
+def random_model(source: random.Random, tiny: Tiny, documents: int) -> CostModel:
     loads = [
-        Loadable(
+        stored(
             source.randint(1, 2000),
             source.choice(["ssd", "redis"]),
             source.choice([0.0, 10 ** source.uniform(-3, 2)]),
@@ -46,7 +55,7 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
         for _ in range(documents)
     ]
     uncached = source.choice([0, 300])
-    tokens = 40 + uncached + sum(load.tokens for load in loads)
+    tokens = 40 + uncached + sum(load.tokens for load, _ in loads)
     method = source.choice(
         [
             Pie(),
@@ -73,13 +82,26 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> PromptMod
 
 
 def prompt_model(
-    tiny: Tiny, tokens: int, loads: list[Loadable], method: FusionMethod, **facts: Any
-) -> PromptModel:
+    tiny: Tiny,
+    tokens: int,
+    loads: list[Load],
+    method: FusionMethod,
+    *,
+    overhead_s: float = 0.0,
+    flop_s: float,
+    **facts: Any,
+) -> CostModel:
     """A prompt with a question of 20 tokens."""
-    given: dict[str, Any] = {"overhead_s": 0.0, **facts}
-    return PromptModel(
-        shape=tiny.decoder, tokens=tokens, question=20, loads=loads, method=method, **given
-    )
+    prompt = Prompt(tokens=tokens, question=20, method=method, **facts)
+    return changed(CostModel(prompt, tiny.decoder, overhead_s, flop_s), loads=loads)
+
+
+def changed(model: CostModel, *, loads: list[Load] | None = None, **facts: Any) -> CostModel:
+    """The same with other facts of the prompt."""
+    if loads is not None:
+        model = replace(model, left_s=[left_s for _, left_s in loads])
+        facts["loads"] = [load for load, _ in loads]
+    return replace(model, prompt=replace(model.prompt, **facts))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -87,7 +109,7 @@ def test_the_decision_has_the_least_expected_time(model: Tiny, seed: int) -> Non
     source = random.Random(seed)
     plan = random_model(source, model, source.randint(0, EXHAUSTIVE))
     chosen = plan.seconds(cheapest(plan))
-    numbers = range(len(plan.loads))
+    numbers = range(len(plan.left_s))
     sets = (
         uncached for size in range(len(numbers) + 1) for uncached in combinations(numbers, size)
     )
@@ -106,18 +128,18 @@ def test_with_many_documents_no_single_change_is_better(model: Tiny, seed: int) 
 
 def test_computing_by_itself_costs_more_than_with_the_prompt(model: Tiny) -> None:
     """It is computed behind a prefix, and the prompt repairs it like a stored one."""
-    loads = [Loadable(100, "ssd", 0.0, prefix=50), Loadable(100, "ssd", 0.0)]
+    loads = [stored(100, "ssd", 0.0, prefix=50), stored(100, "ssd", 0.0)]
     plan = prompt_model(model, 220, loads, Pie(), flop_s=1e-9)
-    alone = replace(plan, as_stored=True)
+    alone = changed(plan, as_stored=True)
     assert alone.seconds() == plan.seconds()
     assert alone.seconds({0}) > alone.seconds({1})
-    both, missing = alone.seconds({0, 1}), replace(alone, loads=[], documents=[100, 100])
-    assert both == pytest.approx(replace(missing, alone=[(100, 50), (100, 0)]).seconds())
-    assert replace(missing, alone=[(100, 50)]).flops() > missing.flops()
+    both, missing = alone.seconds({0, 1}), changed(alone, loads=[], documents=[100, 100])
+    assert both == pytest.approx(changed(missing, alone=[(100, 50), (100, 0)]).seconds())
+    assert changed(missing, alone=[(100, 50)]).flops() > missing.flops()
 
 
 def test_what_is_free_is_loaded_and_what_takes_for_ever_is_not(model: Tiny) -> None:
-    free, endless = Loadable(100, "ssd", 0.0), Loadable(100, "redis", 1e6)
+    free, endless = stored(100, "ssd", 0.0), stored(100, "redis", 1e6)
     plan = prompt_model(model, 220, [free, endless, free], Pie(), flop_s=1e-9)
     assert cheapest(plan) == {1}
 
@@ -125,22 +147,22 @@ def test_what_is_free_is_loaded_and_what_takes_for_ever_is_not(model: Tiny) -> N
 def test_loading_behind_whole_layers_costs_nothing(model: Tiny) -> None:
     """A3 computes two layers before it looks at anything stored."""
     quick = prompt_model(model, 120, [], A3(), flop_s=1e-8)
-    hidden = replace(quick, loads=[Loadable(100, "ssd", quick.seconds() / 10, 5)])
+    hidden = changed(quick, loads=[stored(100, "ssd", quick.seconds() / 10, 5)])
     assert hidden.seconds() == quick.seconds()
-    pie = replace(hidden, method=Pie())
-    assert pie.seconds() > replace(pie, loads=[Loadable(100, "ssd", 0.0, 5)]).seconds()
+    pie = changed(hidden, method=Pie())
+    assert pie.seconds() > changed(pie, loads=[stored(100, "ssd", 0.0, 5)]).seconds()
 
 
 def test_what_comes_in_one_piece_holds_up_no_layer_of_the_others(model: Tiny) -> None:
     """A short system prompt beside long documents is worth its read, not its computing."""
     flop_s = 1e-8
     nothing = prompt_model(model, 1036, [], Pie(), flop_s=flop_s)
-    computing = replace(nothing, uncached_tokens=16).seconds() - nothing.seconds()
-    documents = [Loadable(500, "ssd", computing, 5)] * 2
-    system = Loadable(16, "ssd", computing / 10)
-    plan = replace(nothing, loads=[system, *documents])
-    late = plan.seconds() - replace(plan, loads=documents).seconds()
-    assert late == pytest.approx(system.left_s, rel=0.01)
+    computing = changed(nothing, uncached_tokens=16).seconds() - nothing.seconds()
+    documents = [stored(500, "ssd", computing, 5)] * 2
+    system = stored(16, "ssd", computing / 10)
+    plan = changed(nothing, loads=[system, *documents])
+    late = plan.seconds() - changed(plan, loads=documents).seconds()
+    assert late == pytest.approx(system[1], rel=0.01)
     assert 0 not in cheapest(plan)
 
 
@@ -150,16 +172,16 @@ def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) ->
     source = random.Random(seed)
     layers = model.decoder.layers
     loads = [
-        Loadable(1, "ssd", source.uniform(0.1, 1.0), source.choice([1, 2, layers]))
+        stored(1, "ssd", source.uniform(0.1, 1.0), source.choice([1, 2, layers]))
         for _ in range(source.randint(1, 6))
     ]
     flop_s = 10 ** source.uniform(-7, -4)
     free = prompt_model(model, 27, loads, Pie(), flop_s=flop_s)
     read, arrivals = 0.0, [0.0] * layers
-    for turn in range(max(load.parts for load in loads)):
-        read += sum(load.left_s / load.parts for load in loads if load.parts > turn)
+    for turn in range(max(load.parts for load, _ in loads)):
+        read += sum(left_s / load.parts for load, left_s in loads if load.parts > turn)
         for layer in range(layers):
-            if any(layer * load.parts // layers == turn for load in loads):
+            if any(layer * load.parts // layers == turn for load, _ in loads):
                 arrivals[layer] = read
     now = 0.0
     for layer, arrival in enumerate(arrivals):
@@ -176,7 +198,7 @@ def test_layers_begin_as_the_readers_turns_bring_them(model: Tiny, seed: int) ->
 
 def test_the_ratio_grows_until_loading_hides_it_no_more(model: Tiny) -> None:
     def chosen(load_s: float) -> float:
-        loads = [Loadable(1000, "ssd", load_s, 5)]
+        loads = [stored(1000, "ssd", load_s, 5)]
         plan = prompt_model(model, 1020, loads, A3(), flop_s=1e-9)
         ratio = hidden_ratio(plan, MOST_RATIO)
         assert plan.seconds(method=A3(ratio=ratio)) <= plan.seconds() * (1 + UNHIDDEN)
@@ -233,22 +255,27 @@ def planner_at(model: Tiny, bytes_per_s: float, tier: str = "redis") -> Planner:
     return planner
 
 
+def prompt_with(loads: list[LoadableSegment], method: FusionMethod | None = None) -> Prompt:
+    return Prompt(tokens=1020, question=20, method=method or Pie(), loads=loads)
+
+
 @pytest.mark.parametrize(("bytes_per_s", "recomputed"), [(1e6, {0, 1}), (1e9, set())])
 def test_slow_tiers_are_not_read(model: Tiny, bytes_per_s: float, recomputed: set[int]) -> None:
     planner = planner_at(model, bytes_per_s)
-    waiting = [Waiting(500, "redis", 8 * MB, 5), Waiting(500, "redis", 8 * MB, 5)]
-    assert planner.recompute(Prompt(1020, 20, Pie()), waiting) == recomputed
-    assert planner.recompute(Prompt(1020, 20, A3()), waiting) == recomputed
+    loads = [LoadableSegment(500, "redis", 8 * MB, 5)] * 2
+    for method in (Pie(), A3()):
+        assert planner.recompute(prompt_with(loads, method)) == recomputed
 
 
 def test_a_load_that_is_late_is_given_up(model: Tiny) -> None:
     """At most a 1/25 of what computing takes is lost by waiting for nothing."""
     planner = planner_at(model, 1e9)
-    prompt = Prompt(1020, 20, Pie())
-    uncached = planner._model(prompt, [Waiting(1000, "redis", MB)]).seconds([0])
+    prompt = prompt_with([LoadableSegment(1000, "redis", MB)])
+    uncached = planner.cost_model(prompt).seconds([0])
 
     def given_up(quiet: float) -> bool:
-        return bool(planner.recompute(prompt, [Waiting(1000, "redis", MB, 1, quiet)]))
+        load = LoadableSegment(1000, "redis", MB, quiet_s=quiet)
+        return bool(planner.recompute(prompt_with([load])))
 
     assert not given_up(0.01)
     assert given_up(0.06 + uncached / LATE_FACTOR)
@@ -257,11 +284,10 @@ def test_a_load_that_is_late_is_given_up(model: Tiny) -> None:
 def test_a_load_that_waits_its_turn_is_not_late(model: Tiny) -> None:
     """The others that were asked for with it may be there already: they took the time."""
     planner = planner_at(model, 10 * MB)
-    prompt = Prompt(1020, 20, Pie())
 
     def given_up(turn_bytes: float) -> bool:
-        last = Waiting(100, "redis", MB, 1, quiet_s=0.5, turn_bytes=turn_bytes)
-        return bool(planner.recompute(prompt, [last]))
+        last = LoadableSegment(100, "redis", MB, quiet_s=0.5, turn_bytes=turn_bytes)
+        return bool(planner.recompute(prompt_with([last])))
 
     assert not given_up(5 * MB)
     assert given_up(MB)
@@ -271,12 +297,11 @@ def test_what_was_read_of_a_part_counts(model: Tiny) -> None:
     """A load that has run for nearly as long as it takes is expected in no time: just before it is
     there it must not look as far away as when it was asked for. Two beside each other share."""
     planner = planner_at(model, 10 * MB)
-    prompt = Prompt(1020, 20, Pie())
 
     def left(quiet_s: float, beside: int) -> list[float]:
         turn = MB * beside
-        loads = [Waiting(100, "redis", MB, 1, quiet_s, turn) for _ in range(beside)]
-        return [load.left_s for load in planner._model(prompt, loads).loads]
+        load = LoadableSegment(100, "redis", MB, quiet_s=quiet_s, turn_bytes=turn)
+        return list(planner.cost_model(prompt_with([load] * beside)).left_s)
 
     whole = left(0.0, 1)[0]
     assert left(whole * 0.9, 1)[0] == pytest.approx(whole * 0.1, rel=0.01)

@@ -156,16 +156,16 @@ def test_exact_rows_are_not_taken_by_a_fused_request(kept: Rig) -> None:
 def test_what_says_so_leaves_nothing(kept: Rig) -> None:
     kept.answer(VANILLA, DOCUMENTS, question=ASKED, prefix_cache=False)
     kept.answer(PIE, DOCUMENTS, question=ASKED, eviction=Method("snapkv", {"budget": 40}))
-    assert kept.engine.prompts_in_pool.share == 0 and kept.engine.pool.free_share == 1
+    assert kept.engine.prefix_cache.share == 0 and kept.engine.pool.free_share == 1
 
 
 def test_prompts_make_room_for_others(model: Tiny) -> None:
-    """The least recently used one first; nothing waits for a kept prompt, and nothing is lost."""
+    """The least recently used one first; nothing waits for a cached prompt, and nothing is lost."""
     with rig(model, prefix_cache=True, pool_tokens=380) as running:
         running.precompute([*DOCUMENTS, OTHER])
         questions = [words(20 + n, 8) for n in range(6)]
         answers = [running.answer(PIE, DOCUMENTS, question=q)[0] for q in questions]
-        assert running.engine.pool_free_share == 1 and running.engine.prompts_in_pool.share > 0.5
+        assert running.engine.pool_free_share == 1 and running.engine.prefix_cache.share > 0.5
         assert running.answer(PIE, DOCUMENTS, question=questions[-1])[1].reused_tokens > 0
         tokens, report = running.answer(PIE, DOCUMENTS, question=questions[0])
         assert report.reused_tokens == 0 and tokens == answers[0]
@@ -225,7 +225,7 @@ def test_no_more_prompts_are_kept_than_are_compared(model: Tiny) -> None:
             running.answer(
                 VANILLA, [ChunkTokens(n, words(100 + n, 40))], question=ASKED, max_tokens=2
             )
-        share = running.engine.prompts_in_pool.share
+        share = running.engine.prefix_cache.share
         assert share == pytest.approx(MAX_PROMPTS * (7 + 40 + 8 + 2) / 8000)
 
 

@@ -35,7 +35,7 @@ METHODS = pytest.mark.parametrize("method", [VANILLA, SCOUT], ids=lambda m: m.na
 
 def settle(running: Rig) -> None:
     """Steps until everything is written that is worth it."""
-    prompts = running.engine.prompts_on_disk
+    prompts = running.engine.disk_prefix_cache
     assert prompts is not None
     while not running.engine.idle or prompts.writing:
         running.events.extend(running.engine.step())
@@ -94,7 +94,7 @@ def test_a_conversation_goes_on_from_disk_as_from_the_pool(
         assert {d.tier for d in [report.system, *report.documents]} == {"prompts"}
         # From here on it is in the pool again.
         assert logits(running, method, question)[1].reused_from == "pool"
-        assert running.engine.prompts_in_pool.counts == {"pool": 2, "prompts": 1}
+        assert running.engine.prefix_cache.counts == {"pool": 2, "prompts": 1}
     with rig(model, prefix_cache=True, pool_tokens=400, prompts=tmp_path) as restarted:
         got, report = logits(restarted, method, question)
         assert report.reused_from == "prompts" and torch.equal(got, expected)
@@ -153,7 +153,7 @@ def test_the_same_documents_with_another_question(model: Tiny, tmp_path: Path) -
 def test_a_long_conversation_is_not_written_at_every_turn(model: Tiny, tmp_path: Path) -> None:
     with rig(model, prefix_cache=True, pool_tokens=1500, prompts=tmp_path) as running:
         converse(running, SCOUT, turns=7)
-        prompts = running.engine.prompts_on_disk
+        prompts = running.engine.disk_prefix_cache
         assert prompts is not None
         assert prompts.counts["stored"] == 2
 
@@ -229,8 +229,8 @@ def test_a_damaged_prompt_is_computed(
         assert tokens == expected and report.reused_tokens == 0
         if method is SCOUT:
             assert {d.tier for d in report.documents} == {"memory"}
-        assert restarted.engine.prompts_on_disk is not None
-        assert restarted.engine.prompts_on_disk.counts["lost"] == 1 and stored(restarted) == 0
+        assert restarted.engine.disk_prefix_cache is not None
+        assert restarted.engine.disk_prefix_cache.counts["lost"] == 1 and stored(restarted) == 0
 
 
 @METHODS
@@ -310,8 +310,8 @@ def seem_slow(running: Rig) -> None:
 
 def stored(running: Rig) -> int:
     """Number of prompts on disk."""
-    assert running.engine.prompts_on_disk is not None
-    entries = running.engine.prompts_on_disk.stats().usage.entries
+    assert running.engine.disk_prefix_cache is not None
+    entries = running.engine.disk_prefix_cache.stats().usage.entries
     assert entries is not None
     return entries
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from service.gateway.answers.sampling import grammar
 from service.gateway.schemas.generate import Guided
 from service.messages.requests import Generate, Sampling
 from service.worker.model.load import load
-from service.worker.sampling.grammar import Grammars, PendingGrammar
+from service.worker.sampling.grammar import Grammar, Grammars
 from service.worker.sampling.sampler import Sampler
 from tests.service.worker.engines import VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
@@ -52,7 +53,7 @@ def grammars(model: Tiny) -> Grammars:
     return Grammars(DEMO / "tokenizer.json", model.decoder.vocabulary, model.decoder.end_ids)
 
 
-def sampled(form: PendingGrammar, tokenizer: Tokenizer, seed: int) -> str:
+def sampled(form: Future[Grammar], tokenizer: Tokenizer, seed: int) -> str:
     """An answer of a model that knows nothing: all tokens are equally likely."""
     sampler = Sampler(Sampling(temperature=1.0, seed=seed), grammar=form)
     flat, ids = torch.zeros(VOCABULARY), []

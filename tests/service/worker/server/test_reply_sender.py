@@ -6,28 +6,33 @@ from typing import Any
 
 from service.messages import wire
 from service.messages.replies import Failed, Precomputed, TokenItem, Tokens
-from service.shared.tracing import tracing
+from service.shared.tracing import Tracing
 from service.worker.server.reply_sender import ReplySender
 
 
 class Outbox:
-    """Stands for the link's outlet."""
+    """Stands for the link and its outlet."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, Any]] = []
+
+    def outlet(self) -> Outbox:
+        return Outbox()
 
     def send(self, identity: bytes, payload: bytes) -> None:
         self.sent.append((identity, wire.decode_from_worker(payload)))
 
 
 def send(sender: ReplySender, *replies: Any) -> list[tuple[bytes, Any]]:
-    outbox: Any = Outbox()
-    sender.send(outbox, list(replies))
+    sender.open()
+    sender.send(*replies)
+    outbox: Any = sender.outlet
     return outbox.sent
 
 
 def a_sender() -> ReplySender:
-    return ReplySender(tracing("", "worker"))
+    link: Any = Outbox()
+    return ReplySender(link, Tracing("", "worker"))
 
 
 def test_tokens_of_a_step_are_one_message_for_each_gateway() -> None:

@@ -26,7 +26,7 @@ def test_each_sentence_goes_to_the_passage_that_says_it() -> None:
     assert [answer[s.span.start : s.span.stop] for s in found.sentences] == [
         "The tent weighs 3.2 kilograms.", "The filter weighs 440 grams.",
     ]  # fmt: skip
-    quotes = {index: PASSAGES[index - 1][1][q.span.start : q.span.stop] for index, q in
+    quotes = {index: PASSAGES[index - 1][1][q.quote.start : q.quote.stop] for index, q in
               found.quotes.items()}  # fmt: skip
     assert quotes == {
         1: "It weighs 3.2 kilograms without pegs.",

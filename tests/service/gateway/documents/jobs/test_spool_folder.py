@@ -12,7 +12,8 @@ import pytest
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import INLINE_BYTES, SpoolFolder
-from service.gateway.documents.jobs.sqlite_job_database import SqliteJobDatabase
+from service.gateway.service_database import jobs_database
+from service.gateway.tables import documents, freed_files
 from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig, running, until
 
@@ -171,7 +172,7 @@ def test_an_acknowledged_upload_survives_and_an_orphan_does_not(folder: Path, da
 
 
 async def test_a_crash_between_forgetting_a_file_and_removing_it(tmp_path: Path) -> None:
-    database = SqliteJobDatabase(tmp_path / "jobs.sqlite3")
+    database = jobs_database(tmp_path / "jobs.sqlite3")
     database.start()
     spool = SpoolFolder(tmp_path / "spool")
     store = JobStore(database, spool)
@@ -186,13 +187,13 @@ async def test_a_crash_between_forgetting_a_file_and_removing_it(tmp_path: Path)
     assert [path.name for path in (tmp_path / "spool").iterdir()] == [name_of(held[0])]
     store.accept(job_id, None, b"")
     assert held[0].digest() == IngestDocument("a", "default", "text", LARGE).digest()
-    with database.transaction() as write:  # as the store does it, without what comes next
-        write.execute("UPDATE documents SET state = 'cancelled', spooled = NULL")
+    with database.write() as write:  # as the store does it, without what comes next
+        write.execute(documents.update().values(state="cancelled", spooled=None))
     assert list((tmp_path / "spool").iterdir())
     JobStore(database, spool).start()
     assert not list((tmp_path / "spool").iterdir())
-    with database.transaction() as read:
-        assert not read.execute("SELECT * FROM freed_files").fetchall()
+    with database.read() as read:
+        assert not read.execute(freed_files.select()).all()
     database.close()
 
 

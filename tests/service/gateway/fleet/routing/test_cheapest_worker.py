@@ -67,7 +67,7 @@ works = st.lists(
     sent=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=4),
     expected=st.dictionaries(st.integers(0, 9), st.integers(0, 30), max_size=4),
     slower_tiers=st.booleans(),
-    kept_prompts=st.booleans(),
+    prefix_cache=st.booleans(),
     data=st.data(),
 )
 def test_the_chosen_worker_is_the_cheapest_of_all(
@@ -80,7 +80,7 @@ def test_the_chosen_worker_is_the_cheapest_of_all(
     sent: list[tuple[int, int]],
     expected: dict[int, int],
     slower_tiers: bool,
-    kept_prompts: bool,
+    prefix_cache: bool,
     data: st.DataObject,
 ) -> None:
     numbers = range(len(known))
@@ -101,7 +101,7 @@ def test_the_chosen_worker_is_the_cheapest_of_all(
     for number, length in sent:
         prefixes.note(BLOCKS[:length], number % len(known))
     router = Router(
-        "cost", table, directory, prefixes, slower_tiers=slower_tiers, kept_prompts=kept_prompts
+        "cost", table, directory, prefixes, slower_tiers=slower_tiers, prefix_cache=prefix_cache
     )
     names = [NAMES[number] for number, _ in documents]
     sizes = [tokens for _, tokens in documents]
@@ -132,7 +132,7 @@ def test_the_chosen_worker_is_the_cheapest_of_all(
             backlog_s=backlogs[number],
             in_flight=known[number].in_flight,
             away=away,
-            reused=max(0, longest.get(number, 0) - system) if kept_prompts else 0,
+            reused=max(0, longest.get(number, 0) - system) if prefix_cache else 0,
         ).total_s
     found = router.costs(work, candidates)
     assert {n: float(found.total_s[n]) for n in candidates} == pytest.approx(totals)

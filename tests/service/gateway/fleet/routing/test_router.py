@@ -38,7 +38,7 @@ def workers(*backlogs_s: float) -> WorkerTable:
 
 def router(table: WorkerTable, policy: Policy = "cost", **options: Any) -> tuple[Router, Directory]:
     directory = Directory()
-    options = {"slower_tiers": True, "kept_prompts": True, **options}
+    options = {"slower_tiers": True, "prefix_cache": True, **options}
     return Router(policy, table, directory, PrefixMap(), **options), directory
 
 
@@ -107,7 +107,7 @@ def test_unknown_documents_have_homes_and_go_where_one_was_sent() -> None:
 
 
 def test_prompts_without_documents_are_spread() -> None:
-    chosen, _ = router(workers(0.0, 0.0), kept_prompts=False)
+    chosen, _ = router(workers(0.0, 0.0), prefix_cache=False)
     counts: Counter[int] = Counter()
     for _ in range(40):
         number = chosen.choose(prompt(), range(2)).number

@@ -17,6 +17,7 @@ from service.worker.kernels.cpu.decode_step import DecoderWeights, Kernel, Layer
 from service.worker.kernels.cpu.weight import Weight
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
+from service.worker.model.kernel_weights import kernel_weights
 from tests.service.worker.forward.test_decode import LENGTHS, decoded
 from tests.service.worker.tiny import (
     FAMILIES,
@@ -47,16 +48,16 @@ def steps(decoder: DecoderModel, lengths: tuple[int, ...] = LONG, ragged: bool =
 
 
 @pytest.fixture
-def by_kernel(monkeypatch: pytest.MonkeyPatch, compiled: Any, bf16_dot: bool) -> None:
+def by_kernel(monkeypatch: pytest.MonkeyPatch, bf16_dot: None) -> None:
     def made(weights: DecoderWeights, k: list[Tensor], v: list[Tensor]) -> Kernel:
         assert decode_step.supports(weights, k, v)
-        return Kernel(compiled, weights, k, v, bf16_dot=bf16_dot)
+        return Kernel(weights, k, v)
 
     monkeypatch.setattr(decode, "kernel_for", made)
 
 
 def test_heads_that_rotate_in_part_decode_by_operations() -> None:
-    assert model_of("phi3", partial_rotary_factor=0.5).weights() is None
+    assert kernel_weights(model_of("phi3", partial_rotary_factor=0.5)) is None
 
 
 BY_KERNEL = [*PLAIN_FAMILIES, "phi3"]
@@ -64,7 +65,7 @@ BY_KERNEL = [*PLAIN_FAMILIES, "phi3"]
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(BY_KERNEL)))
 def test_families_with_other_layers_decode_by_operations(family: str) -> None:
-    assert model_of(family).weights() is None
+    assert kernel_weights(model_of(family)) is None
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -117,7 +118,7 @@ def test_windows(by_kernel: None, monkeypatch: pytest.MonkeyPatch, ragged: bool)
 
 
 @pytest.fixture
-def layer(compiled: Any, bf16_dot: bool) -> SimpleNamespace:
+def layer(bf16_dot: None) -> SimpleNamespace:
     """One layer that only attends: its head reads the first head's output, others nothing."""
     d, rows = 64, 40
     eye, nothing = torch.eye(d).bfloat16(), torch.zeros(d, d).bfloat16()
@@ -135,7 +136,7 @@ def layer(compiled: Any, bf16_dot: bool) -> SimpleNamespace:
     )  # fmt: skip
     random = torch.Generator().manual_seed(1)
     k, v = ([torch.randn(rows, d, generator=random).bfloat16()] for _ in range(2))
-    kernel = Kernel(compiled, weights, k, v, bf16_dot=bf16_dot)
+    kernel = Kernel(weights, k, v)
     return SimpleNamespace(kernel=kernel, weights=weights, k=k[0], v=v[0], d=d)
 
 
@@ -193,7 +194,7 @@ def test_a_sequence_does_not_depend_on_its_batch(by_kernel: None, columns: int) 
 def test_what_it_does_not_take(compiled: Any) -> None:
     decoder = model_of("qwen3")
     pool = [torch.zeros(9, 32, dtype=torch.bfloat16) for _ in range(decoder.layers)]
-    weights = decoder.weights()
+    weights = kernel_weights(decoder)
     assert weights is not None and decode_step.supports(weights, pool, pool)
     assert decode_step.kernel_for(weights, pool, pool) is not None
     assert decode_step.kernel_for(None, pool, pool) is None
@@ -201,6 +202,6 @@ def test_what_it_does_not_take(compiled: Any) -> None:
     assert not decode_step.supports(replace(weights, cos=weights.cos.double()), pool, pool)
     assert not decode_step.supports(replace(weights, norm=weights.norm[::2]), pool, pool)
     for changes in ({"head_dim": 16}, {"intermediate_size": 80}, {"hidden_size": 48}):
-        other = model_of("qwen3", **changes).weights()
+        other = kernel_weights(model_of("qwen3", **changes))
         assert other is not None and not decode_step.supports(other, pool, pool)
-    assert model_of("qwen3", hidden_act="gelu").weights() is None
+    assert kernel_weights(model_of("qwen3", hidden_act="gelu")) is None

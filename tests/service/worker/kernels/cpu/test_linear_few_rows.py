@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,9 +11,7 @@ from tests.service.worker.tiny import assert_close
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 
 
-@pytest.fixture(scope="module")
-def kernel(compiled: Any, bf16_dot: bool) -> linear_few_rows.Kernel:
-    return linear_few_rows.Kernel(compiled, bf16_dot=bf16_dot)
+pytestmark = pytest.mark.usefixtures("bf16_dot")
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -27,12 +23,12 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("outs", [1, 3, 16, 61])
 @pytest.mark.parametrize("columns", [32, 96, 896, 2080])
 @pytest.mark.parametrize("bias", [False, True])
-def test_it_is_the_exact_product_rounded(kernel, rows, outs, columns, bias) -> None:
+def test_it_is_the_exact_product_rounded(rows, outs, columns, bias) -> None:
     """Every number of rows that has a path of its own, whole and broken blocks of weights."""
     x, weight = drawn(rows, columns, seed=1) * 8, drawn(outs, columns, seed=2)
     added = drawn(outs, seed=3) if bias else None
     expected = x.double() @ weight.double().t() + (0 if added is None else added.double())
-    ours = kernel.linear(x, weight, added)
+    ours = linear_few_rows.linear(x, weight, added)
     assert ours.dtype == torch.bfloat16
     # What a sum in fp32 may be off, and one rounding: half a unit in the last place.
     allowed = expected.abs() * 2**-8 * 1.01 + 1e-5
@@ -40,46 +36,45 @@ def test_it_is_the_exact_product_rounded(kernel, rows, outs, columns, bias) -> N
 
 
 @pytest.mark.parametrize("columns", [896, 2080])
-def test_a_row_does_not_depend_on_its_batch(kernel, columns: int) -> None:
+def test_a_row_does_not_depend_on_its_batch(columns: int) -> None:
     """Nor on the runs of columns that a larger batch goes through."""
     x, weight = drawn(33, columns, seed=1), drawn(200, columns, seed=2)
-    alone = torch.cat([kernel.linear(row[None], weight) for row in x])
+    alone = torch.cat([linear_few_rows.linear(row[None], weight) for row in x])
     for rows in (*range(2, 10), 33):
-        assert kernel.linear(x[:rows], weight).equal(alone[:rows])
+        assert linear_few_rows.linear(x[:rows], weight).equal(alone[:rows])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_nothing(kernel, threads: int) -> None:
+def test_threads_change_nothing(threads: int) -> None:
     x, weight = drawn(21, 1056, seed=1), drawn(1003, 1056, seed=2)
     assert weight.numel() >= linear_few_rows.MIN_PARALLEL
     before = torch.get_num_threads()
-    expected = kernel.linear(x, weight)
+    expected = linear_few_rows.linear(x, weight)
     try:
         torch.set_num_threads(threads)
-        assert kernel.linear(x, weight).equal(expected)
+        assert linear_few_rows.linear(x, weight).equal(expected)
     finally:
         torch.set_num_threads(before)
 
 
-def test_slices_are_read_where_they_lie(kernel) -> None:
+def test_slices_are_read_where_they_lie() -> None:
     """Rows of a weight that are further apart than they are long, and rows of x that are."""
     whole, wide_x = drawn(40, 128, seed=1), drawn(3, 128, seed=2)
     x, weight = wide_x[:, :64], whole[5:30, 32:96]
-    ours = kernel.linear(x, weight)
+    ours = linear_few_rows.linear(x, weight)
     assert_close("linear_few_rows", ours.double(), x.double() @ weight.double().t(), BF16)
 
 
-def test_ties_infinities_and_what_is_no_number(kernel) -> None:
+def test_ties_infinities_and_what_is_no_number() -> None:
     weight = torch.zeros(4, 32, dtype=torch.bfloat16)
     weight[0, 0], weight[0, 1] = 1.0, 2**-9  # half a unit in the last place of 1: to even
     weight[1, 0], weight[1, 1] = 1 + 2**-7, 2**-9 + 2**-12
     weight[2, 0], weight[3, 0] = float("inf"), float("nan")
-    out = kernel.linear(torch.ones(1, 32, dtype=torch.bfloat16), weight)[0]
+    out = linear_few_rows.linear(torch.ones(1, 32, dtype=torch.bfloat16), weight)[0]
     assert out[0] == 1.0 and out[1] == 1 + 2**-7 and out[2] == float("inf") and out[3].isnan()
 
 
-def test_other_products_are_torchs(kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_few_rows, "kernel", lambda: kernel)
+def test_other_products_are_torchs() -> None:
     x, weight = drawn(2, 64, seed=1), drawn(8, 64, seed=2)
     assert linear_few_rows.supports(x, weight)
     assert not linear_few_rows.supports(x.float(), weight.float())

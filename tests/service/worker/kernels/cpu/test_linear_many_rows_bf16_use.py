@@ -17,39 +17,27 @@ from service.worker.kernels.cpu import (
     linear_many_rows_bf16,
     linear_many_rows_fp32,
     native,
-    prefill_attention,
 )
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
 from service.worker.steps import run
+from tests.service.worker.conftest import use_bf16_dot
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320}
 
 
-@pytest.fixture(scope="module")
-def kernel(compiled: Any) -> linear_many_rows_bf16.Kernel:
-    if not compiled.cpu()[1]:
-        pytest.skip("this CPU has no AVX512-BF16")
-    return linear_many_rows_bf16.Kernel(compiled)
-
-
-@pytest.fixture(scope="module")
-def plain(compiled: Any) -> linear_many_rows_fp32.Kernel:
-    return linear_many_rows_fp32.Kernel(compiled)
+@pytest.fixture
+def fast_bf16(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This CPU multiplies bfloat16 faster than fp32."""
+    use_bf16_dot(compiled, monkeypatch, True)
 
 
 @pytest.fixture
-def fast_bf16(
-    kernel: linear_many_rows_bf16.Kernel,
-    plain: linear_many_rows_fp32.Kernel,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """This CPU multiplies bfloat16 faster than fp32, and has both kernels."""
-    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: kernel)
-    monkeypatch.setattr(linear_many_rows_fp32, "kernel", lambda: plain)
-    monkeypatch.setattr(linear_few_rows, "kernel", lambda: None)
+def only_many_rows(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no kernel for few rows."""
+    monkeypatch.setattr(linear_few_rows, "supports", lambda *_, **__: False)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -73,19 +61,6 @@ def test_what_the_cpu_is_decides_and_nothing_else(
     assert native.has_bf16_dot.__wrapped__() is False
 
 
-@pytest.mark.parametrize("bf16_dot", [False, True])
-def test_all_kernels_go_the_same_way(
-    compiled: Any, bf16_dot: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "has_bf16_dot", lambda: bf16_dot)
-    for module in (linear_few_rows, prefill_attention):
-        made = Mock()
-        monkeypatch.setattr(module, "Kernel", made)
-        assert module.kernel.__wrapped__() is made.return_value
-        made.assert_called_once_with(compiled, bf16_dot=bf16_dot)
-    assert (linear_many_rows_bf16.kernel.__wrapped__() is not None) is bf16_dot
-
-
 def test_other_products_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = drawn(60, 64, seed=1), drawn(32, 64, seed=2)
     assert linear_many_rows_bf16.supports(x, weight)
@@ -94,7 +69,7 @@ def test_other_products_are_not_its_own(fast_bf16: None, monkeypatch: pytest.Mon
     assert not linear_many_rows_bf16.supports(x, weight[:20])
     assert not linear_many_rows_bf16.supports(x, weight.t().contiguous().t())
     assert not linear_many_rows_bf16.supports(x, weight, weight.float())
-    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: None)
+    monkeypatch.setattr(native, "has_bf16_dot", lambda: False)
     assert not linear_many_rows_bf16.supports(x, weight)
 
 
@@ -112,19 +87,19 @@ def test_other_mlps_are_not_its_own(fast_bf16: None, monkeypatch: pytest.MonkeyP
     assert not supports(x, gate, up, down.t().contiguous().t(), F.silu)
     further_apart = torch.cat([up, up], 1)[:, :64]
     assert not supports(x, gate, further_apart, down, F.silu)
-    monkeypatch.setattr(linear_many_rows_bf16, "kernel", lambda: None)
+    monkeypatch.setattr(native, "has_bf16_dot", lambda: False)
     assert not supports(x, gate, up, down, F.silu)
 
 
-def test_it_is_what_bfloat16_goes_through(kernel, plain, fast_bf16: None) -> None:
+def test_it_is_what_bfloat16_goes_through(only_many_rows: None) -> None:
     """`wide` hands over what it serves, and the rest to those that come after it."""
     x, bias, (gate, up, down) = drawn(70, 64, seed=1), drawn(96, seed=5), weights()
-    assert cpu_linear.linear(x, gate, bias).equal(kernel.linear(x, gate, bias))
+    assert cpu_linear.linear(x, gate, bias).equal(linear_many_rows_bf16.linear(x, gate, bias))
     assert cpu_linear.supports_gated_mlp(x, gate, up, down, F.silu)
     ours = run(cpu_linear.gated_mlp(x, gate, up, down, F.silu))
-    assert ours.equal(run(kernel.gated_mlp(x, gate, up, down)))
+    assert ours.equal(run(linear_many_rows_bf16.gated_mlp(x, gate, up, down)))
     gelu = run(cpu_linear.gated_mlp(x, gate, up, down, F.gelu))
-    assert gelu.equal(run(plain.gated_mlp(x, gate, up, down, F.gelu)))
+    assert gelu.equal(run(linear_many_rows_fp32.gated_mlp(x, gate, up, down, F.gelu)))
 
 
 def test_a_cpu_that_has_it_is_not_slow_at_bfloat16(
@@ -154,9 +129,7 @@ def test_an_adapter_calls_silu_by_its_name(
     assert call.args[4] is (F.silu if named else decoder.blocks[0].mlp.act_fn)
 
 
-def test_rows_of_a_model_go_through_it(
-    fast_bf16: None, compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_model_go_through_it(fast_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a prompt; rows of a batch never do, and do not depend on its size."""
     decoder = decoder_for(random_model(tiny_config("qwen3", **WIDTHS), dtype=torch.bfloat16))
     x, attended = (
@@ -166,9 +139,6 @@ def test_rows_of_a_model_go_through_it(
     linear, mlp = (
         Mock(wraps=linear_many_rows_bf16.linear),
         Mock(wraps=linear_many_rows_bf16.gated_mlp),
-    )
-    monkeypatch.setattr(
-        linear_few_rows, "kernel", lambda: linear_few_rows.Kernel(compiled, bf16_dot=True)
     )
     monkeypatch.setattr(linear_many_rows_bf16, "linear", linear)
     monkeypatch.setattr(linear_many_rows_bf16, "gated_mlp", mlp)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import prefill_attention
-from service.worker.kernels.cpu.prefill_attention import KEYS, QUERIES, Kernel
+from service.worker.kernels.cpu import native, prefill_attention
+from service.worker.kernels.cpu.prefill_attention import KEYS, QUERIES
 from service.worker.model.attention import attend_rows, attend_with_scores
 from tests.service.worker.tiny import assert_close
 
@@ -28,9 +26,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def kernel(compiled: Any, bf16_dot: bool) -> Kernel:
-    return Kernel(compiled, bf16_dot=bf16_dot)
+pytestmark = pytest.mark.usefixtures("bf16_dot")
 
 
 def drawn(
@@ -57,10 +53,10 @@ def exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_at_scattered_indices(kernel: Kernel, shape: tuple[int, int, int, int, int]) -> None:
+def test_rows_at_scattered_indices(shape: tuple[int, int, int, int, int]) -> None:
     q, k, v, rows = drawn(shape)
-    assert prefill_attention.kernel_for(q, k, v) is not None or prefill_attention.kernel() is None
-    ours = kernel.attend(q, k, v, rows + 1, SCALE)
+    assert prefill_attention.supports(q, k, v)
+    ours = prefill_attention.attend(q, k, v, rows + 1, SCALE)
     assert ours.dtype == torch.bfloat16
     assert_close("attention of a prompt's rows", ours.double(), exact(q, k, v, rows + 1), 4 * BF16)
 
@@ -74,28 +70,28 @@ def exact_key_scores(q: Tensor, k: Tensor, seen: Tensor, share: Tensor) -> Tenso
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("size", [1, 16])
-def test_attention_that_each_key_gets(
-    kernel: Kernel, shape: tuple[int, int, int, int, int], size
-) -> None:
+def test_attention_that_each_key_gets(shape: tuple[int, int, int, int, int], size) -> None:
     """Softmax weights times their row's weight, summed by key; attention is as without scores."""
     q, k, v, rows = drawn(shape, size)
     share = torch.rand(len(rows), generator=torch.Generator().manual_seed(1)) + 0.1
-    attended, scores = kernel.attend_with_scores(q, k, v, rows + 1, row_weights=share, scale=SCALE)
-    assert attended.equal(kernel.attend(q, k, v, rows + 1, SCALE))
+    attended, scores = prefill_attention.attend_with_scores(
+        q, k, v, rows + 1, row_weights=share, scale=SCALE
+    )
+    assert attended.equal(prefill_attention.attend(q, k, v, rows + 1, SCALE))
     expected = exact_key_scores(q, k, rows + 1, share)
     assert scores.dtype == torch.float32 and not scores[int(rows[-1]) + 1 :].any()
     # Large scores lose digits in fp32 before they are exponents.
     assert_close("attention by key", scores.double(), expected, 1e-5 if size == 1 else 1e-2)
 
 
-def test_row_weights_of_any_dtype_but_not_of_any_number(kernel: Kernel) -> None:
+def test_row_weights_of_any_dtype_but_not_of_any_number() -> None:
     """They come from methods, which may be plugins."""
     q, k, v, rows = drawn(SHAPES[4])
     share = torch.arange(len(rows)) * 2
 
     def scores(row_weights: Tensor) -> Tensor:
         given = {"row_weights": row_weights, "scale": SCALE}
-        return kernel.attend_with_scores(q, k, v, rows + 1, **given)[1]
+        return prefill_attention.attend_with_scores(q, k, v, rows + 1, **given)[1]
 
     expected = scores(share.float())
     for other in (share, share.double(), share.float().repeat_interleave(2)[::2]):
@@ -104,18 +100,16 @@ def test_row_weights_of_any_dtype_but_not_of_any_number(kernel: Kernel) -> None:
         scores(share[1:].float())
 
 
-def test_attention_that_each_key_gets_is_torchs(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_that_each_key_gets_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also over keys at indices of their own, in any number of threads."""
     q, k, v, rows = drawn(SHAPES[5])
     share, key_rows = torch.linspace(0, 1, len(rows)), torch.arange(0, 500, 2)
     q, rows, share = q[2:], rows[2:], share[2:]
     keys, values = k[:, key_rows].contiguous(), v[:, key_rows].contiguous()
     given = (q, keys, values, rows, share, SCALE)
-    monkeypatch.setattr(prefill_attention, "kernel", lambda: None)
-    attended, scores = attend_with_scores(*given, key_rows=key_rows)
-    monkeypatch.setattr(prefill_attention, "kernel", lambda: kernel)
+    with monkeypatch.context() as without:
+        without.setattr(native, "module", lambda: None)
+        attended, scores = attend_with_scores(*given, key_rows=key_rows)
     before = torch.get_num_threads()
     try:
         results = []
@@ -129,39 +123,38 @@ def test_attention_that_each_key_gets_is_torchs(
     assert_close("torch's", results[0][0].double(), attended.double(), 8 * BF16)
 
 
-def test_large_scores(kernel: Kernel) -> None:
+def test_large_scores() -> None:
     """In the thousands: nothing overflows, and the weights are those of the largest."""
     q, k, v, rows = drawn(SHAPES[5], size=16)
-    ours = kernel.attend(q, k, v, rows + 1, SCALE)
+    ours = prefill_attention.attend(q, k, v, rows + 1, SCALE)
     assert_close("of large scores", ours.double(), exact(q, k, v, rows + 1), 64 * BF16)
 
 
-def test_what_is_not_a_number_stays_so(kernel: Kernel) -> None:
+def test_what_is_not_a_number_stays_so() -> None:
     q, k, v, rows = drawn(SHAPES[5])
     k[0, int(rows[60])] = float("nan")
-    ours = kernel.attend(q, k, v, rows + 1, SCALE).view(len(rows), 2, -1)
+    ours = prefill_attention.attend(q, k, v, rows + 1, SCALE).view(len(rows), 2, -1)
     assert ours[:60].isfinite().all()
     assert ours[60:, 0].isnan().all()
     assert ours[60:, 1].isfinite().all()
 
 
-def test_a_row_does_not_depend_on_others_nor_on_threads(kernel: Kernel) -> None:
+def test_a_row_does_not_depend_on_others_nor_on_threads() -> None:
     q, k, v, rows = drawn(SHAPES[5])
-    together = kernel.attend(q, k, v, rows + 1, SCALE)
+    together = prefill_attention.attend(q, k, v, rows + 1, SCALE)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert kernel.attend(q, k, v, rows + 1, SCALE).equal(together)
+        assert prefill_attention.attend(q, k, v, rows + 1, SCALE).equal(together)
     finally:
         torch.set_num_threads(before)
     some = torch.tensor([3, 40, 41, 129])
-    assert kernel.attend(q[some], k, v, rows[some] + 1, SCALE).equal(together[some])
+    assert prefill_attention.attend(q[some], k, v, rows[some] + 1, SCALE).equal(together[some])
 
 
-def test_keys_at_indices_of_their_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_at_indices_of_their_own() -> None:
     """As a pass over part of the cache sees them."""
     q, k, v, rows = drawn(SHAPES[5])
-    monkeypatch.setattr(prefill_attention, "kernel", lambda: kernel)
     q, rows = q[2:], rows[2:]
     key_rows = torch.cat([torch.arange(0, int(rows[0]) + 1), rows[1:]]).unique()
     k, v = (x[:, key_rows].contiguous() for x in (k, v))
@@ -172,8 +165,6 @@ def test_keys_at_indices_of_their_own(kernel: Kernel, monkeypatch: pytest.Monkey
 
 def test_others_are_left_to_torch() -> None:
     q, k, v, _ = drawn(SHAPES[5])
-    assert prefill_attention.kernel_for(q.float(), k.float(), v.float()) is None
-    assert prefill_attention.kernel_for(q[..., :40], k[..., :40], v[..., :40]) is None
-    assert (
-        prefill_attention.kernel_for(q, k.transpose(0, 1).contiguous().transpose(0, 1), v) is None
-    )
+    assert not prefill_attention.supports(q.float(), k.float(), v.float())
+    assert not prefill_attention.supports(q[..., :40], k[..., :40], v[..., :40])
+    assert not prefill_attention.supports(q, k.transpose(0, 1).contiguous().transpose(0, 1), v)

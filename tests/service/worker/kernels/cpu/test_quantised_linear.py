@@ -26,17 +26,11 @@ def exact(weight: Weight) -> Tensor:
     return weight.dequantised(torch.float32).double()
 
 
-@pytest.fixture(scope="module")
-def kernel(compiled: Any, bf16_dot: bool) -> linear_few_rows.Kernel:
-    return linear_few_rows.Kernel(compiled, bf16_dot=bf16_dot)
-
-
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])
 def by_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernels, and as where they are not compiled."""
     if not request.param:
         monkeypatch.setattr(native, "module", lambda: None)
-        monkeypatch.setattr(linear_few_rows, "kernel", lambda: None)
 
 
 def test_values_are_rounded_to_the_nearest_level() -> None:
@@ -67,15 +61,16 @@ def test_the_kernel_dequantises_as_torch_does(
     assert ours.equal(weight.dequantised(torch.bfloat16))
 
 
+@pytest.mark.usefixtures("bf16_dot")
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("rows", [*range(1, 10), 17, 32])
 @pytest.mark.parametrize("outs, columns", [(1, 32), (61, 96), (40, 2080)])
-def test_few_rows_are_the_exact_product_rounded(kernel, bits, rows, outs, columns) -> None:
+def test_few_rows_are_the_exact_product_rounded(bits, rows, outs, columns) -> None:
     x, bias = drawn(rows, columns, seed=1) * 8, drawn(outs, seed=3)
     weight = quantised(drawn(outs, columns, seed=2), bits)
     whole = exact(weight)
     expected = x.double() @ whole.t() + bias.double()
-    ours = kernel.product(x, Weight(weight.values, weight.scales, bias)).double()
+    ours = linear_few_rows.product(x, Weight(weight.values, weight.scales, bias)).double()
     # One rounding of the result, and for int4 with bfloat16 dot products one of each weight.
     allowed = expected.abs() * 2**-8 * 1.01 + 1e-4
     if bits == 4:
@@ -83,12 +78,13 @@ def test_few_rows_are_the_exact_product_rounded(kernel, bits, rows, outs, column
     assert bool(((ours - expected).abs() <= allowed).all())
 
 
+@pytest.mark.usefixtures("bf16_dot")
 @pytest.mark.parametrize("bits", BITS)
-def test_a_row_does_not_depend_on_its_batch(kernel, bits: int) -> None:
+def test_a_row_does_not_depend_on_its_batch(bits: int) -> None:
     x, weight = drawn(33, 2080, seed=1), quantised(drawn(100, 2080, seed=2), bits)
-    alone = torch.cat([kernel.product(row[None], weight) for row in x])
+    alone = torch.cat([linear_few_rows.product(row[None], weight) for row in x])
     for rows in (*range(2, 10), 33):
-        assert kernel.product(x[:rows], weight).equal(alone[:rows])
+        assert linear_few_rows.product(x[:rows], weight).equal(alone[:rows])
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from service.worker.forward.kv_placement import write_rows
-from service.worker.kernels.cpu import rotation
-from service.worker.kernels.cpu.rotation import Kernel
+from service.worker.kernels.cpu import native, rotation
 from service.worker.model.rope import RotaryTable
 
 ROWS, HEADS = 37, 3
 
 
-@pytest.fixture(scope="module")
-def kernel(compiled: Any) -> Kernel:
-    return Kernel(compiled)
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def table(d: int) -> RotaryTable:
@@ -26,7 +22,7 @@ def table(d: int) -> RotaryTable:
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128])
-def test_as_torch_to_the_bit(kernel: Kernel, d: int) -> None:
+def test_as_torch_to_the_bit(d: int) -> None:
     """From a stored chunk into a head-major cache, at positions in any order."""
     random = torch.Generator().manual_seed(d)
     turns = table(d)
@@ -35,7 +31,7 @@ def test_as_torch_to_the_bit(kernel: Kernel, d: int) -> None:
     positions = torch.randint(0, 500, (ROWS,), generator=random)
     expected = turns.at(positions)(x)
     cache = torch.zeros(HEADS, ROWS + 9, d).bfloat16()
-    kernel.rotate(
+    rotation.rotate(
         x,
         cache[:, 4 : 4 + ROWS].transpose(0, 1),
         positions=positions,
@@ -62,7 +58,7 @@ def stored(random: torch.Generator, lengths: list[int], d: int) -> list[rotation
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("lengths", [[], [1], [5, 1, 64], [2, 300, 41, 7]])
 def test_segments_go_to_their_places(
-    kernel: Kernel, lengths: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one by one by torch, to the bit, and nothing else is touched; threads share all rows,
     wherever a segment ends."""
@@ -80,52 +76,39 @@ def test_segments_go_to_their_places(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        kernel.place(segments, k_all, v_all, positions=positions, cos=turns.cos, sin=turns.sin)
+        rotation.place(segments, k_all, v_all, positions=positions, cos=turns.cos, sin=turns.sin)
     finally:
         torch.set_num_threads(before)
     assert k_all.equal(expected_k) and v_all.equal(expected_v)
 
 
-def test_other_segments_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "kernel", lambda: kernel)
+def test_other_segments_are_left_to_torch() -> None:
     segments = stored(torch.Generator().manual_seed(0), [4, 5], 64)
     cache, positions = torch.zeros(HEADS, 20, 64).bfloat16(), torch.arange(20)
     [(start, k, v), other] = segments
-    assert rotation.placement_kernel_for(segments, cache, cache, positions) is kernel
-    assert rotation.placement_kernel_for([], cache, cache, positions) is kernel
-    assert (
-        rotation.placement_kernel_for([(start, k.float(), v), other], cache, cache, positions)
-        is None
+    assert rotation.supports_placement(segments, cache, cache, positions)
+    assert rotation.supports_placement([], cache, cache, positions)
+    assert not rotation.supports_placement([(start, k.float(), v), other], cache, cache, positions)
+    assert not rotation.supports_placement([other, (start, k, v.float())], cache, cache, positions)
+    assert not rotation.supports_placement(
+        [(start, k.mT.contiguous().mT, v)], cache, cache, positions
     )
-    assert (
-        rotation.placement_kernel_for([other, (start, k, v.float())], cache, cache, positions)
-        is None
-    )
-    assert (
-        rotation.placement_kernel_for([(start, k.mT.contiguous().mT, v)], cache, cache, positions)
-        is None
-    )
-    assert (
-        rotation.placement_kernel_for([(start, k[:, 1:], v), other], cache, cache, positions)
-        is None
-    )
-    assert (
-        rotation.placement_kernel_for([(start, k, v[:-1]), other], cache, cache, positions) is None
-    )
-    assert rotation.placement_kernel_for([(17, k, v)], cache, cache, positions) is None
-    assert rotation.placement_kernel_for(segments, cache, cache[:, 1:], positions) is None
-    assert rotation.placement_kernel_for(segments, cache, cache, positions[:-1]) is None
-    assert rotation.placement_kernel_for(segments, cache.float(), cache, positions) is None
-    assert rotation.placement_kernel_for(segments, cache, cache.float(), positions) is None
-    assert rotation.placement_kernel_for(segments, cache, cache.transpose(0, 1), positions) is None
-    assert rotation.placement_kernel_for(segments, cache, cache, positions.int()) is None
-    assert rotation.placement_kernel_for(segments, cache, cache, torch.arange(40)[::2]) is None
+    assert not rotation.supports_placement([(start, k[:, 1:], v), other], cache, cache, positions)
+    assert not rotation.supports_placement([(start, k, v[:-1]), other], cache, cache, positions)
+    assert not rotation.supports_placement([(17, k, v)], cache, cache, positions)
+    assert not rotation.supports_placement(segments, cache, cache[:, 1:], positions)
+    assert not rotation.supports_placement(segments, cache, cache, positions[:-1])
+    assert not rotation.supports_placement(segments, cache.float(), cache, positions)
+    assert not rotation.supports_placement(segments, cache, cache.float(), positions)
+    assert not rotation.supports_placement(segments, cache, cache.transpose(0, 1), positions)
+    assert not rotation.supports_placement(segments, cache, cache, positions.int())
+    assert not rotation.supports_placement(segments, cache, cache, torch.arange(40)[::2])
     small_heads = torch.zeros(HEADS, 20, 48).bfloat16()
-    assert rotation.placement_kernel_for([], small_heads, small_heads, positions) is None
+    assert not rotation.supports_placement([], small_heads, small_heads, positions)
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 4, 5], [0, 7, 8, 30, 31]])
-def test_rows_go_to_their_places(kernel: Kernel, rows: list[int]) -> None:
+def test_rows_go_to_their_places(rows: list[int]) -> None:
     """As by torch, to the bit, and nothing else is touched."""
     d, at, random = 64, torch.tensor(rows), torch.Generator().manual_seed(len(rows))
     [(_, k, v)], turns = stored(random, [len(rows)], d), table(d)
@@ -133,34 +116,31 @@ def test_rows_go_to_their_places(kernel: Kernel, rows: list[int]) -> None:
     expected_k, expected_v = k_all.clone(), v_all.clone()
     expected_k[:, at] = turns.at(at)(k).transpose(0, 1)
     expected_v[:, at] = v.transpose(0, 1)
-    kernel.write(k, v, k_all, v_all, rows=at, cos=turns.cos, sin=turns.sin)
+    rotation.write(k, v, k_all, v_all, rows=at, cos=turns.cos, sin=turns.sin)
     assert k_all.equal(expected_k) and v_all.equal(expected_v)
 
 
-def test_other_rows_are_left_to_torch(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "kernel", lambda: kernel)
+def test_other_rows_are_left_to_torch() -> None:
     [(_, k, v)] = stored(torch.Generator().manual_seed(0), [3], 64)
     cache, rows = torch.zeros(HEADS, 20, 64).bfloat16(), torch.tensor([0, 4, 19])
-    assert rotation.row_write_kernel_for(k, v, cache, cache, rows) is kernel
-    assert rotation.row_write_kernel_for(k.float(), v, cache, cache, rows) is None
-    assert rotation.row_write_kernel_for(k, v.float(), cache, cache, rows) is None
-    assert rotation.row_write_kernel_for(k, v[:, 1:], cache, cache, rows) is None
-    assert rotation.row_write_kernel_for(k, v, cache, cache, rows[:2]) is None
-    assert rotation.row_write_kernel_for(k, v, cache, cache, rows + 1) is None
-    assert rotation.row_write_kernel_for(k, v, cache, cache, rows - 1) is None
-    assert rotation.row_write_kernel_for(k, v, cache, cache, rows.int()) is None
-    assert rotation.row_write_kernel_for(k, v, cache, cache[:, :18], rows) is None
-    assert rotation.row_write_kernel_for(k, v, cache.float(), cache, rows) is None
-    assert rotation.row_write_kernel_for(k[:0], v[:0], cache, cache, rows[:0]) is None
+    assert rotation.supports_write(k, v, cache, cache, rows)
+    assert not rotation.supports_write(k.float(), v, cache, cache, rows)
+    assert not rotation.supports_write(k, v.float(), cache, cache, rows)
+    assert not rotation.supports_write(k, v[:, 1:], cache, cache, rows)
+    assert not rotation.supports_write(k, v, cache, cache, rows[:2])
+    assert not rotation.supports_write(k, v, cache, cache, rows + 1)
+    assert not rotation.supports_write(k, v, cache, cache, rows - 1)
+    assert not rotation.supports_write(k, v, cache, cache, rows.int())
+    assert not rotation.supports_write(k, v, cache, cache[:, :18], rows)
+    assert not rotation.supports_write(k, v, cache.float(), cache, rows)
+    assert not rotation.supports_write(k[:0], v[:0], cache, cache, rows[:0])
 
 
-def test_a_cache_is_written_the_same_without_it(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_is_written_the_same_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     [(_, k, v)], turns = stored(torch.Generator().manual_seed(0), [3], 64), table(64)
     written = []
-    for found in (None, kernel):
-        monkeypatch.setattr(rotation, "kernel", lambda found=found: found)
+    for found in (None, native.module()):
+        monkeypatch.setattr(native, "module", lambda found=found: found)
         for rows, n in ((torch.tensor([1, 4, 8]), 9), (torch.arange(3), 3)):
             k_all, v_all = torch.zeros(2, HEADS, n, 64).bfloat16()
             write_rows(turns, k_all, v_all, k, v, rows)
@@ -171,9 +151,7 @@ def test_a_cache_is_written_the_same_without_it(
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("rows", [1, 2, 211])
-def test_threads_change_nothing(
-    kernel: Kernel, threads: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_change_nothing(threads: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are fewer rows than threads."""
     monkeypatch.setattr(rotation, "MIN_PARALLEL", 1)
     turns, x = table(64), torch.randn(rows, 5, 64).bfloat16()[:, 1:4]
@@ -182,34 +160,34 @@ def test_threads_change_nothing(
     out = cache[:, 1:-1].transpose(0, 1)
     try:
         torch.set_num_threads(threads)
-        kernel.rotate(x, out, positions=positions, cos=turns.cos, sin=turns.sin)
+        rotation.rotate(x, out, positions=positions, cos=turns.cos, sin=turns.sin)
     finally:
         torch.set_num_threads(before)
     assert out.equal(turns.at(positions)(x))
     assert not cache[:, 0].any() and not cache[:, -1].any()
 
 
-def test_few_rows_wake_no_threads(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_wake_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Mock()
-    monkeypatch.setattr(kernel, "_rotate", asked)
+    monkeypatch.setattr(native, "call", asked)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     turns = table(64)
     for rows, threads in ((1, 1), (rotation.MIN_PARALLEL // 64, 3)):
         x, positions = torch.zeros(rows, 1, 64).bfloat16(), torch.zeros(rows, dtype=torch.long)
-        kernel.rotate(x, x, positions=positions, cos=turns.cos, sin=turns.sin)
+        rotation.rotate(x, x, positions=positions, cos=turns.cos, sin=turns.sin)
         assert asked.call_args.args[-1] == threads
 
 
-def test_the_table_uses_it(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "kernel", lambda: kernel)
+def test_the_table_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     turns, x = table(64), torch.randn(5, 2, 64).bfloat16()
-    positions = torch.arange(7, 12)
-    assert turns.rotate(x, positions).equal(turns.at(positions)(x))
+    positions, used = torch.arange(7, 12), Mock(wraps=rotation.rotate)
+    monkeypatch.setattr(rotation, "rotate", used)
+    assert turns.rotate(x, positions).equal(turns.at(positions)(x)) and used.called
 
 
 def test_others_are_left_to_torch() -> None:
     x, positions = torch.randn(5, 2, 64).bfloat16(), torch.arange(5)
-    assert rotation.kernel_for(x.float(), positions, x.float()) is None
-    assert rotation.kernel_for(x[..., :40], positions, x[..., :40]) is None
-    assert rotation.kernel_for(x, torch.arange(10)[::2], x) is None
-    assert rotation.kernel_for(x, positions.int(), x) is None
+    assert not rotation.supports(x.float(), positions, x.float())
+    assert not rotation.supports(x[..., :40], positions, x[..., :40])
+    assert not rotation.supports(x, torch.arange(10)[::2], x)
+    assert not rotation.supports(x, positions.int(), x)

@@ -1,0 +1,173 @@
+"""`kvstitch keys` and `kvstitch migrate`: both work on a data folder or its database itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from service.cli.output import console, emit, table
+from service.cli.service_client import WrongArgument
+from service.gateway.auth.key_text import SCOPES
+from service.gateway.auth.quotas import Limits
+from service.settings import default_data_dir, load
+
+if TYPE_CHECKING:
+    from service.gateway.auth.keys import KeyStore, StoredKey
+
+# The gateway's databases are imported where they are used, because every command imports this
+# module: with SQLAlchemy they take half a second of a core.
+DAY_S = 86_400
+
+
+def add_key_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Works on the data folder itself, also while a service runs from it."
+    commands = parser.add_subparsers(required=True, metavar="ACTION")
+    create_command = commands.add_parser("create", help="make a key; it is shown once")
+    add = create_command.add_argument
+    add("--tenant", default="", help="whose documents it sees (default: the unnamed tenant's)")
+    add("--name", default="", help="a word for people")
+    add("--adapter", default="", help="the LoRA adapter that answers its requests (default: any)")
+    add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all)")
+    add("--expires-days", type=float, help="default: never")
+    add("--max-documents", type=int, help="documents the tenant may have when this key adds some")
+    add("--max-bytes", type=int, help="bytes of text, likewise")
+    add("--requests-per-minute", type=int)
+    add("--tokens-per-minute", type=int, help="of prompts and answers")
+    create_command.set_defaults(command=create)
+    list_command = commands.add_parser("list", help="show all keys, without their secrets")
+    list_command.set_defaults(command=show)
+    revoke_command = commands.add_parser("revoke", help="refuse a key from now on")
+    revoke_command.add_argument("key_id", metavar="KEY_ID")
+    revoke_command.set_defaults(command=revoke)
+    for command in (create_command, list_command, revoke_command):
+        command.add_argument("--data-dir", help="the service's data folder")
+        command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def create(args: argparse.Namespace) -> int:
+    """Make a key; print it on stdout, and what it may do on stderr."""
+    limits = Limits(
+        args.max_documents, args.max_bytes, args.requests_per_minute, args.tokens_per_minute
+    )
+    days = args.expires_days
+    with _store(args) as store:
+        text, key = store.create(
+            tenant=args.tenant,
+            name=args.name,
+            adapter=args.adapter,
+            scopes=frozenset(args.scope or SCOPES),
+            limits=limits,
+            expires=None if days is None else time.time() + days * DAY_S,
+        )
+    if args.json:
+        emit({"key": text, **_fields(key)})
+        return 0
+    print(text)
+    print(
+        f"key {key.key_id} of {_tenant(key)}: {', '.join(sorted(key.scopes))}; it is not shown "
+        "again. Clients of the command line read it from KVSTITCH_API_KEY.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """List all keys."""
+    with _store(args) as store:
+        keys = store.all()
+    if args.json:
+        emit([_fields(key) for key in keys])
+        return 0
+    shown = table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
+    for key in keys:
+        limits = [f"{name}={value}" for name, value in asdict(key.limits).items() if value]
+        limits += [f"adapter={key.adapter}"] if key.adapter else []
+        shown.add_row(
+            key.key_id,
+            key.name,
+            _tenant(key),
+            ", ".join(sorted(key.scopes)),
+            _state(key),
+            _day(key.created),
+            "never" if key.expires is None else _day(key.expires),
+            "\n".join(limits) or "none",
+        )
+    console().print(shown)
+    return 0
+
+
+def revoke(args: argparse.Namespace) -> int:
+    with _store(args) as store:
+        key = store.revoke(args.key_id)
+    if args.json:
+        emit(_fields(key))
+    else:
+        print(f"key {key.key_id} is refused from now on")
+    return 0
+
+
+@contextmanager
+def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
+    settings = load(data_dir=args.data_dir)
+    folder = settings.data_dir
+    if not settings.database and folder != default_data_dir() and not folder.is_dir():
+        raise WrongArgument(
+            f"there is no folder {folder}, so no service would read keys from it: give the "
+            "--data-dir of the service, or make the folder first"
+        )
+    from service.gateway.databases import key_store
+
+    with key_store(settings) as store:
+        yield store
+
+
+def _fields(key: StoredKey) -> dict[str, Any]:
+    return {**asdict(key), "scopes": sorted(key.scopes), "state": _state(key)}
+
+
+def _state(key: StoredKey) -> str:
+    if key.revoked is not None:
+        return "revoked"
+    return "valid" if key.valid(time.time()) else "expired"
+
+
+def _tenant(key: StoredKey) -> str:
+    return key.tenant or "the unnamed tenant"
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+def add_migrate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Copy catalog, jobs, deletions, receipts and keys of a data folder to PostgreSQL, all of "
+        "them or nothing. No service may run from the folder, which stays as it is."
+    )
+    parser.add_argument("--from", dest="from_", metavar="DIR", help="the service's data folder")
+    parser.add_argument("--to", metavar="URL", required=True, help="an empty database, "
+                        "postgresql://user:password@host/name")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    parser.set_defaults(command=copy)
+
+
+def copy(args: argparse.Namespace) -> int:
+    """Copy, and print how much."""
+    from service.gateway.migration import migrate
+
+    settings = load(database=args.to, data_dir=args.from_)
+    counts = migrate(Path(settings.data_dir), settings.database)
+    if args.json:
+        emit(counts)
+        return 0
+    print(", ".join(f"{number} {name}" for name, number in counts.items()) + " copied")
+    print(f"Serve with KVSTITCH_DATABASE set; {settings.data_dir} stays as it is, and its KV is "
+          "kept if a gateway starts from it within ten minutes.")  # fmt: skip
+    return 0

@@ -1,0 +1,184 @@
+"""Prints answers, dry runs and comparisons as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from service.cli.output import console as new_console
+from service.cli.output import milliseconds, plain, size, table
+
+NUMBERS = ("#", "score", "tokens", "read", "stored", "recomputed", "load", "expected load")
+
+
+def show_result(console: Console, result: Mapping[str, Any]) -> None:
+    """Print what happened to every document, then one line of facts."""
+    cited = {c["chunk_id"]: c for c in result["citations"]}
+    cache = result["cache"]
+    shown = table(
+        "#", "document", "characters", "score", "tier", "read", "tokens", "recomputed", "load",
+        "plan", numbers=NUMBERS,
+    )  # fmt: skip
+    shown.add_row("", "(instructions)", "", "", *_segment(cache["system"]))
+    for document in cache["documents"]:
+        shown.add_row(*_place(cited.get(document["chunk_id"]), document), *_segment(document))
+    console.print(shown)
+    for document in [cache["system"], *cache["documents"]]:
+        for problem in document["problems"]:
+            console.print(plain(f"{document.get('doc_id', 'instructions')}: {problem}"))
+    console.print(facts(result))
+    _warn(console, result["warnings"])
+
+
+def show_forecast(console: Console, result: Mapping[str, Any]) -> None:
+    """Print what an answer would take."""
+    cited = {c["chunk_id"]: c for c in result["citations"]}
+    shown = table(
+        "#", "document", "characters", "score", "tier", "tokens", "stored", "read", "action",
+        "expected load", numbers=NUMBERS,
+    )  # fmt: skip
+    rows: Sequence[tuple[Sequence[str], Mapping[str, Any]]] = [
+        (("", "(instructions)", "", ""), result["system"]),
+        *((_place(cited.get(d["chunk_id"]), d), d) for d in result["documents"]),
+    ]
+    for place, segment in rows:
+        shown.add_row(
+            *place,
+            segment["tier"],
+            str(segment["tokens"]),
+            size(segment["stored_bytes"]),
+            size(segment["load_bytes"]),
+            segment["action"],
+            milliseconds(segment["load_s"]),
+        )
+    console.print(shown)
+    basis = "measured here" if result["measured"] else "assumed, nothing was measured yet"
+    console.print(
+        f"nothing was generated · {result['fusion']['method']}: "
+        f"{result['recomputed_tokens']} of {result['prompt_tokens']} prompt tokens computed, "
+        f"{share(result['flops'], result['full_prefill_flops'])} of a full prefill's operations\n"
+        f"expected TTFT {milliseconds(result['expected_ttft_s'])}, full prefill "
+        f"{milliseconds(result['full_prefill_ttft_s'])} (speeds {basis}; without a queue)"
+    )
+    _warn(console, result["warnings"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one method, or why there is none."""
+
+    label: str
+    result: Mapping[str, Any] | None
+    error: str = ""
+
+
+def show_comparison(outcomes: Sequence[Outcome]) -> None:
+    """Print what methods cost beside the first one, and their answers."""
+    full = outcomes[0].result
+    shown = table(
+        "method", "TTFT", "of full", "TPOT", "cached", "recomputed", "operations", "tiers",
+        "answer", numbers=("TTFT", "of full", "TPOT", "cached", "recomputed", "operations"),
+    )  # fmt: skip
+    for found in outcomes:
+        shown.add_row(*_comparison_row(found, full))
+    out = new_console()
+    out.print(shown)
+    panels = [
+        Panel(
+            Text(plain(found.result["text"]) if found.result else plain(found.error)),
+            title=Text(found.label),
+            title_align="left",
+        )
+        for found in outcomes
+    ]
+    out.print(Columns(panels, equal=True, expand=True))
+    if full is not None:
+        for cited in full["citations"]:
+            out.print(plain(f"[{cited['index']}] {cited['title'] or cited['doc_id']}"))
+
+
+def _comparison_row(found: Outcome, full: Mapping[str, Any] | None) -> tuple[str, ...]:
+    result = found.result
+    if result is None:
+        return (found.label, *["-"] * 7, "failed")
+    timing, usage, cache = result["timing"], result["usage"], result["cache"]
+    tiers = Counter(document["tier"] for document in cache["documents"])
+    if full is None:
+        relative, answer = "-", "-"
+    else:
+        relative = f"{timing['ttft_s'] / full['timing']['ttft_s']:.2f}"
+        same = result["text"] == full["text"]
+        answer = "the reference" if result is full else "the same" if same else "another"
+    return (
+        method(result),
+        milliseconds(timing["ttft_s"]),
+        relative,
+        milliseconds(timing["tpot_s"]),
+        f"{usage['prompt_tokens_details']['cached_tokens']}/{usage['prompt_tokens']}",
+        str(cache["recomputed_tokens"]),
+        share(cache["flops"], cache["full_prefill_flops"]),
+        ", ".join(f"{n} {tier}" for tier, n in sorted(tiers.items())),
+        answer,
+    )
+
+
+def facts(result: Mapping[str, Any]) -> str:
+    """Return one line: `TTFT … · TPOT … · tokens from the cache · …`."""
+    usage, timing, cache = result["usage"], result["timing"], result["cache"]
+    found = [
+        f"TTFT {milliseconds(timing['ttft_s'])}",
+        f"TPOT {milliseconds(timing['tpot_s'])}",
+        f"{usage['prompt_tokens_details']['cached_tokens']}/{usage['prompt_tokens']} prompt tokens "
+        "from the cache",
+        f"{share(cache['flops'], cache['full_prefill_flops'])} of a full prefill's operations",
+        f"{usage['completion_tokens']} tokens",
+        method(result),
+        result["finish_reason"],
+    ]
+    return " · ".join(found)
+
+
+def method(result: Mapping[str, Any]) -> str:
+    """Return the fusion as it was used: `a3 (ratio 0.15)`."""
+    ratio = result["cache"]["ratio"]
+    return str(result["fusion"]["method"]) + ("" if ratio is None else f" (ratio {ratio:.2g})")
+
+
+def share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _place(
+    cited: Mapping[str, Any] | None, document: Mapping[str, Any]
+) -> tuple[str, str, str, str]:
+    if cited is None:
+        return "?", plain(document["doc_id"]), "", ""
+    name = cited["doc_id"] if not cited["title"] else f"{cited['title']} ({cited['doc_id']})"
+    where = f"{cited['char_start']}-{cited['char_end']}"
+    return f"[{cited['index']}]", plain(name), where, f"{cited['score']:.3f}"
+
+
+def _segment(segment: Mapping[str, Any]) -> tuple[str, ...]:
+    plan = segment["plan"] or ("load" if segment["tier"] != "cold" else "compute")
+    if segment["computed"]:
+        plan = f"compute {segment['computed'].replace('_', ' ')}"
+    return (
+        segment["tier"],
+        size(segment["bytes"]),
+        str(segment["tokens"]),
+        str(segment["rows_recomputed"]),
+        milliseconds(segment["load_s"]),
+        f"{plan}: {plain(segment['why'])}" if segment["why"] else plan,
+    )
+
+
+def _warn(console: Console, warnings: Sequence[str]) -> None:
+    for text in warnings:
+        console.print(plain(f"warning: {text}"))

@@ -1,0 +1,187 @@
+"""`kvstitch ask`: streams an answer, then shows its sources and what it cost.
+
+With --compare it asks one question with several methods, full prefill first. The requests run one
+after another, so that none slows another down. A later method finds in the memory tier what an
+earlier one has loaded; the tier column shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvstitch.client import Client, Done, Token, errors
+from kvstitch.client.options import GenerateOptions
+from kvstitch.client.results import MethodInfo
+from kvstitch.client.sync_client import AnswerStream
+from service.cli import answer_tables
+from service.cli.options import add_client_options, parse_pairs
+from service.cli.output import console, emit, emit_line, plain
+from service.cli.service_client import WrongArgument, client, message_of
+
+FULL_PREFILL = "vanilla"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("question", metavar="QUESTION")
+    add("--method", help="fusion method (default: the service's); auto: see docs/tune.md")
+    add("--profile", choices=("fast", "balanced", "exact"), help="instead of a method: compute "
+        "no row anew, the service's default, full prefill")  # fmt: skip
+    add("--ratio", type=float, help="share of the prompt to recompute, where the method has it")
+    add("--top-k", type=int, help="passages to answer from")
+    add("--collection", help="search there (default: default)")
+    add("--document", action="append", metavar="DOC_ID", help="answer from this document only")
+    add("--filter", action="append", metavar="NAME=VALUE", help="only documents with this "
+        "metadata; or a JSON object such as '{\"year\": {\"gte\": 2020}}'")  # fmt: skip
+    add("--retrieval", choices=("dense", "sparse", "hybrid"), help="by meaning, words, or both")
+    add("--quality", type=float, metavar="SHARE", help="with --method auto: the cheapest that was "
+        "measured to agree with full prefill that often, such as 0.95")  # fmt: skip
+    add("--cold", choices=("in_context", "as_stored"), help="how chunks that are not stored are "
+        "computed: with the prompt, or alone, so that later answers are the same")  # fmt: skip
+    add("--adapter", help="the LoRA adapter that answers (default: the model itself)")
+    add("--no-prefix-cache", dest="prefix_cache", action="store_const", const=False,
+        help="compute the whole prompt, even if one like it was answered before")  # fmt: skip
+    add("--max-tokens", type=int)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--explain", action="store_true", help="a dry run: what would be loaded and "
+                     "computed, and the expected TTFT")  # fmt: skip
+    how.add_argument("--compare", nargs="+", metavar="METHOD", help="the same question under "
+                     "these methods (NAME or NAME:RATIO) and full prefill")  # fmt: skip
+    how.add_argument("--stream", action="store_true", help="with --json: every event as a line")
+    add_client_options(parser)
+    parser.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask one question; 1 if a method of --compare failed."""
+    options = _options(args)
+    with client(args) as service:
+        if args.compare is not None:
+            return _compare(
+                service, args.question, options, args.compare, args.ratio, as_json=args.json
+            )
+        fusion: dict[str, Any] = {} if args.method is None else {"method": args.method}
+        if args.quality is not None:
+            fusion = {"method": "auto", **fusion, "quality": args.quality}
+        if args.ratio is not None:
+            # Of the service's own method where none is named.
+            fusion = {**(fusion or service.methods().defaults["fusion"]), "ratio": args.ratio}
+        if fusion:
+            options["fusion"] = fusion
+        if args.explain:
+            found = service.explain(args.question, **options).raw
+            if args.json:
+                emit(found)
+            else:
+                answer_tables.show_forecast(console(), found)
+        elif args.json and not args.stream:
+            emit(service.generate(args.question, **options).raw)
+        else:
+            with service.stream(args.question, **options) as events:
+                _show(events, as_json=args.json)
+        return 0
+
+
+def _options(args: argparse.Namespace) -> GenerateOptions:
+    return {
+        "top_k": args.top_k,
+        "documents": args.document,
+        "max_tokens": args.max_tokens,
+        "collection": args.collection,
+        "retrieval": args.retrieval,
+        "adapter": args.adapter,
+        "cold": args.cold,
+        "prefix_cache": args.prefix_cache,
+        "profile": args.profile,
+        "filter": parse_pairs(args.filter, "--filter") or None,
+    }
+
+
+def _show(events: AnswerStream, *, as_json: bool) -> None:
+    for event in events:
+        data = event.answer.raw if isinstance(event, Done) else event.raw
+        if as_json:
+            emit_line({"event": type(event).__name__.lower(), "data": data})
+        elif isinstance(event, Token):
+            sys.stdout.write(plain(event.text))
+            sys.stdout.flush()
+        elif isinstance(event, Done):
+            print()
+            answer_tables.show_result(console(), data)
+
+
+def _compare(
+    client: Client,
+    question: str,
+    options: GenerateOptions,
+    names: Sequence[str],
+    ratio: float | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Ask with full prefill and with every method of `names`.
+
+    Args:
+        client: Of the service.
+        question: To be asked.
+        options: Of the request, without fusion.
+        names: Methods, each NAME or NAME:RATIO.
+        ratio: For methods that have a ratio and were named without one.
+        as_json: Print JSON instead of tables.
+
+    Returns:
+        0; 1 if a method failed.
+    """
+    offered = {info.name: info for info in client.methods().fusion}
+    fusions = [{"method": FULL_PREFILL}]
+    for text in names:
+        fusion = _fusion(text, offered, ratio)
+        if fusion not in fusions:
+            fusions.append(fusion)
+    outcomes = [_outcome(client, question, options, fusion) for fusion in fusions]
+    if as_json:
+        emit(
+            {
+                "question": question,
+                "results": [
+                    {"fusion": fusion, "result": found.result, "error": found.error or None}
+                    for fusion, found in zip(fusions, outcomes, strict=True)
+                ],
+            }
+        )
+    else:
+        answer_tables.show_comparison(outcomes)
+    return 1 if any(found.result is None for found in outcomes) else 0
+
+
+def _fusion(text: str, offered: Mapping[str, MethodInfo], ratio: float | None) -> dict[str, Any]:
+    name, colon, own = text.partition(":")
+    if name not in offered:
+        known = ", ".join(sorted(offered))
+        raise WrongArgument(
+            f"--compare {name}: known methods: {known}", code="unknown_method", field="compare"
+        )
+    if colon:
+        try:
+            return {"method": name, "ratio": float(own)}
+        except ValueError:
+            raise WrongArgument(
+                f"--compare {text}: the ratio is not a number", field="compare"
+            ) from None
+    takes = "ratio" in offered[name].parameters
+    return {"method": name, "ratio": ratio} if takes and ratio is not None else {"method": name}
+
+
+def _outcome(
+    client: Client, question: str, options: GenerateOptions, fusion: dict[str, Any]
+) -> answer_tables.Outcome:
+    label = fusion["method"] + (f":{fusion['ratio']:g}" if "ratio" in fusion else "")
+    try:
+        # What an earlier prompt left would hide what the method costs.
+        asked: GenerateOptions = {**options, "fusion": fusion, "prefix_cache": False}
+        return answer_tables.Outcome(label, client.generate(question, **asked).raw)
+    except errors.ServiceError as error:
+        return answer_tables.Outcome(label, None, message_of(error))

@@ -1,1 +1,0 @@
-"""`kvstitch ask`, and the comparison of methods."""

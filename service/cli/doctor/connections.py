@@ -1,0 +1,234 @@
+"""Checks what is reached by network: address, workers, Redis and S3, and a running service."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from kvstitch.client import Client, errors
+from service import __version__
+from service.cli.doctor import Finding, fail, ok, warn
+from service.cli.doctor.data_folder import served_by
+from service.cli.output import size
+from service.errors import KvstitchError
+from service.gateway.auth.access import is_loopback
+from service.gateway.auth.keys import StoredKey
+from service.gateway.databases import key_store
+from service.gateway.fleet.discovery import look_up
+from service.gateway.server import listen
+from service.settings import Settings
+from service.shared.worker_settings import MIB
+
+PATIENCE_S = 2.0
+OLDEST_REDIS = (6, 0)
+CHECK = "service"
+
+
+def check_address(settings: Settings) -> Iterator[Finding]:
+    yield _port(settings)
+    yield _exposure(settings)
+
+
+def _port(settings: Settings) -> Finding:
+    where = f"{settings.host}:{settings.port}"
+    try:
+        listen(settings.host, settings.port).close()
+    except KvstitchError as error:
+        if pid := served_by(settings.data_dir):
+            return ok("port", f"{where} is taken; process {pid} serves from the data folder")
+        return fail("port", f"{where} is taken or not of this machine", error.message)
+    return ok("port", f"{where} is free")
+
+
+def _exposure(settings: Settings) -> Finding:
+    keys: list[StoredKey] = []
+    if settings.database or (settings.data_dir / "keys.sqlite3").is_file():
+        try:
+            with key_store(settings) as store:
+                keys = store.all()
+        except KvstitchError as error:
+            what = "see that it can be reached" if settings.database else "restore the file"
+            return fail("keys", error.message, f"{what}, or make new keys")
+    near = is_loopback(settings.host)
+    if not keys or settings.allow_anonymous:
+        if near:
+            return ok("keys", f"no key is needed; only this machine reaches {settings.host}")
+        if settings.allow_anonymous:
+            return warn("keys", f"whoever reaches {settings.host} is served without a key",
+                        "sure? else unset KVSTITCH_ALLOW_ANONYMOUS")  # fmt: skip
+        return fail("keys", f"others reach {settings.host}, and there is no key: serve refuses",
+                    "kvstitch keys create")  # fmt: skip
+    now = time.time()
+    valid = sum(key.valid(now) for key in keys)
+    if not valid:
+        return fail("keys", f"none of {len(keys)} keys is valid any more: everybody is refused",
+                    "kvstitch keys create")  # fmt: skip
+    return ok("keys", f"{valid} of {len(keys)} keys are valid; every request needs one")
+
+
+def check_workers(settings: Settings) -> Iterator[Finding]:
+    """Yield one finding per worker that is listed; nothing where the gateway starts its own.
+
+    Whether the secret is the same shows in `reason` of `/status`.
+    """
+    listed = settings.worker_addresses
+    if not listed or listed.startswith("ray://"):
+        return
+    addresses = listed.split(",")
+    if listed.startswith("dns://"):
+        found = asyncio.run(look_up(listed))
+        addresses = found or []
+        if not addresses:
+            yield fail("workers", f"{listed} has no addresses", "start workers, or mend the name")
+    for address in addresses:
+        if address.startswith("tcp://"):
+            yield _reached(address)
+
+
+def _reached(address: str) -> Finding:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S).close()
+    except OSError as error:
+        return warn("workers", f"{address} does not take connections: {error}",
+                    "start it: kvstitch worker; it listens when its model is loaded")  # fmt: skip
+    return ok("workers", f"{address} takes connections")
+
+
+def check_tiers(settings: Settings) -> Iterator[Finding]:
+    memory, ssd = settings.memory_tier_mib, settings.ssd_tier_gib
+    if not (memory or ssd or settings.redis_url or settings.s3_url):
+        yield warn("tiers", "no tier: every prompt is computed from its first token",
+                   "give --memory-tier-mib, --ssd-tier-gib, --redis or --s3")  # fmt: skip
+    else:
+        yield ok("tiers", f"memory {size(memory * MIB)}, SSD {ssd:g} GiB, "
+                 f"Redis {_shown(settings.redis_url)}, "
+                 f"S3 {settings.s3_url or 'none'}")  # fmt: skip
+    scheme, of_cluster, rest = settings.redis_url.partition("+cluster://")
+    if of_cluster:
+        login, at, addresses = rest.rpartition("@")
+        for address in addresses.split(","):
+            yield from _redis(f"{scheme}://{login}{at}{address}", settings, cluster=True)
+    elif settings.redis_url:
+        yield from _redis(settings.redis_url, settings, cluster=False)
+    if settings.s3_url:
+        yield _s3(settings)
+
+
+def _s3(settings: Settings) -> Finding:
+    from kvstore import S3Place, S3Tier, TierError  # imports torch
+
+    tier = S3Tier(S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region))
+    try:
+        tier.start()
+        tier.read_header("0" * 32)
+    except TierError as error:
+        return fail("s3", f"{settings.s3_url} cannot be read: {error}",
+                    "mend --s3, --s3-endpoint or the credentials (AWS_ACCESS_KEY_ID, ...); without "
+                    "it serving goes on from the other tiers")  # fmt: skip
+    finally:
+        tier.close()
+    return ok("s3", f"{settings.s3_url} answers")
+
+
+def _redis(url: str, settings: Settings, *, cluster: bool) -> Iterator[Finding]:
+    where = _shown(url)
+    try:
+        server = redis.Redis.from_url(
+            url, socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
+        )
+        try:
+            facts: dict[str, Any] = {
+                **server.info("server"), **server.info("memory"), **server.info("cluster")
+            }  # fmt: skip
+        finally:
+            server.close()
+    except (redis.RedisError, ValueError, OSError) as error:
+        yield fail("redis", f"{where} does not answer: {error}",
+                   "start it, or mend --redis; without it serving goes on from the other "
+                   "tiers")  # fmt: skip
+        return
+    if bool(facts.get("cluster_enabled")) != cluster:
+        one = "is not part of a cluster" if cluster else "is part of a cluster"
+        yield fail("redis", f"{where} {one}",
+                   f"--redis {'redis' if cluster else 'redis+cluster'}://...")  # fmt: skip
+        return
+    version = str(facts.get("redis_version", "0"))
+    if tuple(int(n) for n in version.split(".")[:2] if n.isdigit()) < OLDEST_REDIS:
+        yield warn("redis", f"{where} is version {version}", "6.0 or newer was tested")
+    else:
+        yield ok("redis", f"{where} answers, version {version}")
+    yield _bound(facts, settings.redis_ttl_s)
+
+
+def _bound(facts: dict[str, Any], ttl_s: int) -> Finding:
+    """Check Redis' memory limit and eviction: KV is a cache, so a full Redis must evict."""
+    limit, used = int(facts.get("maxmemory", 0)), int(facts.get("used_memory", 0))
+    policy = str(facts.get("maxmemory_policy", "noeviction"))
+    text = f"{size(used)} used, maxmemory {size(limit) if limit else 'not set'}, {policy}"
+    evicts = policy.startswith("allkeys-") or (policy.startswith("volatile-") and ttl_s > 0)
+    if not limit:
+        return warn("redis memory", f"{text}: it grows until the machine has no memory left",
+                    "redis-cli CONFIG SET maxmemory 8gb, and in its configuration")  # fmt: skip
+    if not evicts:
+        return warn("redis memory", f"{text}: once full it refuses new KV",
+                    "redis-cli CONFIG SET maxmemory-policy allkeys-lru")  # fmt: skip
+    return ok("redis memory", text)
+
+
+def _shown(url: str) -> str:
+    """Return the URL without its password."""
+    if not url:
+        return "none"
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def check_service(client: Client, url: str) -> Iterator[Finding]:
+    """Check the service at `url`; it is not an error if none runs there."""
+    try:
+        status = client.status()
+        if "state" not in status:
+            raise errors.UnexpectedResponse(f"{url} has another /status")
+    except errors.UnexpectedResponse:
+        yield warn(CHECK, f"what answers at {url} is not kvstitch", "give another --url or --port")
+    except (errors.ServiceError, errors.TimedOut) as error:
+        yield warn(CHECK, f"{url} runs, but does not tell its status: {error}",
+                   "give --api-key of a key with the scope metrics")  # fmt: skip
+    except errors.ConnectionFailed:
+        yield ok(CHECK, f"none answers at {url}; `kvstitch serve` starts one")
+    else:
+        yield _state(url, status)
+        yield from _parts(status)
+
+
+def _state(url: str, status: dict[str, Any]) -> Finding:
+    if status["state"] != "ready":
+        return fail(CHECK, f"{url} is not ready: {status['reason']}",
+                    "wait if it is loading; else its log says why")  # fmt: skip
+    if status["version"] != __version__:
+        return warn(CHECK, f"{url} is version {status['version']}, this is {__version__}",
+                    "restart it, or use its own command line")  # fmt: skip
+    model = status["model"]
+    return ok(CHECK, f"{url} is ready: {model['id']}, {model['dtype']} on {model['device']}")
+
+
+def _parts(status: dict[str, Any]) -> Iterator[Finding]:
+    for name, tier in sorted(status["tiers"].items()):
+        if not tier.get("healthy", 1):
+            yield fail(CHECK, f"its tier {name} does not answer",
+                       "bring it back; the service tries again by itself")  # fmt: skip
+    jobs = (status["corpus"] or {}).get("jobs", {})
+    if bad := {state: jobs[state] for state in ("failed", "dead") if jobs.get(state)}:
+        what = ", ".join(f"{n} {state}" for state, n in bad.items())
+        yield warn(CHECK, f"jobs: {what}", "kvstitch jobs list --state failed (or dead)")
+    free = status["worker"]["pool_free"]
+    if free is not None and free < 0.05:
+        yield warn(CHECK, "its KV pool is nearly full: requests wait",
+                   "lower --max-running, or raise KVSTITCH_POOL_TOKENS")  # fmt: skip

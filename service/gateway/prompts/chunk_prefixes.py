@@ -1,0 +1,114 @@
+"""The prefix of each chunk: what stands between S and it when its KV is computed ahead of requests.
+
+In the prefix modes primer and neighbours these are other chunks of the collection; in all other
+modes nothing. A prompt's first chunk has no prefix besides S in any mode, because its KV is then
+that of a full prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from retriever import Chunk, PrefixChunks, PrefixKind, Scope
+from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.messages.requests import ChunkTokens
+
+
+@dataclass(frozen=True)
+class ChosenPrefix:
+    """A chunk with the prefix that was chosen for it.
+
+    Attributes:
+        chunk: What is to be stored.
+        replaced: The same chunk with the prefixes that it had before, which is to be purged.
+    """
+
+    chunk: ChunkTokens
+    replaced: list[ChunkTokens] = field(default_factory=list)
+
+
+class ChunkPrefixes:
+    """Adds prefixes to chunks. Thread-safe; every call blocks for a look-up on disk.
+
+    Args:
+        prompts: Encodes chunks.
+        remembered: Which chunks form each chunk's prefix.
+        count: Chunks of a prefix.
+
+    Attributes:
+        kind: Of prefixes; None if the prefix mode has none.
+    """
+
+    def __init__(self, prompts: PromptBuilder, remembered: PrefixChunks, count: int) -> None:
+        kinds: dict[str, PrefixKind] = {"primer": "primer", "neighbours": "neighbours"}
+        self.kind = kinds.get(prompts.prefix_mode)
+        self._prompts = prompts
+        self.remembered = remembered
+        self._count = count
+
+    def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
+        """Return the segments of a prompt, in its order, each with its prefix."""
+        segments = self._prompts.segments(chunks)
+        if self.kind is None or len(segments) < 2:
+            return segments
+        prefixes = self.remembered.of([chunk.chunk_id for chunk in chunks[1:]], self.kind)
+        return segments[:1] + [
+            replace(segment, behind=self._ids(prefixes.get(segment.chunk_id, [])))
+            for segment in segments[1:]
+        ]
+
+    def choose(self, chunk: Chunk, scope: Scope, max_context: int) -> ChosenPrefix:
+        """Choose the prefix of a chunk that is about to be computed.
+
+        It stays as it is unless it has fewer chunks than wanted: the collection may have grown.
+
+        Args:
+            chunk: The chunk.
+            scope: Its tenant and collection.
+            max_context: Tokens that the model takes.
+        """
+        assert self.kind is not None
+        before = self.remembered.of([chunk.chunk_id], self.kind).get(chunk.chunk_id, [])
+        if len(before) >= self._count:
+            return ChosenPrefix(self._copy(chunk, before))
+        old = [self._copy(a.chunk, a.prefix)
+               for a in self.remembered.prefixed([chunk.chunk_id])]  # fmt: skip
+        room = max_context - len(self._prompts.system) - len(self._prompts.segment(chunk))
+        now = self.remembered.choose(
+            chunk, self.kind, scope=scope, count=self._count, max_tokens=room // 2
+        )
+        copy = self._copy(chunk, now)
+        return ChosenPrefix(copy, [other for other in old if other != copy])
+
+    def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[ChunkTokens]]:
+        """Return what is stored of these chunks with a prefix, and of chunks with them in theirs.
+
+        Call it before any of them is removed: all of it holds their text, or follows from it.
+        """
+        found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
+        for chunk_id, others in self.remembered.behind(chunk_ids).items():
+            found[chunk_id] += with_prefixes(
+                [self._copy(other.chunk, other.prefix) for other in others]
+            )
+        for own in self.remembered.prefixed(chunk_ids):
+            found[own.chunk.chunk_id].append(self._copy(own.chunk, own.prefix))
+        return found
+
+    def incomplete(self, limit: int) -> list[tuple[Scope, str]]:
+        """Documents of which something is still to be stored; see `PrefixChunks.open`."""
+        return [] if self.kind is None else self.remembered.open(self.kind, limit)
+
+    def _copy(self, chunk: Chunk, prefix: Sequence[Chunk]) -> ChunkTokens:
+        return ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk), self._ids(prefix))
+
+    def _ids(self, prefix: Sequence[Chunk]) -> list[list[int]]:
+        return [self._prompts.segment(chunk) for chunk in prefix]
+
+
+def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:
+    """Return these copies after their prefixes, each of which is also stored as one chunk."""
+    prefixes = {tuple(token for ids in copy.behind for token in ids): copy for copy in copies}
+    return [ChunkTokens(copy.chunk_id, list(ids)) for ids, copy in prefixes.items() if ids] + list(
+        copies
+    )

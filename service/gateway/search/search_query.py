@@ -1,0 +1,154 @@
+"""What a request searches: a collection of its tenant, a filter on metadata, a text.
+
+The retriever's errors are put in the service's terms here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from retriever import Filter, Scope, SearchMode, parse_filter
+from retriever.errors import (
+    CatalogUnreachable,
+    EmbedderError,
+    InvalidDocument,
+    InvalidQuery,
+    RetrieverError,
+)
+from retriever.filters import MATCH_ALL
+from retriever.scope import DEFAULT_SCOPE
+from retriever.search import MAX_FUSED_SCORE
+from service.errors import DatabaseUnavailable, InternalError, InvalidRequest, KvstitchError
+from service.gateway.schemas.generate import SearchChoices
+from service.settings import Settings
+
+
+def document_scope(tenant: str, collection: str | None) -> Scope:
+    """Return the scope of a tenant's collection; None means the default collection.
+
+    Raises:
+        InvalidRequest: No collection can have this name.
+    """
+    try:
+        return Scope(tenant, *([] if collection is None else [collection]))
+    except InvalidQuery as error:
+        raise service_error(error, field="collection") from error
+
+
+def metadata_filter(conditions: Mapping[str, Any] | None) -> Filter:
+    """Parse a request's `filter`; None passes every document.
+
+    Raises:
+        InvalidRequest: A condition is not valid; the error's field is the condition's path.
+    """
+    try:
+        return parse_filter(conditions or {})
+    except InvalidQuery as error:
+        # The retriever's message begins with the path: "filter.year.near: …".
+        raise service_error(error, field=str(error).partition(":")[0]) from error
+
+
+def service_error(error: RetrieverError, *, field: str | None = None) -> KvstitchError:
+    """Return the service's error for one of the retriever.
+
+    Args:
+        error: What the retriever raised.
+        field: The request's field that caused it, if it is known.
+
+    Returns:
+        InvalidRequest for what the client can correct, DatabaseUnavailable while PostgreSQL does
+        not answer, InternalError for everything else.
+    """
+    if isinstance(error, InvalidDocument | InvalidQuery):
+        return InvalidRequest(str(error), field=field)
+    if isinstance(error, CatalogUnreachable):
+        return DatabaseUnavailable(str(error), retry_after_s=2.0)
+    failed = "embedder" if isinstance(error, EmbedderError) else "document index"
+    return InternalError(f"the {failed} failed: {error}")
+
+
+_MEANINGS: Final = {"dense": "cosines", "hybrid": "sums of reciprocal ranks"}
+_HIGHEST_SCORES: Final = {"dense": 1.0, "hybrid": MAX_FUSED_SCORE}  # BM25 has none
+
+
+@dataclass(frozen=True)
+class SearchQuery:
+    """One search for passages.
+
+    Attributes:
+        text: What is searched for.
+        joined: The text together with earlier questions, searched beside it; None: nothing is.
+        top_k: Passages wanted.
+        scope: Tenant and collection.
+        doc_ids: Search only these documents; None: all.
+        where: Search only documents whose metadata passes.
+        mode: By meaning (dense), by words (sparse), or both.
+        rerank: Whether the reranker has the last word on the order.
+        min_score: Passages with a lower `score` are left out; None: none are.
+    """
+
+    text: str
+    top_k: int
+    scope: Scope = DEFAULT_SCOPE
+    doc_ids: tuple[str, ...] | None = None
+    where: Filter = MATCH_ALL
+    mode: SearchMode = "dense"
+    rerank: bool = False
+    min_score: float | None = None
+    joined: str | None = None
+
+
+def search_query(
+    choices: SearchChoices, text: str, *, tenant: str, top_k: int, settings: Settings
+) -> SearchQuery:
+    """Make every check that takes no time.
+
+    Args:
+        choices: Of the request.
+        text: What is searched for.
+        tenant: Whose documents.
+        top_k: Passages, where the request does not say.
+        settings: The most passages, and the kind of search where the request does not say.
+
+    Raises:
+        InvalidRequest: A field is wrong; the error names it.
+    """
+    limit = settings.max_top_k
+    wanted = top_k if choices.top_k is None else choices.top_k
+    if wanted > limit:
+        raise InvalidRequest(f"top_k must be at most {limit}, not {wanted}", field="top_k")
+    if choices.documents is not None and not choices.documents:
+        raise InvalidRequest(
+            "documents is empty: name documents, or leave it out to search all of them",
+            field="documents",
+        )
+    mode = choices.retrieval or settings.retrieval
+    if not choices.rerank:
+        _check_floor(choices.min_score, mode)
+    return SearchQuery(
+        text=text,
+        top_k=wanted,
+        scope=document_scope(tenant, choices.collection),
+        doc_ids=None if choices.documents is None else tuple(choices.documents),
+        where=metadata_filter(choices.filter),
+        mode=mode,
+        rerank=choices.rerank,
+        min_score=choices.min_score,
+    )
+
+
+def _check_floor(floor: float | None, mode: SearchMode) -> None:
+    """Raise InvalidRequest if no passage can have such a score."""
+    highest = _HIGHEST_SCORES.get(mode)
+    if floor is None or highest is None or floor <= highest:
+        return
+    remedy = "lower it"
+    if mode == "hybrid":
+        remedy += ", or choose retrieval dense, whose scores are cosines"
+    raise InvalidRequest(
+        f"min_score must be at most {highest:.4g} with retrieval {mode}, whose scores are "
+        f"{_MEANINGS[mode]}, not {floor:g}: {remedy}",
+        field="min_score",
+    )

@@ -1,0 +1,115 @@
+"""A database of the service's own tables, whose errors are the service's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from retriever.sql.database import Database
+from retriever.sql.errors import (
+    AlreadyThere,
+    DatabaseError,
+    Unreachable,
+    ValueRefused,
+    WrongSchema,
+)
+from retriever.sql.revisions import Schema
+from service.errors import (
+    DatabaseUnavailable,
+    DiskFull,
+    InternalError,
+    InvalidRequest,
+    InvalidSetting,
+    KvstitchError,
+)
+from service.gateway.data_folder import FILE_MODE, DiskGuard
+from service.gateway.tables import JOBS, KEYS, NAMESPACE
+
+RETRY_S = 2.0
+
+
+class ServiceDatabase(Database):
+    """An SQLite file, or a schema of PostgreSQL. Thread-safe; every call blocks.
+
+    Its transactions raise DiskFull, DatabaseUnavailable where PostgreSQL does not answer,
+    AlreadyThere where a rule of uniqueness is broken, InvalidRequest for a value that PostgreSQL
+    cannot store, and else InternalError.
+
+    Args:
+        where: The path of a file, or the address of PostgreSQL.
+        schemas: The tables that are in it.
+        namespace: The schema of PostgreSQL.
+        gateway_id: Of this process among those that share the database.
+        connections: The most that are open to PostgreSQL at a time.
+        disk: Recognises that the file's disk is full.
+
+    Attributes:
+        gateway_id: "": it is not shared.
+    """
+
+    def __init__(
+        self,
+        where: Path | str,
+        schemas: Sequence[Schema],
+        *,
+        namespace: str = NAMESPACE,
+        gateway_id: str = "",
+        connections: int = 16,
+        disk: DiskGuard | None = None,
+    ) -> None:
+        super().__init__(
+            where, schemas, namespace=namespace, connections=connections, error=self._service_error
+        )
+        self.gateway_id = gateway_id
+        self._file = None if isinstance(where, str) else where
+        self._disk = disk or (None if self._file is None else DiskGuard(self._file.parent))
+
+    def start(self) -> None:
+        """Open the database and create its tables, or bring them up to date; once is enough.
+
+        Raises:
+            InvalidSetting: It cannot be used, or a later release has written it.
+            DiskFull: There is no room for the files beside it.
+        """
+        try:
+            if self._file is not None and not self._file.exists():
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._file.touch(mode=FILE_MODE)  # the files beside it get the same
+            super().start()
+        except (InvalidSetting, DiskFull):
+            raise
+        except (KvstitchError, OSError) as error:
+            if self._disk is not None and (full := self._disk.recognise(error)) is not None:
+                raise full from error
+            raise InvalidSetting(
+                f"database (KVSTITCH_DATABASE): {error}"
+                if self._file is None
+                else f"{self._file} cannot be used ({error}): restore it from a backup, or move it "
+                "away, which forgets what it holds (docs/operations.md)"
+            ) from error
+
+    def _service_error(self, error: DatabaseError) -> Exception:
+        if self._disk is not None and (full := self._disk.recognise(error)) is not None:
+            return full
+        match error:
+            case AlreadyThere():
+                return error
+            case Unreachable():
+                return DatabaseUnavailable(str(error), retry_after_s=RETRY_S)
+            case ValueRefused():
+                return InvalidRequest(
+                    f"PostgreSQL cannot store it ({error}): leave NUL characters out"
+                )
+            case WrongSchema():
+                return InvalidSetting(str(error))
+        return InternalError(str(error))
+
+
+def jobs_database(file: Path, disk: DiskGuard | None = None) -> ServiceDatabase:
+    """The file jobs.sqlite3, not opened."""
+    return ServiceDatabase(file, [JOBS], disk=disk)
+
+
+def shared_database(url: str, gateway_id: str = "", *, connections: int = 16) -> ServiceDatabase:
+    """PostgreSQL with all tables of gateways, not opened."""
+    return ServiceDatabase(url, [JOBS, KEYS], gateway_id=gateway_id, connections=connections)

@@ -1,0 +1,1 @@
+"""LoRA adapters: what their folders hold, and how they are read."""

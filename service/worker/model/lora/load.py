@@ -1,0 +1,186 @@
+"""Reads LoRA adapters for a decoder that is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from service.errors import ModelRefused
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.lora.folder import (
+    WEIGHTS,
+    LoraConfig,
+    LoraRefused,
+    read_config,
+    tensor_names,
+)
+from service.worker.model.lora_projection import Lora, LoraLayer, LoraUpdate, LowRank
+from service.worker.steps import on_all_ranks
+
+log = logging.getLogger("kvstitch.lora")
+
+# The linear modules of every projection in the order in which their outputs stand in it. A family
+# has those of one of the lines.
+_PROJECTIONS: Mapping[str, Sequence[Sequence[str]]] = {
+    "qkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.qkv_proj",)),
+    "output": (("self_attn.o_proj",),),
+    "gate_up": (("mlp.gate_proj", "mlp.up_proj"), ("mlp.gate_up_proj",)),
+    "down": (("mlp.down_proj",),),
+}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a linear module is computed.
+
+    Attributes:
+        first: which of its outputs is the module's first.
+    """
+
+    projection: str
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
+class LoraMatrices:
+    """The weights of an adapter for one module, as they are in the file: B·A·x times `scale`."""
+
+    layer: int
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@on_all_ranks
+def load_lora(decoder: DecoderModel, name: str, folder: Path) -> None:
+    """Give the decoder the adapter in `folder`, in its dtype and on its device.
+
+    Raises:
+        ModelRefused: it cannot be served with this model; the message says what to do.
+    """
+    matrices = lora_matrices(decoder.model, name, folder)
+    decoder.loras[name] = Lora(
+        name=name,
+        fingerprint=_fingerprint(matrices),
+        layers=_layers(decoder, matrices),
+        rank=max(len(each.a) for each in matrices.values()),
+        modules=tuple(sorted({module.rpartition(".")[2] for module in matrices})),
+    )
+
+
+def lora_matrices(model: Any, name: str, folder: Path) -> dict[str, LoraMatrices]:
+    """Read an adapter's weights for a transformers model, by the modules' full names.
+
+    Raises:
+        ModelRefused: it cannot be served with this model; the message says what to do.
+    """
+    try:
+        config = read_config(folder)
+        matrices = read_matrices(folder, config)
+        _check_modules(model, folder, matrices)
+    except LoraRefused as error:
+        raise ModelRefused(f"LoRA adapter {name}: {error}", field="lora") from error
+    own = str(getattr(model.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
+    if config.base and own and config.base.rstrip("/").rpartition("/")[2] != own:
+        log.warning("LoRA adapter %s was trained with %s, the model is %s", name, config.base, own)
+    return matrices
+
+
+def read_matrices(folder: Path, config: LoraConfig) -> dict[str, LoraMatrices]:
+    """Return the adapter's weights by the module's full name, in the file's dtype.
+
+    Raises:
+        LoraRefused: the file is missing or damaged, or does not fit the config.
+    """
+    names = tensor_names(folder)
+    tensors = load_file(folder / WEIGHTS)
+    sides = {(tensor.module, tensor.side): tensors[name] for name, tensor in names.items()}
+    found: dict[str, LoraMatrices] = {}
+    for tensor in names.values():
+        module, rank = tensor.module, config.rank_of(tensor.module)
+        a, b = sides[module, "A"], sides[module, "B"]
+        if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
+            raise LoraRefused(
+                f"{folder / WEIGHTS} has {module} as {tuple(b.shape)} · {tuple(a.shape)}, and the "
+                f"config says rank {rank}",
+                "copy the folder again",
+            )
+        found[module] = LoraMatrices(tensor.layer, a, b, config.scale_of(module))
+    return found
+
+
+def _check_modules(model: Any, folder: Path, matrices: Mapping[str, LoraMatrices]) -> None:
+    """Raise LoraRefused unless the model has all modules that the adapter changes, in its sizes."""
+    modules = dict(model.named_modules())
+    remedy = "give the model that it was trained with"
+    for name, own in matrices.items():
+        if (module := modules.get(name)) is None:
+            raise LoraRefused(f"{folder} changes {name}, which this model does not have", remedy)
+        wanted = (module.out_features, module.in_features)
+        if (len(own.b), own.a.shape[1]) != wanted:
+            raise LoraRefused(
+                f"{folder} has {name} for a module of {(len(own.b), own.a.shape[1])}, this "
+                f"model's is {wanted}",
+                remedy,
+            )
+
+
+def _layers(decoder: DecoderModel, matrices: Mapping[str, LoraMatrices]) -> list[LoraLayer]:
+    parts: list[dict[str, list[LowRank]]] = [{} for _ in range(decoder.layers)]
+    widths: dict[str, int] = {}
+    places = [_places(block) for block in decoder.blocks]
+    for module, own in matrices.items():
+        place = places[own.layer][".".join(module.split(".")[-2:])]
+        a, b = decoder.own_low_rank(module, own.a, own.b.float() * own.scale)
+        low_rank = LowRank(
+            a.to(decoder.device, decoder.dtype), b.to(decoder.device, decoder.dtype), place.first
+        )
+        parts[own.layer].setdefault(place.projection, []).append(low_rank)
+        widths[place.projection] = place.width
+    return [
+        LoraLayer(**{name: LoraUpdate.of(own, widths[name]) for name, own in each.items()})
+        for each in parts
+    ]
+
+
+def _places(block: Any) -> dict[str, _Place]:
+    """Return the places of a layer's modules by the module's name in the layer."""
+    found: dict[str, _Place] = {}
+    for projection, lines in _PROJECTIONS.items():
+        for line in lines:
+            modules = [_module(block, name) for name in line]
+            if None in modules:
+                continue
+            sizes = [module.weight.shape[0] for module in modules]  # of the part that is here
+            for name, first in zip(line, accumulate(sizes, initial=0), strict=False):
+                found[name] = _Place(projection, first, sum(sizes))
+    return found
+
+
+def _module(block: Any, name: str) -> Any:
+    """Return a linear module of a layer by its name in the layer; None if it has none of that
+    name."""
+    group, _, own = name.partition(".")
+    return getattr(getattr(block, group), own, None)
+
+
+def _fingerprint(matrices: Mapping[str, LoraMatrices]) -> str:
+    """Return 32 hex characters over all weights and scales."""
+    digest = hashlib.blake2b(digest_size=16)
+    for module in sorted(matrices):
+        own = matrices[module]
+        digest.update(f"{module} {own.scale!r}\0".encode())
+        for tensor in (own.a, own.b):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\0".encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

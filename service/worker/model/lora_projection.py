@@ -1,0 +1,146 @@
+"""LoRA adapters beside the weights: what they add to a decoder's products.
+
+A LoRA adapter adds B·A·x to products W·x, with A `[rank, in]` and B `[out, rank]`. The base model's
+weights stay as they are, so that several adapters and the base model itself can be computed in one
+batch: each row gets what its own adapter adds. How an adapter's rows are multiplied does not depend
+on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from service.worker.kernels.cpu import cpu_linear, linear_few_rows
+from service.worker.model.projection import LayerProjections, Projection
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to one linear module of a projection.
+
+    Attributes:
+        a: `[rank, in]`.
+        b: `[out, rank]`, multiplied by the adapter's scale.
+        first: which of the projection's outputs is the module's first.
+    """
+
+    a: Tensor
+    b: Tensor
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class LoraUpdate:
+    """What an adapter adds to a projection: B·A·x.
+
+    Attributes:
+        a: those of the projection's modules, one below the other `[sum of ranks, in]`.
+        b: theirs as a block matrix `[sum of out, sum of ranks]`. Two products take less time than
+            two for every module.
+    """
+
+    a: Tensor
+    b: Tensor
+
+    @classmethod
+    def of(cls, parts: Sequence[LowRank], width: int) -> LoraUpdate:
+        """Join what is added to the modules that the adapter changes."""
+        a = torch.cat([part.a for part in parts])
+        b, rank = a.new_zeros(width, len(a)), 0
+        for part in parts:
+            out, ranks = part.b.shape
+            b[part.first : part.first + out, rank : rank + ranks] = part.b
+            rank += ranks
+        if a.device.type == "cpu" and a.dtype == torch.bfloat16:
+            # As many ranks as the kernel for few rows takes; the new ones add nothing.
+            more = -rank % linear_few_rows.LANES
+            a, b = F.pad(a, (0, 0, 0, more)), F.pad(b, (0, more))
+        return cls(a, b)
+
+    def add(self, out: Tensor, x: Tensor, rows: Tensor | None, *, batch: bool) -> None:
+        """Add to a projection's output.
+
+        Args:
+            rows: those that are the adapter's `[k]`, each once; None for all.
+            batch: as in `DecoderModel`.
+        """
+        inner = cpu_linear.linear(x if rows is None else x[rows], self.a, batch=batch)
+        added = cpu_linear.linear(inner, self.b, batch=batch)
+        out.add_(added) if rows is None else out.index_add_(0, rows, added)
+
+
+@dataclass(frozen=True)
+class LoraLayer:
+    """What an adapter adds to the projections of a layer, which have the same names; None for
+    nothing."""
+
+    qkv: LoraUpdate | None = None
+    output: LoraUpdate | None = None
+    gate_up: LoraUpdate | None = None
+    down: LoraUpdate | None = None
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA adapter in the form that a decoder computes with.
+
+    Attributes:
+        fingerprint: hash of all that KV computed with it depends on; its name is not.
+    """
+
+    name: str
+    fingerprint: str
+    layers: Sequence[LoraLayer]
+    rank: int
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LoraProjection:
+    """A projection, and what adapters add to it.
+
+    Attributes:
+        updates: each with the rows that it is for `[k]`; None for all rows.
+    """
+
+    base: Projection
+    updates: Sequence[tuple[Tensor | None, LoraUpdate]]
+
+    def __call__(self, x: Tensor, *, batch: bool = False) -> Tensor:
+        out = self.base(x, batch=batch)
+        for rows, update in self.updates:
+            update.add(out, x, rows, batch=batch)
+        return out
+
+
+def with_updates(
+    projections: Sequence[LayerProjections], loras: Sequence[tuple[Tensor | None, Lora]]
+) -> list[LayerProjections]:
+    """Return a decoder's projections with what adapters add, each for some rows `[k]` or, if None,
+    all."""
+    out: list[LayerProjections] = []
+    for number, layer in enumerate(projections):
+        changed: dict[str, Projection] = {}
+        for field in fields(LoraLayer):
+            base = getattr(layer, field.name)
+            updates = [(rows, getattr(lora.layers[number], field.name)) for rows, lora in loras]
+            wanted = [(rows, update) for rows, update in updates if update is not None]
+            if base is not None and wanted:
+                changed[field.name] = LoraProjection(base, wanted)
+        out.append(replace(layer, **changed))
+    return out
+
+
+def rows_by_name(names: Sequence[str], device: torch.device) -> Mapping[str, Tensor]:
+    """Return the rows of every adapter `[k]`, from the adapter's name for every row; "" is the
+    base."""
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        if name:
+            rows.setdefault(name, []).append(row)
+    return {name: torch.tensor(numbers, device=device) for name, numbers in rows.items()}

@@ -1,0 +1,222 @@
+"""Makes a worker of its settings: the model, the store's tiers, the engine, and its server."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from service.messages.replies import LoraInfo, ModelInfo, Ready
+from service.messages.wire import PROTOCOL
+from service.shared.model_fingerprint import fingerprint
+from service.shared.tracing import Tracing
+from service.shared.worker_settings import WorkerSettings
+from service.worker.engine.engine import Engine
+from service.worker.forward import selfcheck
+from service.worker.gate.correctness_gate import GateSettings
+from service.worker.gate.policy import Bounds
+from service.worker.kernels.cpu.native import why_missing
+from service.worker.kv.pool import KVPool
+from service.worker.loading.loader import Loader
+from service.worker.methods.registry import add_folder, describe, eviction_methods, fusion_methods
+from service.worker.model.addressing import Addressing
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.load import default_pool_tokens, load, set_threads
+from service.worker.model.model_facts import ModelFacts, read_calibration
+from service.worker.sampling.grammar import Grammars
+from service.worker.server.cached_chunks import CachedChunks
+from service.worker.server.leases import Leases
+from service.worker.server.link import Inbox, Link
+from service.worker.server.reply_sender import ReplySender
+from service.worker.server.reporter import Reporter
+from service.worker.server.storage import open_prefix_cache, open_store
+from service.worker.server.worker_server import WorkerServer
+
+log = logging.getLogger("kvstitch.worker")
+
+
+def load_model(
+    settings: WorkerSettings, opened: ExitStack
+) -> tuple[DecoderModel, Callable[..., KVPool]]:
+    """Load and check the model and its LoRA adapters.
+
+    Args:
+        opened: ends the processes that have parts of it.
+
+    Returns:
+        The decoder, and what makes the KV pool.
+    """
+    make_pool: Callable[..., KVPool] = KVPool
+    lora_logits: Mapping[str, tuple[Tensor, Tensor]] = {}
+    if settings.tensor_parallel > 1:
+        from service.worker.parallel.processes import TensorParallel, refuse
+
+        refuse(settings)
+        ranks = opened.enter_context(
+            TensorParallel(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
+        )
+        make_pool = ranks.make_pool
+        decoder, differences = ranks.load(
+            settings.model,
+            dtype=settings.dtype,
+            threads=settings.threads,
+            quantize=settings.quantize,
+            loras=settings.loras,
+        )
+        lora_logits = ranks.lora_logits
+    else:
+        set_threads(settings.threads)
+        if settings.methods_dir:
+            add_folder(Path(settings.methods_dir))
+        decoder = load(
+            settings.model, dtype=settings.dtype, device=settings.device, quantize=settings.quantize
+        )
+        differences = selfcheck.check(decoder)
+    log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
+    for name, folder in settings.loras.items():
+        off, moved = selfcheck.add_lora(decoder, name, Path(folder), lora_logits.get(name))
+        log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
+    return decoder, make_pool
+
+
+class Composition:
+    """The parts of one worker.
+
+    Args:
+        make_pool: makes the KV pool.
+        opened: closes the store when the worker ends.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        decoder: DecoderModel,
+        make_pool: Callable[..., KVPool],
+        opened: ExitStack,
+    ) -> None:
+        if decoder.device.type == "cpu" and (reason := why_missing()):
+            log.warning("torch's slower operations are used instead of the kernels: %s", reason)
+        model_fingerprint = fingerprint(settings.model, settings.quantize)
+        facts = read_calibration(
+            Path(settings.model),
+            layers=decoder.layers,
+            heads=decoder.heads,
+            kv_heads=decoder.kv_heads,
+            first=Path(settings.calibration) if settings.calibration else None,
+            ranks=settings.tensor_parallel,
+        )
+        addressing = Addressing(
+            decoder,
+            fingerprint=model_fingerprint,
+            codec=settings.codec,
+            secret=bytes.fromhex(settings.tenant_secret),
+            tenants_secret=bytes.fromhex(settings.tenants_secret),
+        )
+        on_gpu = decoder.device.type == "cuda"
+        inbox, cached, leases = Inbox(), CachedChunks(), None
+        if settings.shared:
+            leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None)
+        store = open_store(settings, opened, pin=on_gpu, on_change=cached.changed)
+        disk_prefix_cache = open_prefix_cache(
+            settings, opened, addressing, pin=on_gpu, on_ready=inbox.wake
+        )
+        self._loader = Loader(
+            store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
+        )
+        engine = Engine(
+            decoder,
+            addressing,
+            store,
+            self._loader,
+            facts=facts,
+            pool_tokens=settings.pool_tokens
+            or default_pool_tokens(decoder, settings.max_running, settings.workers),
+            max_running=settings.max_running,
+            max_waiting=settings.max_waiting,
+            planner=settings.planner,
+            sketches=settings.sketches,
+            prefix_cache=settings.prefix_cache,
+            disk_prefix_cache=disk_prefix_cache,
+            draft_tokens=settings.draft_tokens,
+            checks=_gate_settings(settings),
+            grammars=Grammars(
+                Path(settings.model) / "tokenizer.json", decoder.vocabulary, decoder.end_ids
+            ),
+            make_pool=make_pool,
+        )
+        ready = _ready(settings, decoder, facts, model_fingerprint, engine.pool.tokens)
+        self.link = Link(settings.address, inbox.receive, settings.fleet_secret)
+        self._traces = Tracing(settings.otlp_endpoint, "worker")
+        replies = ReplySender(self.link, self._traces)
+        reporter = Reporter(engine, cached, ready, self.link)
+        self._server = WorkerServer(engine, inbox, replies, reporter, leases)
+
+    @contextmanager
+    def serving(self) -> Iterator[WorkerServer]:
+        """Start what has threads; within it the server can run."""
+        self._traces.start()
+        self._loader.start()
+        self.link.start()
+        try:
+            yield self._server
+        finally:
+            self.link.close()
+            self._loader.close()
+            self._traces.close()
+
+
+def _ready(
+    settings: WorkerSettings,
+    decoder: DecoderModel,
+    facts: ModelFacts,
+    model_fingerprint: str,
+    pool_tokens: int,
+) -> Ready:
+    """Describe the worker and its model for gateways."""
+    return Ready(
+        model=ModelInfo(
+            name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),
+            fingerprint=model_fingerprint,
+            family=decoder.family,
+            layers=decoder.layers,
+            kv_heads=decoder.kv_heads,
+            head_dim=decoder.head_dim,
+            dtype=str(decoder.dtype).removeprefix("torch."),
+            max_context=min(decoder.max_context, pool_tokens),
+            kv_bytes_per_token=decoder.kv_bytes_per_token,
+            codec=settings.codec,
+            device=str(decoder.device),
+        ),
+        fusion=describe(fusion_methods(), facts),
+        eviction=describe(eviction_methods(), facts),
+        pool_tokens=pool_tokens,
+        adapters=[
+            LoraInfo(each.name, each.fingerprint, each.rank, list(each.modules))
+            for each in decoder.loras.values()
+        ],
+        protocol=PROTOCOL,
+    )
+
+
+def _gate_settings(settings: WorkerSettings) -> GateSettings | None:
+    """Return settings of the correctness gate; None where it is switched off."""
+    if not settings.gate_sample:
+        return None
+    bounds = Bounds(
+        settings.gate_window,
+        settings.gate_min_checks,
+        settings.gate_min_agreement,
+        settings.gate_max_kl,
+        settings.gate_recovery,
+    )
+    return GateSettings(settings.gate_sample, bounds)
+
+
+def _end_at_once(why: str) -> None:
+    """End this process, whose threads may wait for another rank for ever; it is started again."""
+    log.critical("the worker ends, to start again: %s", why)
+    os._exit(1)

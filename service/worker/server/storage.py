@@ -1,0 +1,79 @@
+"""Opens the stores of a worker: the chunks' tiers, and the prefix cache on disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from kvstore import MemoryTier, RedisTier, S3Place, S3Tier, SsdTier, TieredStore
+from kvstore.tiers.base import Tier
+from service.shared.worker_settings import WorkerSettings
+from service.worker.model.addressing import Addressing
+from service.worker.prefix_cache.on_disk import DiskPrefixCache
+from service.worker.server.leases import take_number
+
+
+def open_store(
+    settings: WorkerSettings,
+    opened: ExitStack,
+    *,
+    pin: bool,
+    on_change: Callable[[str, bool], None],
+) -> TieredStore:
+    """Open the store of chunks.
+
+    Args:
+        opened: closes it.
+        pin: whether to read into pinned memory, from which a GPU copies asynchronously.
+        on_change: called with every chunk that the memory tier takes or gives up.
+    """
+    tiers = _tiers(settings, pin, on_change)
+    wanted = settings.write_tiers.split(",") if settings.write_tiers else None
+    written = [t.name for t in tiers if t.kind == "memory" or wanted is None or t.name in wanted]
+    store = TieredStore(tiers, write_to=written, write_through=settings.write_through)
+    return opened.enter_context(store)
+
+
+def _tiers(
+    settings: WorkerSettings, pin: bool, on_change: Callable[[str, bool], None]
+) -> list[Tier]:
+    """Return the store's tiers, fastest first, of which memory takes every computed chunk.
+
+    Memory is used where it has bytes, SSD where a folder is set, Redis and S3 where a URL is set.
+    """
+    chosen: list[Tier] = []
+    if settings.memory_tier_bytes:
+        chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))
+    if settings.kv_dir:
+        member = settings.number if settings.workers > 1 else None
+        if settings.shared:
+            member = take_number(Path(settings.kv_dir))
+        chosen.append(SsdTier(settings.kv_dir, settings.ssd_tier_bytes, pin=pin, member=member))
+    if settings.redis_url:
+        chosen.append(RedisTier(settings.redis_url, ttl_s=settings.redis_ttl_s or None, pin=pin))
+    if settings.s3_url:
+        place = S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region)
+        chosen.append(S3Tier(place, pin=pin))
+    return chosen
+
+
+def open_prefix_cache(
+    settings: WorkerSettings,
+    opened: ExitStack,
+    addressing: Addressing,
+    *,
+    pin: bool,
+    on_ready: Callable[[], None],
+) -> DiskPrefixCache | None:
+    """Open the part of the prefix cache that is on disk; None if there is none."""
+    if not settings.prompts_dir:
+        return None
+    # What is on disk has all heads, and the pool here may have some.
+    if not (settings.prompts_bytes and settings.prefix_cache and settings.tensor_parallel == 1):
+        # Of an earlier start with other settings: deletions would not reach them.
+        shutil.rmtree(settings.prompts_dir, ignore_errors=True)
+        return None
+    tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=pin, name="prompts")
+    return opened.enter_context(DiskPrefixCache(tier, addressing, on_ready=on_ready))
