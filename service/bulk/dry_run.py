@@ -26,10 +26,10 @@ class Needs:
     """What a bulk would take.
 
     Attributes:
-        documents: That can be read.
-        failed: Documents that cannot be.
-        chunks, tokens: Of the documents.
-        tier_bytes: Of the chunks' KV, with headers and checksums, in each tier that is written to.
+        documents: Documents that can be read.
+        failed: Documents that cannot.
+        chunks, tokens: Chunks of the documents, and their tokens.
+        tier_bytes: Size of the chunks' KV in each tier, with headers and checksums.
             A text that comes several times counts each time.
         errors: (doc_id, what is wrong) of the first that fail.
     """

@@ -30,15 +30,15 @@ SHOWN_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command has come to.
+    """The result of a command.
 
     Attributes:
-        standing: Of the whole run, also of what other commands did.
-        errors: The first that failed.
-        seconds: That this command took, without cutting.
-        chunks: Chunks of the ranges that this command's workers did.
-        ingest_cpu_s: Processor seconds of their reading, chunking, embedding and cataloguing.
-        worker_cpu_s: Of their worker processes.
+        standing: How far the whole run is, also by other commands.
+        errors: What is wrong with the first documents that failed.
+        seconds: Time that this command took, without cutting the input.
+        chunks: Chunks that this command's workers ingested.
+        ingest_cpu_s: Processor seconds of reading, chunking, embedding and cataloguing.
+        worker_cpu_s: Processor seconds of the worker processes.
     """
 
     standing: Standing
