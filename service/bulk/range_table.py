@@ -40,13 +40,12 @@ from sqlalchemy import (
     text,
 )
 
-from retriever.sql.expressions import Name, among, upsert
+from retriever.sql.expressions import Name, among, required, upsert
 from retriever.sql.revisions import Schema
 from service.bulk.records import Counts, Progress, Range, Run
 from service.gateway import tables
 from service.gateway.documents.membership import LEASE_S, NOW
 from service.gateway.service_database import ServiceDatabase, shared_database
-from service.gateway.tables import required
 
 NAMESPACE = "kvstitch_bulk"  # of bulk alone: gateways neither need nor migrate it
 MAX_ATTEMPTS = 5  # claims of one range in a run of the command, before it is given up
