@@ -40,9 +40,9 @@ from sqlalchemy import (
     text,
 )
 
-from retriever.sql.expressions import Name, among, upsert
+from retriever.sql.expressions import Name, among, required, upsert
 from retriever.sql.revisions import Schema
-from service.bulk.records import Counts, Range, Run, Standing
+from service.bulk.records import Counts, Progress, Range, Run
 from service.gateway import tables
 from service.gateway.documents.membership import LEASE_S, NOW
 from service.gateway.service_database import ServiceDatabase, shared_database
@@ -60,41 +60,33 @@ def _of_run(**options: Any) -> Column[str]:
                   **options)  # fmt: skip
 
 
-def _count(name: str, kind: Any = BigInteger) -> Column[Any]:
-    return Column(name, kind, nullable=False, server_default="0")
-
-
 runs = Table(
     "runs", metadata,
     Column("run_id", Text, primary_key=True),
-    Column("input", Text, nullable=False),
-    Column("tenant", Text, nullable=False),
-    Column("collection", Text, nullable=False),
-    Column("metadata", Text, nullable=False),
-    Column("created", Double, nullable=False),
+    *required(Text, "input", "tenant", "collection", "metadata"),
+    *required(Double, "created"),
 )  # fmt: skip
 files = Table(
     "files", metadata,
     _of_run(primary_key=True),
-    Column("path", Name, primary_key=True),
-    Column("version", Text, nullable=False),
+    *required(Name, "path", primary_key=True),
+    *required(Text, "version"),
 )  # fmt: skip
 ranges = Table(
     "ranges", metadata,
     Column("number", BigInteger, Identity(), primary_key=True),
     _of_run(),
-    Column("path", Name, nullable=False),
-    Column("start", BigInteger, nullable=False),
-    Column("length", BigInteger, nullable=False),
-    Column("first_line", BigInteger, nullable=False),
-    Column("files", Text, nullable=False),
-    Column("documents", Integer, nullable=False),
-    Column("state", Text, nullable=False, server_default="open"),
-    Column("owner", Text, nullable=False, server_default=""),
-    _count("attempts", Integer), _count("seen", Double), _count("began", Double),
-    _count("done", Integer), _count("failed", Integer), _count("chunks"), _count("tokens"),
-    _count("stored"), _count("present"), _count("bytes"),
-    Column("errors", Text, nullable=False, server_default="[]"),
+    *required(Name, "path"),
+    *required(BigInteger, "start", "length", "first_line"),
+    *required(Text, "files"),
+    *required(Integer, "documents"),
+    *required(Text, "state", default="open"),
+    *required(Text, "owner", default=""),
+    *required(Integer, "attempts", default="0"),
+    *required(Double, "seen", "began", default="0"),
+    *required(Integer, "done", "failed", default="0"),
+    *required(BigInteger, "chunks", "tokens", "stored", "present", "bytes", default="0"),
+    *required(Text, "errors", default="[]"),
     Index("ranges_left", "run_id", "number",
           postgresql_where=text("state IN ('open', 'claimed')")),
     Index("ranges_of_file", "run_id", "path"),
@@ -256,7 +248,7 @@ class RangeTable:
             rows = read.execute(select(runs).order_by(runs.c.created.desc())).mappings()
             return [Run(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows]
 
-    def standing(self, run: Run) -> Standing:
+    def progress(self, run: Run) -> Progress:
         """Return how far a run is."""
         # Of bigints the sum is a decimal number.
         sums = [
@@ -282,7 +274,7 @@ class RangeTable:
             left = total.documents - total.done - total.failed
             worked = recent.done + recent.failed
             eta = left * recent.seconds / worked if worked and recent.workers else None
-        return Standing(
+        return Progress(
             run=run,
             ranges=counts,
             workers=recent.workers,

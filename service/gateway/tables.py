@@ -16,6 +16,7 @@ the name in `freed_files` until the file is removed. `events` is what is owed to
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import (
@@ -36,7 +37,7 @@ from sqlalchemy import (
     text,
 )
 
-from retriever.sql.expressions import Name, Number
+from retriever.sql.expressions import Name, Number, required
 from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 
 NAMESPACE = "kvstitch_service"
@@ -45,70 +46,60 @@ metadata = MetaData()
 _keys = MetaData()  # a file of its own
 
 
-def _owner() -> Column[str]:
-    return Column("owner", Text, nullable=False, server_default="", info=POSTGRESQL_ONLY)
-
-
+_owner = partial(required, Text, "owner", default="", info=POSTGRESQL_ONLY)
 jobs = Table(
     "jobs", metadata,
     Column("job_id", Text, primary_key=True),
     Column("number", Number, Identity(), nullable=False, unique=True),
-    Column("tenant", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("cancelled", Integer, nullable=False, server_default="0"),
+    *required(Text, "tenant", "state"),
+    *required(Integer, "cancelled", default="0"),
     Column("idempotency_key", Text),
     Column("digest", LargeBinary),
-    Column("created", Double, nullable=False),
-    Column("updated", Double, nullable=False),
-    _owner(),
+    *required(Double, "created", "updated"),
+    *_owner(),
     UniqueConstraint("tenant", "idempotency_key"),
     Index("jobs_by_state", "state"),
 )  # fmt: skip
 _OPEN = text("state IN ('pending', 'indexed')")
-_PENDING = text("state = 'pending'")
 documents = Table(
     "documents", metadata,
     Column("number", Number, Identity(), primary_key=True),
     Column("job_id", Text, ForeignKey("jobs.job_id", ondelete="CASCADE"), nullable=False),
-    Column("collection", Text, nullable=False),
-    Column("doc_id", Name, nullable=False),
-    Column("bytes", Integer, nullable=False),
+    *required(Text, "collection"),
+    *required(Name, "doc_id"),
+    *required(Integer, "bytes"),
     Column("kind", Text),
     Column("meta", Text),
     Column("content", LargeBinary),
-    Column("state", Text, nullable=False),
+    *required(Text, "state"),
     Column("change", Text),
-    Column("chunks", Integer, nullable=False, server_default="0"),
+    *required(Integer, "chunks", default="0"),
     Column("error", Text),
-    Column("tokens", Integer, nullable=False, server_default="0"),
+    *required(Integer, "tokens", default="0"),
     Column("spooled", Text),
-    _owner(),
+    *_owner(),
     Index("documents_of_job", "job_id"),
     Index("documents_open", "state", "number", sqlite_where=_OPEN, postgresql_where=_OPEN),
     # By which a gateway sees whether an earlier revision is to be indexed by another.
     Index("documents_waiting", "doc_id", "collection",
-          postgresql_where=_PENDING).ddl_if(dialect="postgresql"),
+          postgresql_where=text("state = 'pending'")).ddl_if(dialect="postgresql"),
     sqlite_autoincrement=True,
 )  # fmt: skip
 # Of the documents that are indexed, by which tenants' quotas are counted.
 sizes = Table(
     "sizes", metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("collection", Text, primary_key=True),
-    Column("doc_id", Text, primary_key=True),
-    Column("bytes", Integer, nullable=False),
+    *required(Text, "tenant", "collection", "doc_id", primary_key=True),
+    *required(Integer, "bytes"),
     sqlite_with_rowid=False,
 )  # fmt: skip
 purges = Table(
     "purges", metadata,
     Column("number", Number, Identity(), primary_key=True),
     Column("receipt_id", Text),
-    Column("tenant", Text, nullable=False),
-    Column("collection", Text, nullable=False),
-    Column("doc_id", Text, nullable=False),
-    Column("chunk_id", Number, nullable=False),
-    Column("ids", Text, nullable=False),
-    Column("copies", Text, nullable=False, server_default="[]"),
+    *required(Text, "tenant", "collection", "doc_id"),
+    *required(Number, "chunk_id"),
+    *required(Text, "ids"),
+    *required(Text, "copies", default="[]"),
     Index("purges_of_receipt", "receipt_id"),
     sqlite_autoincrement=True,
 )  # fmt: skip
@@ -116,35 +107,30 @@ confirmations = Table(
     "confirmations", metadata,
     Column("number", BigInteger, ForeignKey("purges.number", ondelete="CASCADE"),
            primary_key=True),
-    Column("gateway_id", Text, primary_key=True),
+    *required(Text, "gateway_id", primary_key=True),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 contents = Table(
     "contents", metadata,
     Column("chunk_id", Number, primary_key=True, autoincrement=False),
-    Column("digest", LargeBinary, nullable=False),
+    *required(LargeBinary, "digest"),
     Index("contents_by_digest", "digest"),
 )  # fmt: skip
 receipts = Table(
     "receipts", metadata,
     Column("receipt_id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("collection", Text, nullable=False),
-    Column("doc_ids", Text, nullable=False),
-    Column("documents", Integer, nullable=False),
-    Column("chunks", Integer, nullable=False),
-    Column("kv", Text, nullable=False),
-    Column("unreached", Text, nullable=False),
-    Column("created", Double, nullable=False),
+    *required(Text, "tenant", "collection", "doc_ids"),
+    *required(Integer, "documents", "chunks"),
+    *required(Text, "kv", "unreached"),
+    *required(Double, "created"),
     Column("completed", Double),
 )  # fmt: skip
 events = Table(
     "events", metadata,
     Column("event_id", Text, primary_key=True),
-    Column("body", LargeBinary, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("created", Double, nullable=False),
-    Column("due", Double, nullable=False),
+    *required(LargeBinary, "body"),
+    *required(Integer, "attempts"),
+    *required(Double, "created", "due"),
 )  # fmt: skip
 freed_files = Table(
     "freed_files", metadata,
@@ -155,32 +141,28 @@ freed_files = Table(
 gateways = Table(
     "gateways", metadata,
     Column("gateway_id", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("keeps_kv", Integer, nullable=False),
-    Column("seen", Double, nullable=False),
+    *required(Text, "name"),
+    *required(Integer, "keeps_kv"),
+    *required(Double, "seen"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 secrets = Table(
     "secrets", metadata,
     Column("name", Text, primary_key=True),
-    Column("value", Text, nullable=False),
+    *required(Text, "value"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 keys = Table(
     "keys", _keys,
     Column("key_id", Text, primary_key=True),
-    Column("secret_sha256", LargeBinary, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("tenant", Text, nullable=False),
-    Column("scopes", Text, nullable=False),
-    Column("created", Double, nullable=False),
+    *required(LargeBinary, "secret_sha256"),
+    *required(Text, "name", "tenant", "scopes"),
+    *required(Double, "created"),
     Column("expires", Double),
     Column("revoked", Double),
-    Column("documents", BigInteger),
-    Column("bytes", BigInteger),
-    Column("requests_per_minute", BigInteger),
-    Column("tokens_per_minute", BigInteger),
-    Column("adapter", Text, nullable=False, server_default=""),
+    *(Column(limit, BigInteger)
+      for limit in ("documents", "bytes", "requests_per_minute", "tokens_per_minute")),
+    *required(Text, "adapter", default=""),
 )  # fmt: skip
 
 # In one folder, because PostgreSQL has both.

@@ -82,7 +82,7 @@ class Lead(Protocol):
 def on_all_ranks(work: Callable[P, T]) -> Callable[P, T]:
     """Let a function, whose first argument is a decoder, run on all ranks where there are others.
 
-    In the function itself the decoder leads nobody, so that it may call other such functions.
+    In the function itself the decoder has no `lead`, so that it may call other such functions.
     """
     signature = inspect.signature(work)
 

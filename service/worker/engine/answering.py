@@ -9,7 +9,7 @@ from service.worker.engine.endings import Endings
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.logprobs import token_logprobs
-from service.worker.sequences.sequence import EngineSequence, prompt_tokens
+from service.worker.sequences.sequence import EngineSequence, prompt_ids
 
 MOST_ROWS = 8
 """Rows of a step up to which drafts are made: a CPU's cores multiply eight at a time."""
@@ -78,7 +78,7 @@ class Answering:
         if forced := sequence.sampler.forced(most):
             return forced
         if sequence.drafter is None:
-            sequence.drafter = Drafter(prompt_tokens(sequence.request).tolist())
+            sequence.drafter = Drafter(prompt_ids(sequence.request).tolist())
         return sequence.drafter.draft(sequence.tokens, most)
 
     def _sampled(

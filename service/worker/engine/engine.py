@@ -45,7 +45,7 @@ from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.reuse import find_reuse
-from service.worker.sequences.sequence import prompt_tokens
+from service.worker.sequences.sequence import prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
 
@@ -229,15 +229,14 @@ class Engine:
             self.gate.forget(keys)
         self.prefix_cache.forget(texts)
         for sequence in self.scheduler.active:
-            tokens = prompt_tokens(sequence.request)
+            tokens = prompt_ids(sequence.request)
             sequence.deleted |= any(holds(tokens, ids) for ids in texts)
         return self.disk_prefix_cache is None or bool(self.disk_prefix_cache.forget(texts))
 
     def forget_all(self) -> None:
         """Drop everything that may hold deleted text, but for what is stored.
 
-        For when it is not known what was deleted. Requests that are being answered end as they
-        would.
+        Requests that are being answered end as they would.
         """
         self.precompute_queue.forget_all()
         if self.gate is not None:
@@ -255,10 +254,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Reply]:
-        """Do one round of work; a fault in one sequence ends only that sequence.
+        """Do one round of work; return the replies since the last call.
 
-        Returns:
-            The replies since the last call.
+        A fault in one sequence ends only that sequence.
         """
         for sequence in self.scheduler.active:
             if sequence.abort_reason:

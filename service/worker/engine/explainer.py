@@ -109,27 +109,14 @@ class Explainer:
         """Return the forecast with what can be taken from an earlier prompt, if there is one."""
         prompt = new_prompt(sequence) if self.prefix_cache.on else None
         reuse = sequence.reuse = None if prompt is None else self.prefix_cache.look_up(prompt)
-        stored = None
+        reused, read_s = 0 if reuse is None else reuse.tokens, 0.0
+        place: Place = "pool"
         if self.reader is not None:
-            without_s = None if reuse is not None else fresh.first_token_s
-            stored = self.reader.choose(sequence, without_s)
-        if stored is not None:
-            return self._continued(
-                sequence, fresh, stored.tokens, crowded, place="prompts", read_s=stored.read_s
-            )
-        return fresh if reuse is None else self._continued(sequence, fresh, reuse.tokens, crowded)
-
-    def _continued(
-        self,
-        sequence: EngineSequence,
-        fresh: Forecast,
-        reused: int,
-        crowded: bool,
-        *,
-        place: Place = "pool",
-        read_s: float = 0.0,
-    ) -> Forecast:
-        """Return the forecast where the first `reused` tokens are taken from an earlier prompt."""
+            stored = self.reader.choose(sequence, fresh.first_token_s if reuse is None else None)
+            if stored is not None:
+                reused, read_s, place = stored.tokens, stored.read_s, "prompts"
+        if not reused:
+            return fresh
         rest = sequence.prompt_tokens - reused
         flops = full_prefill(self.decoder, rest, behind=reused) if rest else 0.0
         parts = reused_by_segment(sequence, reused)
@@ -176,6 +163,9 @@ class Explainer:
             parts = len(parts_of(segment.address))
             seconds = self.planner.tiers.seconds(segment.tier, segment.load_bytes, parts)
         documents = sequence.request.documents
+        computed: ColdMode | Literal[""] = ""
+        if segment.tokens and not loaded:
+            computed = "as_stored" if sequence.as_stored else "in_context"
         return SegmentForecast(
             chunk_id=documents[segment.number - 1].chunk_id if segment.number else -1,
             tokens=segment.tokens,
@@ -184,16 +174,9 @@ class Explainer:
             load_bytes=segment.load_bytes if loaded else 0,
             action="load" if loaded else "recompute",
             load_s=seconds,
-            computed=_computed(sequence, segment) if not loaded else "",
+            computed=computed,
             behind=len(documents[segment.number - 1].behind) if segment.number else 0,
         )
-
-
-def _computed(sequence: EngineSequence, segment: FoundSegment) -> ColdMode | Literal[""]:
-    """Return how a segment that is not loaded is computed; empty if it has no tokens."""
-    if not segment.tokens:
-        return ""
-    return "as_stored" if sequence.as_stored else "in_context"
 
 
 def _continued_segment(segment: SegmentForecast, reused: int, place: Place) -> SegmentForecast:

@@ -6,12 +6,10 @@
 Rows of the base model are computed as if no others were there, so that an answer does not depend on
 what else is decoded; the kernels that compute whole steps round otherwise than the layer loop.
 
-A step is some thousand operations, and launching them from Python takes longer than computing them.
-So they are recorded once as a CUDA graph and replayed from then on.
-A recording is for a number of rows (a power of two) and a greatest length of runs (a power of two
-of keys). Before a recording is used, its result is compared with that of the same step without
-recording. If recording fails or the results differ, all later steps run without recordings, and a
-warning is logged.
+Launching a step's thousand operations from Python takes longer than computing them, so they are
+recorded once as a CUDA graph and replayed. A recording is for a number of rows and a greatest
+length of runs, powers of two. It is compared with the same step without recording before it is
+used; if that fails, all later steps run without recordings, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -117,7 +115,8 @@ class BatchDecoder:
         expected = self._compute(batch)[:rows]
         recorded = replace(batch, numbers=batch.numbers.to(self._decoder.device, copy=True))
         logits, play = record(lambda: compute(self._decoder, self._pool, recorded))
-        recording = _Recording(recorded.numbers, _host_copy(batch.numbers), logits, play)
+        staged = torch.empty_like(batch.numbers, pin_memory=torch.cuda.is_available())
+        recording = _Recording(recorded.numbers, staged, logits, play)
         replayed = recording.play(batch.numbers)[:rows]
         off = float((replayed - expected).abs().max() / expected.abs().max())
         if not off <= TOLERANCE:
@@ -170,8 +169,3 @@ class CudaGraphs:
 def _power_of_two(number: int) -> int:
     """Return the smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
-
-
-def _host_copy(numbers: Tensor) -> Tensor:
-    """Return uninitialised host memory of the same shape, pinned if there is a GPU."""
-    return torch.empty_like(numbers, pin_memory=torch.cuda.is_available())

@@ -143,7 +143,7 @@ def decode_step(
     sequences: Sequence[Decodable],
     drafts: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Feed every sequence its last token and a draft; all sequences must be of one pool.
+    """Feed every sequence of one pool its last token and a draft.
 
     Returns:
         Logits `[rows, vocabulary]` fp32 that follow each token, sequence by sequence.

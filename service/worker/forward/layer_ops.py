@@ -115,11 +115,7 @@ def attend_and_finish(
 
 
 def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
-    """Compute the rest of a layer after its attention.
-
-    Returns:
-        Hidden states after the layer `[m, hidden]`.
-    """
+    """Compute the rest of a layer after its attention; return hidden states `[m, hidden]`."""
     cuts = tiles(len(x), tile_rows(x.device))
     if len(cuts) == 1:
         return (yield from decoder.finish_steps(layer, x, attended))
@@ -180,45 +176,38 @@ class AttentionPass:
     place: Callable[[int], Steps[None]]
 
     def run(self) -> Steps[Tensor]:
-        """Run the pass.
-
-        Returns:
-            Scores `[layers that count, n]` fp32; zero for tokens that are not cached or not scored.
-        """
-        decoder, layout, rows = self.decoder, self.layout, self.rows
-        n, cached = layout.tokens, layout.cached_rows
+        """Return scores `[layers that count, n]` fp32; 0 for tokens not cached or not scored."""
+        decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
+        n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
         scores = torch.zeros(len(self.layers), n, dtype=torch.float32, device=layout.ids.device)
         x = decoder.embed(layout.ids[rows])
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
             yield from self.place(layer)
-            rule = decoder.rules[layer]
-            k_all, v_all = self.kv.prompt_layer(layer, n)
+            rule, rope = decoder.rules[layer], decoder.ropes[layer]
+            kv = self.kv.prompt_layer(layer, n)
             q, k, v = decoder.qkv(layer, x)
-            q = decoder.ropes[layer].rotate(q, rows)
-            write_rows(decoder.ropes[layer], k_all, v_all, k, v, rows)
+            q = rope.rotate(q, rows)
+            write_rows(rope, *kv, k, v, rows)
             self.flops.project(len(rows))
-            seen = cached if self.sight.seen is None else self.sight.seen(layer)
+            seen = cached if sight.seen is None else sight.seen(layer)
             attended = None
             if layer in self.layers:
-                scored = cached if self.sight.scored is None else self.sight.scored(layer)
-                keys = _Keys(k_all, v_all, scored)
+                scored = cached if sight.scored is None else sight.scored(layer)
+                keys, values, at = _chosen(*kv, scored)
                 attended, layer_scores = attend_with_scores(
-                    q, keys.k, keys.v, rows, self.weights(layer), decoder.scale,
-                    key_rows=keys.rows, rule=rule,
-                )  # fmt: skip
+                    q, keys, values, rows, self.weights(layer), scale, key_rows=at, rule=rule
+                )
                 if decoder.ranks is not None:
                     layer_scores = decoder.ranks.sum(layer_scores)
                 scores[layer - self.layers.start].index_add_(0, scored, layer_scores)
                 self.flops.score(float(len(rows)) * len(scored))
-                if self.sight.seen is not None or self.sight.scored is not None:
+                if sight.seen is not None or sight.scored is not None:
                     attended = None  # these keys are not those that the rows see
             if layer < last_layer:  # nothing reads the output of the last layer
                 if attended is None:
-                    keys = _Keys(k_all, v_all, seen)
-                    attended = attend_rows(
-                        q, keys.k, keys.v, rows, decoder.scale, key_rows=keys.rows, rule=rule
-                    )
+                    keys, values, at = _chosen(*kv, seen)
+                    attended = attend_rows(q, keys, values, rows, scale, key_rows=at, rule=rule)
                     self.flops.score(float(len(rows)) * len(seen))
                 x = decoder.finish(layer, x, attended)
                 self.flops.score(float(len(rows)) * len(seen))  # the values cost as much as scoring
@@ -227,15 +216,7 @@ class AttentionPass:
         return scores
 
 
-class _Keys:
-    """Some keys and values of a layer, without a copy if they are all of them.
-
-    Attributes:
-        rows: the chosen rows; None if they are all of the prompt's.
-    """
-
-    def __init__(self, k: Tensor, v: Tensor, chosen: Tensor) -> None:
-        whole = len(chosen) == k.shape[1]
-        self.rows = None if whole else chosen
-        self.k = k if whole else k[:, chosen]
-        self.v = v if whole else v[:, chosen]
+def _chosen(k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the keys and values of some rows, and the rows; without a copy, and None for the
+    rows, if they are all."""
+    return (k, v, None) if len(rows) == k.shape[1] else (k[:, rows], v[:, rows], rows)

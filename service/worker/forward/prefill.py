@@ -2,14 +2,12 @@
 
 At each layer it places the KV of cached segments at their positions, computes queries, keys and
 values of the current rows, overwrites the cache with them, lets the fusion method choose which rows
-continue, computes attention masked by index, and finishes the layer. Full prefill, precompute, and
-all dense and two-pass methods use this loop with different hooks. (Sparse methods use the loop in
-`service.worker.forward.sparse_loop`.)
+continue, computes attention masked by index, and finishes the layer. (Sparse methods have a loop of
+their own, `service.worker.forward.sparse_loop`.)
 
-The loop is a generator. It pauses after every layer and, in a layer with many rows, within it, so
-that the engine can run decode steps of other sequences in between and can drop an aborted prompt at
-once. Where it pauses does not depend on what else is running, so an answer never depends on other
-requests. While stored KV is still being loaded, `arrival` waits for it before a layer reads it.
+The loop pauses after every layer and, where there are many rows, within it: the engine decodes
+other sequences in between, and drops an aborted prompt at once. Where it pauses does not depend on
+what else is running, so an answer never depends on other requests.
 """
 
 from __future__ import annotations

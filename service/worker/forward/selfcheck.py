@@ -83,10 +83,8 @@ def check(decoder: DecoderModel, theirs: Tensor | None = None) -> tuple[float, f
     if theirs is None:
         theirs = transformers_logits(decoder.model)
     ours, stitched = probed(decoder)
-    against_theirs, against_full = (
-        _distance(ours, theirs.to(ours.device)),
-        _distance(stitched, ours),
-    )
+    against_theirs = _distance(ours, theirs.to(ours.device))
+    against_full = _distance(stitched, ours)
     by_library = getattr(decoder.config, "quantization_config", None) is not None
     bound = TOLERANCE[decoder.dtype] * (OF_LIBRARIES if by_library else 1)
     for difference, what in (
@@ -134,13 +132,9 @@ def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
         for a, b in ((0, s), (s, s + d))
     ]
     cached = PromptLayout.of(
-        system,
-        [document],
-        question,
-        uncached=[False, False],
-        prefixes=[Prefix(system)],
-        device=device,
-    )
+        system, [document], question,
+        uncached=[False, False], prefixes=[Prefix(system)], device=device,
+    )  # fmt: skip
     return ours, run(prefill(decoder, cached, parts, Pie(), scratch)).logits
 
 
@@ -151,8 +145,12 @@ def _probe_ids(config: Any) -> list[int]:
     if window <= LARGEST_PROBED_WINDOW:
         d += window
     d = min(d, static_positions(config) - s - q)
+    return _random_ids(config, s + d + q)
+
+
+def _random_ids(config: Any, tokens: int) -> list[int]:
     random = torch.Generator().manual_seed(0)
-    return torch.randint(0, int(config.vocab_size), (s + d + q,), generator=random).tolist()
+    return torch.randint(0, int(config.vocab_size), (tokens,), generator=random).tolist()
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
@@ -180,16 +178,12 @@ def add_lora(
 
 @torch.inference_mode()
 def lora_logits(model: Any, name: str, folder: Path) -> tuple[Tensor, Tensor]:
-    """Compute a probe prompt by transformers' own modules, without and with a LoRA adapter.
+    """Return the last logits of a probe prompt by transformers, without and with an adapter.
 
     Hooks add scale · B·A·x to the outputs of the modules that the folder names, from its weights as
-    they are stored. That shares nothing with how the decoder fuses, scales, pads and adds, so a
-    factor that is missing, or matrices that are swapped or belong to another module, are found.
-
-    Returns:
-        Logits of the last token, `[vocabulary]` each.
+    they are stored. That shares nothing with how the decoder fuses, scales, pads and adds.
     """
-    ids = torch.tensor([_lora_probe(model.config)], device=model.device)
+    ids = torch.tensor([_random_ids(model.config, LORA_PROBE)], device=model.device)
     base = model(ids).logits[0, -1].float()
     with added(model, lora_matrices(model, name, folder)):
         return _centred(base), _centred(model(ids).logits[0, -1].float())
@@ -212,7 +206,7 @@ def check_lora(
         ModelRefused: they are too far from them.
     """
     base, adapted = (logits.to(decoder.device) for logits in theirs)
-    ids = _lora_probe(decoder.config)
+    ids = _random_ids(decoder.config, LORA_PROBE)
     rounding = (_ours(decoder, ids) - base).norm()
     off = (_ours(decoder.with_lora(name), ids) - adapted).norm()
     moved, size = (adapted - base).norm(), adapted.norm().clamp_min(1e-12)
@@ -247,11 +241,6 @@ def _adding(own: LoraMatrices) -> Any:
         return (out.float() + own.scale * F.linear(F.linear(x, a), b)).to(out.dtype)
 
     return hook
-
-
-def _lora_probe(config: Any) -> list[int]:
-    random = torch.Generator().manual_seed(0)
-    return torch.randint(0, int(config.vocab_size), (LORA_PROBE,), generator=random).tolist()
 
 
 def _ours(decoder: DecoderModel, ids: list[int]) -> Tensor:

@@ -193,11 +193,7 @@ class SparseLayerLoop:
     def _stored(
         self, documents_kv: Sequence[KeptTokens], layer: int, kept: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Return stored keys (before RoPE) and values of some prompt rows.
-
-        Returns:
-            Each `[len(kept), kv_heads, head_dim]`.
-        """
+        """Return keys before RoPE and values of prompt rows, `[kept, kv_heads, head_dim]` each."""
         device = self.decoder.device
         parts_k, parts_v = [], []
         system = self._layout.segments[0].tokens

@@ -151,10 +151,10 @@ class Transfers:
         self._side.finish()
 
     def _copy_layer(self, layer: int) -> StagedLayer:
-        sources = [
-            arriving.stored(layer) if arriving is not None else _encoded_source(segment)
-            for segment, arriving in zip(self._segments, self._arriving, strict=True)
-        ]
+        sources: list[Encoded | None] = []
+        for segment, arriving in zip(self._segments, self._arriving, strict=True):
+            encoded = segment if isinstance(segment, EncodedChunk | EncodedBlocks) else None
+            sources.append(encoded if arriving is None else arriving.stored(layer))
         forms = tuple(map(self._form, sources, self._rows))
         placement = self._placements.get(forms)
         if placement is None:
@@ -200,10 +200,6 @@ class Transfers:
             k, v = segment.layer(layer)
         for x, part in zip((k, v), target.view(self._dtype).chunk(2), strict=True):
             part.view(x.shape).copy_(x, non_blocking=True)
-
-
-def _encoded_source(segment: CachedSegment) -> Encoded | None:
-    return segment if isinstance(segment, EncodedChunk | EncodedBlocks) else None
 
 
 @lru_cache(maxsize=1024)

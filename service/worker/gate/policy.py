@@ -80,13 +80,9 @@ class DriftMonitor:
         return self._bounds.recovery * factor
 
     def observe(self, level: int, seen: Observation) -> str:
-        """Count a check of `level`, which may change the level.
+        """Count a check of `level`; return why this changes the level, or "".
 
-        A check of another level than the current one and the one below comes too late and is
-        ignored.
-
-        Returns:
-            Why the level changed; "" if it did not.
+        A check of another level than the current one and the one below is too late and ignored.
         """
         if level == self.level < self.top:
             self.checks_at_level.append(seen)

@@ -61,9 +61,7 @@ class Shadow:
     ) -> Steps[Tensor | None]:
         """Return the run, in steps; closing the generator gives everything back.
 
-        Returns:
-            Logits `[vocabulary]`; None if no document's stored KV was used, because such logits
-            are those of full prefill.
+        Its result are logits `[vocabulary]`; None if it used no document's stored KV.
         """
         asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = EngineSequence(
@@ -72,7 +70,7 @@ class Shadow:
         try:
             self.launcher.loads.start(sequence)
             yield from _loaded(sequence)
-            if fusion.reads is Reads.PARTS and not _stored(sequence):
+            if fusion.reads is Reads.PARTS and any(s and s.missed for s in sequence.segments):
                 return None  # the run would compute and store the missing chunks
             self._wants = self.launcher.reserved_tokens(sequence)
             while (kv := self.pool.reserve(self._wants)) is None:
@@ -84,14 +82,11 @@ class Shadow:
             sequence.prefilled(result)
             return result.logits if sequence.reuses_documents else None
         finally:
-            self._give_back(sequence)
-
-    def _give_back(self, sequence: EngineSequence) -> None:
-        self._sequence, self._wants = None, 0
-        self.launcher.loads.stop(sequence)
-        sequence.release()
-        # Full prefill reads no chunks, so nothing else would notice that these are missing.
-        self.precompute_queue.add_missed(sequence.segments)
+            self._sequence, self._wants = None, 0
+            self.launcher.loads.stop(sequence)
+            sequence.release()
+            # Full prefill reads no chunks, so nothing else would notice that these are missing.
+            self.precompute_queue.add_missed(sequence.segments)
 
 
 def _loaded(sequence: EngineSequence) -> Steps[None]:
@@ -102,10 +97,6 @@ def _loaded(sequence: EngineSequence) -> Steps[None]:
     for load in sequence.segments:
         while load is not None and (pending := load.pending) is not None:
             yield pending
-
-
-def _stored(sequence: EngineSequence) -> bool:
-    return not any(load is not None and load.missed for load in sequence.segments)
 
 
 WORST_NATS = 20.0

@@ -31,7 +31,7 @@ class KVPool:
     Attributes:
         kv_heads: of a layer, that are kept in this process.
         ranks: the processes that keep the others; None if there are none.
-        lead: makes them repeat every change of this pool; None if nobody follows it.
+        lead: makes them repeat every change of this pool; None if there are no others.
         spare: index of a row in every layer that belongs to no sequence; unused places of a padded
             batch write there.
         k: keys after RoPE, for each layer `[rows, head_dim]`; `v` are the values.

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from kvstore import BlocksOutcome, EncodedChunk, ReadOutcome, TieredStore
@@ -58,7 +59,12 @@ class Loader:
         self._notes: OrderedDict[str, tuple[float, ReadOutcome]] = OrderedDict()
         self._lookups: ThreadPoolExecutor | None = None
         self.streams = StreamReader(
-            store, self._run, self._run_lookup, self._merge_prefetch_note, on_ready, decode
+            store,
+            self._run,
+            partial(self._run, lookup=True),
+            self._merge_prefetch_note,
+            on_ready,
+            decode,
         )
 
     def start(self) -> None:
@@ -163,13 +169,8 @@ class Loader:
         problems = tuple(dict.fromkeys((*note.problems, *outcome.problems)))
         return replace(outcome, tier=tier, seconds=seconds, problems=problems)
 
-    def _run(self, work: Callable[[], T]) -> Future[T]:
-        return self._run_on(self._pool, work)
-
-    def _run_lookup(self, work: Callable[[], T]) -> Future[T]:
-        return self._run_on(self._lookups, work)
-
-    def _run_on(self, pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> Future[T]:
+    def _run(self, work: Callable[[], T], *, lookup: bool = False) -> Future[T]:
+        pool = self._lookups if lookup else self._pool
         assert pool is not None, "start the loader first"
         future = pool.submit(work)
         future.add_done_callback(lambda _: self._on_ready())

@@ -181,7 +181,7 @@ class PrecomputeQueue:
                 task.write.exception()  # waits: what is dropped next must hold all that was written
 
     def cancel(self, ids: Collection[str]) -> None:
-        """Drop the chunks of precompute calls that nobody waits for any more."""
+        """Drop the chunks of precompute calls that were given up."""
         self._keep(lambda task: task.id not in ids)
 
     def _keep(self, wanted: Callable[[Task], bool]) -> None:

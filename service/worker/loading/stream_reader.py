@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 from kvstore import ReadOutcome, TieredStore
 from service.worker.loading.chunk_stream import ChunkStream
@@ -23,10 +24,8 @@ from service.worker.planner.estimates import TierEstimates
 MEMORY = "memory"
 
 
-class Submit(Protocol):
-    """Runs work on a loader thread."""
-
-    def __call__(self, work: Callable[[], Any]) -> Future[Any]: ...
+Submit = Callable[[Callable[[], Any]], Future[Any]]
+"""Runs work on a loader thread."""
 
 
 class StreamReader:
@@ -156,44 +155,39 @@ class StreamReader:
         elif len(stream.parts) == 1:
             self._read_whole(stream)
         else:
-            self._read_part(stream, number)
+            with self._reading(stream):
+                address, started = stream.address, time.monotonic()
+                wanted_blocks = dict.fromkeys(stream.parts[number], range(address.spec.blocks))
+                outcome = self._store.read_blocks(address.key, wanted_blocks, address.spec)
+                self._learn(outcome.tier, outcome.nbytes, started)
+                stream.part(number, outcome)
             if not stream.done:
                 with self._lock:
                     stream.turn_bytes = self._turn_bytes(stream)
                 self._submit(lambda: self._advance(stream, number + 1))
 
-    def _read_part(self, stream: ChunkStream, number: int) -> None:
-        address, started = stream.address, time.monotonic()
-        wanted = dict.fromkeys(stream.parts[number], range(address.spec.blocks))
-        try:
-            outcome = self._store.read_blocks(address.key, wanted, address.spec)
-            self._learn(outcome.tier, outcome.nbytes, started)
-            stream.part(number, outcome)
-        except BaseException:
-            stream.lose()
-            raise
-        finally:
-            self._finish_if_done(stream)
-
     def _read_whole(self, stream: ChunkStream) -> None:
-        address = stream.address
+        with self._reading(stream):
+            outcome = self.read(stream.address)
+            stream.whole(self._merge_prefetch_note(stream.address, outcome))
+
+    @contextmanager
+    def _reading(self, stream: ChunkStream) -> Iterator[None]:
+        """Lose the stream if reading fails, and forget it when nothing more will arrive."""
         try:
-            stream.whole(self._merge_prefetch_note(address, self.read(address)))
+            yield
         except BaseException:
             stream.lose()
             raise
         finally:
-            self._finish_if_done(stream)
+            if stream.done:
+                with self._lock:
+                    self._forget(stream)
+                self._on_ready()
 
     def _learn(self, tier: str | None, nbytes: int, started: float) -> None:
         if tier is not None:
             self.estimates.add(tier, nbytes, started, time.monotonic())
-
-    def _finish_if_done(self, stream: ChunkStream) -> None:
-        if stream.done:
-            with self._lock:
-                self._forget(stream)
-            self._on_ready()
 
     def _turn_bytes(self, stream: ChunkStream) -> float:
         """Return bytes of the next parts of all streams that are read from this stream's tier."""

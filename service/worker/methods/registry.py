@@ -48,10 +48,10 @@ def eviction_methods() -> dict[str, type[EvictionMethod]]:
 
 
 def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
-    """Return the method with these parameters.
+    """Return the fusion method with these parameters.
 
     Raises:
-        UnknownMethod: there is no fusion method of this name.
+        UnknownMethod: there is no method of this name.
         InvalidRequest: a parameter is unknown or its value is not allowed.
     """
     made: FusionMethod = _make("fusion", fusion_methods(), name, parameters)
@@ -59,12 +59,7 @@ def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
 
 
 def make_eviction(name: str, parameters: Mapping[str, Any]) -> EvictionMethod:
-    """Return the method with these parameters.
-
-    Raises:
-        UnknownMethod: there is no eviction method of this name.
-        InvalidRequest: a parameter is unknown or its value is not allowed.
-    """
+    """Return the eviction method with these parameters; raises as `make_fusion`."""
     made: EvictionMethod = _make("eviction", eviction_methods(), name, parameters)
     return made
 

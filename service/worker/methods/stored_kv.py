@@ -157,10 +157,9 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
-    """Return squared length of the stored keys, or values, of every token of a layer.
+    """Return squared lengths `[n]` fp32 of the stored keys, or values, over KV heads and channels.
 
-    Returns:
-        `[n]` fp32, summed over KV heads and channels; zero for a token that has no stored KV.
+    Zero for a token that has no stored KV.
     """
     norm = torch.zeros(view.layout.tokens, device=view.rows.device)
     for segment, stored in zip(view.layout.segments, view.cached, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvstore import ChunkSpec, chunk_key
@@ -47,52 +47,32 @@ class Address:
         return Prefix(self.prefix_ids, exact=not self.stitched)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Addressing:
     """Makes addresses for one model and codec.
 
-    Args:
+    Attributes:
         secret: keyed into the hashes of the default tenant's chunks; empty for plain hashes.
-        tenants_secret: each named tenant's own secret is derived from it.
+        tenants_secret: each named tenant's own secret is derived from it; empty for `secret`.
         lora: name of the LoRA adapter that chunks are computed with; empty for the base model.
     """
 
-    def __init__(
-        self,
-        decoder: DecoderModel,
-        *,
-        fingerprint: str,
-        codec: str,
-        secret: bytes = b"",
-        tenants_secret: bytes = b"",
-        lora: str = "",
-    ) -> None:
-        self._decoder = decoder
-        self._base_fingerprint = fingerprint
-        self._lora = lora
-        # By the decoder's weights: renaming it changes no key, and training it further changes all.
-        own = f"+{decoder.loras[lora].fingerprint}" if lora else ""
-        self._fingerprint = fingerprint + own
-        self._codec = codec
-        self._secret = secret
-        self._tenants_secret = tenants_secret or secret
-        self._dtype = str(decoder.dtype).removeprefix("torch.")
+    decoder: DecoderModel = field(kw_only=False)
+    fingerprint: str
+    codec: str
+    secret: bytes = b""
+    tenants_secret: bytes = b""
+    lora: str = ""
 
     def with_lora(self, name: str) -> Addressing:
         """Return the addresses of chunks that are computed with a LoRA adapter; "": the base
         model's."""
-        return Addressing(
-            self._decoder,
-            fingerprint=self._base_fingerprint,
-            codec=self._codec,
-            secret=self._secret,
-            tenants_secret=self._tenants_secret,
-            lora=name,
-        )
+        return replace(self, lora=name)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's KV in the codec raw."""
-        return self._decoder.kv_bytes_per_token
+        return self.decoder.kv_bytes_per_token
 
     def system(self, ids: Sequence[int], tenant: str) -> Address:
         """Return the system segment S. It starts every prompt, so its KV is exact in all of
@@ -152,7 +132,7 @@ class Addressing:
         if prefix_mode == "system" or prefix_mode in CHUNK_PREFIX_MODES:
             return tuple(system)
         if prefix_mode == "bos":
-            bos = getattr(self._decoder.config, "bos_token_id", None)
+            bos = getattr(self.decoder.config, "bos_token_id", None)
             return tuple(system[:1]) if system and system[0] == bos else ()
         return ()  # "none", and "bos_keep", where BOS is among the segment's own ids
 
@@ -178,28 +158,31 @@ class Addressing:
         codec: str = "",
         stitched: bool = False,
     ) -> Address:
-        decoder = self._decoder
+        decoder = self.decoder
+        # By the adapter's weights: renaming it changes no key, and training it further changes all.
+        own = f"+{decoder.loras[self.lora].fingerprint}" if self.lora else ""
         spec = ChunkSpec(
-            fingerprint=self._fingerprint,
-            codec=codec or self._codec,
-            dtype=self._dtype,
+            fingerprint=self.fingerprint + own,
+            codec=codec or self.codec,
+            dtype=str(decoder.dtype).removeprefix("torch."),
             layers=decoder.layers,
             kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
             tokens=len(ids),
         )
         key = chunk_key(
-            fingerprint=self._fingerprint,
-            dtype=self._dtype,
+            fingerprint=spec.fingerprint,
+            dtype=spec.dtype,
             codec=spec.codec,
             prefix_mode=prefix_mode,
             prefix_ids=[token for part in parts for token in part.ids],
             chunk_ids=ids,
             tenant_secret=self._tenant_secret(tenant),
         )
-        return Address(key, spec, tuple(ids), parts, stitched, lora=self._lora)
+        return Address(key, spec, tuple(ids), parts, stitched, lora=self.lora)
 
     def _tenant_secret(self, tenant: str) -> bytes:
         if not tenant:
-            return self._secret
-        return hmac.new(self._tenants_secret, tenant.encode(), hashlib.sha256).digest()
+            return self.secret
+        secret = self.tenants_secret or self.secret
+        return hmac.new(secret, tenant.encode(), hashlib.sha256).digest()

@@ -259,10 +259,9 @@ def attention_probabilities(
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
-    """Return softmax weights of few rows over all keys, from the arguments of `attend_rows`.
+    """Return softmax weights `[heads, m, n]` fp32 of few rows, 0 for keys that a row does not see.
 
-    Returns:
-        `[heads, m, n]` fp32; 0 for keys that the row does not see.
+    The arguments are those of `attend_rows`.
     """
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]

@@ -57,7 +57,7 @@ class DecoderModel:
         heads: query heads of a layer; `own_heads` of them are computed in this process.
         kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
         ranks: the processes that compute the other heads; None if there are none.
-        lead: makes them compute what this process does; None if nobody follows it.
+        lead: makes them compute what this process does; None if there are no others.
     """
 
     def __init__(self, model: Any) -> None:
@@ -244,10 +244,9 @@ class DecoderModel:
         return F.embedding(ids, self.model.get_input_embeddings().weight)
 
     def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x `[m, hidden]` to q, k and v, before RoPE and after any norm of q and k.
+        """Project x `[m, hidden]` to q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`.
 
-        Returns:
-            q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`: this process's own heads.
+        Before RoPE, after any norm of q and k; this process's own heads.
         """
         block = self.blocks[layer]
         out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)

@@ -170,13 +170,13 @@ def _dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
             )
         return DTYPES[name]
     own: torch.dtype = getattr(config, "dtype", None) or torch.float32
-    if device.type == "cpu" and own != torch.float32 and not _cpu_has_bfloat16():
+    if (
+        device.type == "cpu"
+        and own != torch.float32
+        and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
         return torch.float32
     return torch.bfloat16 if device.type == "cpu" and own == torch.float16 else own
-
-
-def _cpu_has_bfloat16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 1) -> int:
@@ -204,27 +204,21 @@ def set_threads(threads: int) -> None:
 def lean_import() -> Iterator[None]:
     """Import transformers' model files without compilers and libraries that serving never uses.
 
-    They import torch._dynamo for its decorators, DTensor for weights that transformers itself
-    shards, and SciPy for the loss of object detection: more than a quarter of the processor time
+    Its decorators (torch._dynamo), DTensor and SciPy take more than a quarter of the processor time
     until a worker is ready, and 57 MB that stay. Within this context torch._dynamo decorates
-    nothing, and the others seem not to be installed; afterwards all of it can be imported as
-    always. Where a name is missing or torch._dynamo is there already, it is left as it is: this
-    only saves time.
+    nothing, and the others seem not to be installed; afterwards all can be imported as always. What
+    is missing, or imported already, is left as it is.
     """
     with ExitStack() as stack:
         for module in (transformers.utils, import_utils):
             for name in _UNUSED:
                 if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, _no))
+                    stack.enter_context(patch.object(module, name, lambda: False))
         if _DYNAMO not in sys.modules:
             for name, module in _stand_ins().items():
                 sys.modules[name] = module
                 stack.callback(sys.modules.pop, name)
         yield
-
-
-def _no() -> bool:
-    return False
 
 
 def _stand_ins() -> dict[str, ModuleType]:

@@ -2,10 +2,9 @@
 
     {"head_scores": {"R": [[...heads] ...layers], "R2": [[...]]}, "stable_layers": [10, 11]}
 
-`kvstitch tune` writes the file, into the data folder; a model's folder may hold one, too. Without
-it, all methods but those that need its values can be used. It is not part of the model's
-fingerprint, because stored KV does not depend on it. What else it holds is not the worker's
-(service/settings/calibration.py).
+`kvstitch tune` writes the file into the data folder; a model's folder may hold one, too. Only
+methods that need its values require it. It is not part of the model's fingerprint, because stored
+KV does not depend on it.
 """
 
 from __future__ import annotations

@@ -96,10 +96,8 @@ class LayerProjections:
 def fuse(*modules: Any) -> Projection:
     """Fuse modules that read the same rows into one product; also useful for a single module.
 
-    Parameters are concatenated in huge pages. The modules' own become views of the result, so the
-    modules keep working, and extra memory is needed only for a moment, for one module group.
-    Modules whose weights a library has quantised in a way that kernels do not read are called as
-    they are, one after the other.
+    Parameters are concatenated in huge pages, and the modules' own become views of the result, so
+    that they keep working. Modules with weights that kernels do not read are called one by one.
     """
     if all(_is_plain(module) for module in modules):
         weight = _concatenated([m.weight for m in modules])

@@ -1,6 +1,6 @@
 """Whether quantised weights can be served here, seen in config.json. Importable without torch.
 
-Two kinds: checkpoints whose weights somebody has quantised, which a library reads and computes, and
+Two kinds: checkpoints whose weights are quantised already, which a library reads and computes, and
 checkpoints that are quantised when they are loaded (the setting `quantize`).
 """
 

@@ -161,13 +161,10 @@ EXHAUSTIVE = 6
 
 
 def cheapest(model: CostModel) -> frozenset[int]:
-    """Choose the loads to compute instead, for the earliest first token; few rather than many.
+    """Return the indices of loads to compute instead, for the earliest first token; few of them.
 
     With more than `EXHAUSTIVE` documents, first the j loads that take longest per token are tried
     for every j; then single loads are moved in or out of the best choice as long as that helps.
-
-    Returns:
-        Indices into the prompt's loads.
     """
     loads, left_s = model.prompt.loads, model.left_s
     count = len(loads)

@@ -56,11 +56,7 @@ class Planner:
         self._counts = Counter({"load": 0, "recompute": 0, "late": 0, "lost": 0})
 
     def recompute(self, prompt: Prompt) -> frozenset[int]:
-        """Decide which segments are computed instead of loaded.
-
-        Returns:
-            Indices into `prompt.loads`.
-        """
+        """Return the indices of `prompt.loads` that are computed instead of loaded."""
         model = self.cost_model(prompt)
         return cheapest(model) if sum(model.left_s) >= WORTH_S else frozenset()
 

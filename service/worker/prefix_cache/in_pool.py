@@ -6,13 +6,9 @@ that begin with the same tokens.
     request   S │ D_1 │ D_2 │ Q_1                     nothing: its logits are cached, too
     request   S │ D_1 │ D_3 │ Q_3                     full prefill: only D_3 and Q_3 are computed
 
-What may be reused:
-
-- **Rows of a full prefill**, by a request that would compute a full prefill anyway: as many tokens
-  as are the same.
-- **A prompt of any method as a whole**, by a request for the same method whose prompt begins with
-  it: the same prompt again, or the next turn of its conversation. The rows that the first question
-  had repaired stay as they are.
+Rows of a full prefill are reused by a request that would compute a full prefill anyway, as many as
+are the same. A prompt of any other method is reused as a whole, by a request for the same method
+that begins with it; the rows that the first question had repaired stay as they are.
 
 KV is copied, so that several requests may continue from one prompt. Prompts lie in memory that no
 sequence needs: when one does, they make room, the least recently used one first. Prompts that

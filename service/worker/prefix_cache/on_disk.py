@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -84,7 +83,6 @@ class DiskPrefixCache:
         on_ready: called on a thread of the store after every read and write, to wake the engine.
 
     Attributes:
-        on_ready: the same.
         counts: prompts by what happened to them: stored; failed to be stored; lost, for they were
             damaged or gone when they were to be read.
     """
@@ -135,12 +133,7 @@ class DiskPrefixCache:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def look_up(self, wanted: NewPrompt) -> tuple[PromptOnDisk, int] | None:
@@ -192,8 +185,7 @@ class DiskPrefixCache:
     def forget(self, texts: Collection[Sequence[int]]) -> dict[str, int]:
         """Delete every prompt that holds one of these texts, also those that are being written.
 
-        Returns:
-            How many were deleted, by the tier's name; empty if it could not be reached.
+        Return how many were deleted, by the tier's name; nothing if it could not be reached.
         """
         with self._lock:
             writes = list(self._writes)

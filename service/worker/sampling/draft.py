@@ -1,10 +1,9 @@
 """Drafts an answer's next tokens from the text before it ("prompt lookup decoding").
 
-Answers from documents repeat their wording. Where the answer's last tokens occurred before, in the
-prompt or in the answer, what followed them there is the draft. A decode step feeds it together
-with the last token, and each of its tokens is accepted if it is what is sampled at its place
-anyway. So no answer changes, but a step can yield several tokens. Feeding some more tokens hardly
-takes longer: a step's time goes into reading the weights.
+Answers from documents repeat their wording. Where the answer's last tokens occurred before, what
+followed them there is the draft. A decode step feeds it with the last token, and accepts each of
+its tokens that is sampled at its place anyway. So no answer changes, but a step can yield several
+tokens, and hardly takes longer: its time goes into reading the weights.
 """
 
 from __future__ import annotations

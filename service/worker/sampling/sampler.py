@@ -89,8 +89,11 @@ class Sampler:
         # With the highest score subtracted, so that a temperature near 0 does not overflow.
         temperature = max(self._sampling.temperature, LOWEST_TEMPERATURE)
         weights = scores.sub_(scores.max()).div_(temperature).exp_()
-        keep_min_p(weights, self._sampling.min_p)
-        keep_top_k(weights, self._sampling.top_k)
+        min_p, top_k = self._sampling.min_p, self._sampling.top_k
+        if min_p > 0:
+            weights.masked_fill_(weights < min_p, 0)
+        if 0 < top_k < len(weights):  # those as likely as the last of them stay, too
+            weights.masked_fill_(weights < weights.topk(top_k).values[-1], 0)
         keep_top_p(weights, self._sampling.top_p)
         up_to = weights.double().cumsum(0)
         point = torch.rand((), generator=self._random, dtype=torch.float64) * up_to[-1]
@@ -99,18 +102,6 @@ class Sampler:
 
 SURELY_ENOUGH = (1e-3, 1e-6)
 """Weights from which on tokens are sorted for top-p: few have more, and they are mostly enough."""
-
-
-def keep_min_p(weights: Tensor, min_p: float) -> None:
-    """Keep tokens that are at least `min_p` times as likely as the likeliest; 0 keeps all."""
-    if min_p > 0:
-        weights.masked_fill_(weights < min_p, 0)
-
-
-def keep_top_k(weights: Tensor, top_k: int) -> None:
-    """Keep the `top_k` likeliest tokens, and those as likely as the last of them; 0 keeps all."""
-    if 0 < top_k < len(weights):
-        weights.masked_fill_(weights < weights.topk(top_k).values[-1], 0)
 
 
 def keep_top_p(weights: Tensor, top_p: float) -> None:

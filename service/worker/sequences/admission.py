@@ -20,7 +20,7 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sampling.grammar import FIELD, Grammars
 from service.worker.sampling.sampler import LogitAdjustments, Sampler
-from service.worker.sequences.sequence import AllowedMethod, EngineSequence, prompt_tokens
+from service.worker.sequences.sequence import AllowedMethod, EngineSequence, prompt_ids
 
 Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 
@@ -164,7 +164,7 @@ class Admission:
             if self.grammars is None:
                 raise InvalidRequest(f"{FIELD}: this worker has no tokenizer", field=FIELD)
             grammar = self.grammars.compile(sampling.grammar)
-        adjustments = LogitAdjustments.of(sampling, lambda: prompt_tokens(request), end_ids)
+        adjustments = LogitAdjustments.of(sampling, lambda: prompt_ids(request), end_ids)
         return Sampler(sampling, adjustments, grammar)
 
     def _fit_context(self, sequence: EngineSequence) -> None:

@@ -1,10 +1,9 @@
 """Launches a request's prefill: gives it its layout, its KV, and the steps that run it.
 
-A prompt starts as soon as it is known where its chunks are. If a chunk turns out to be damaged,
-missing or too late, it is computed with the prompt: the prefill is resumed with that segment
-uncached, from the last layer that was computed with every row. Or, if the request says so, the
-chunk is computed by itself, and the prefill is resumed as if it had been stored. A method that
-reads only parts of the documents starts when its first reads are finished.
+A prompt starts as soon as it is known where its chunks are; one of which only parts are read starts
+when its first reads are finished. If a chunk turns out to be damaged, missing or too late, the
+prefill is resumed with that segment uncached, from the last layer that was computed with every row.
+Or, if the request says so, the chunk is computed by itself, as if it had been stored.
 """
 
 from __future__ import annotations

@@ -156,10 +156,7 @@ class PromptLoads:
     ) -> float:
         """Give up the loads that take longer than computing their segments.
 
-        Called while the prefill has to wait; does nothing if the last decision is too recent.
-
-        Returns:
-            Seconds after which to decide again.
+        Does nothing if the last decision is too recent. Returns seconds until the next one.
         """
         progress = sequence.progress
         assert progress is not None

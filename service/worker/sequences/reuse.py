@@ -16,7 +16,7 @@ from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
 from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, Reuse
-from service.worker.sequences.sequence import EngineSequence, prompt_tokens
+from service.worker.sequences.sequence import EngineSequence, prompt_ids
 from service.worker.steps import Steps
 
 
@@ -50,7 +50,7 @@ def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
     if not _takes_part(sequence):
         return None
     request = sequence.request
-    tokens = prompt_tokens(request)
+    tokens = prompt_ids(request)
     return NewPrompt(
         tokens=tokens,
         question_start=len(tokens) - len(request.question),
@@ -63,7 +63,7 @@ def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
 
 def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
     """Return a sequence's prompt and the answer so far, if others may continue it; None if not."""
-    kv, layout = sequence.kv, sequence.layout
+    kv, layout, reuse = sequence.kv, sequence.layout, sequence.reuse
     if not _takes_part(sequence) or kv is None or layout is None:
         return None
     if sequence.logits is None or sequence.deleted or sequence.held_in_part:
@@ -72,14 +72,14 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         return None
     answer = sequence.tokens[: kv.filled_tokens - sequence.prompt_tokens]
     return CachedPrompt(
-        tokens=torch.cat([prompt_tokens(sequence.request), torch.tensor(answer).long()]),
+        tokens=torch.cat([prompt_ids(sequence.request), torch.tensor(answer).long()]),
         prompt_tokens=sequence.prompt_tokens,
         system_tokens=len(sequence.request.system),
         question_start=layout.question_start,
         tenant=sequence.request.tenant,
         lora=sequence.lora_fingerprint,
         method=_method(sequence),
-        exact=_is_exact(sequence),
+        exact=reuse.prompt.exact if reuse is not None else not sequence.reuses_documents,
         logits=sequence.logits,
         kv=kv,
         repeats=sequence.repeats,
@@ -91,12 +91,6 @@ def _takes_part(sequence: EngineSequence) -> bool:
     if not request.prefix_cache or sequence.eviction is not None or request.token_fates:
         return False
     return sequence.fusion.reads is not Reads.PARTS or not request.documents
-
-
-def _is_exact(sequence: EngineSequence) -> bool:
-    if sequence.reuse is not None:
-        return sequence.reuse.prompt.exact
-    return not sequence.reuses_documents
 
 
 def _method(sequence: EngineSequence) -> str:

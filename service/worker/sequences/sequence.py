@@ -270,7 +270,7 @@ class StageClock:
             self._blocked_since = None
 
 
-def prompt_tokens(request: Generate) -> Tensor:
+def prompt_ids(request: Generate) -> Tensor:
     """Return the token ids of a request's prompt `[n]` int64 in host memory."""
     ids = array("q", request.system)
     for document in request.documents:

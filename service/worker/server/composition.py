@@ -176,7 +176,7 @@ def _ready(
     model_fingerprint: str,
     pool_tokens: int,
 ) -> Ready:
-    """Return what gateways are told of the worker."""
+    """Describe the worker and its model for gateways."""
     return Ready(
         model=ModelInfo(
             name=settings.model_name or os.path.basename(os.path.normpath(settings.model)),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
 from kvstore import StoreStats, TierStats
 from service import __version__
 from service.messages.replies import Ready, WorkerLoad
@@ -25,40 +29,49 @@ ALERTED = (
 
 def tier_values(tier: TierStats) -> list[Sample]:
     """Return samples of one tier: operations, bytes and seconds, and its size."""
-    name = {"tier": tier.name}
-    values: list[Sample] = [
-        ("kvstitch_tier_operations_total", {**name, "op": op, "outcome": outcome}, count)
-        for (op, outcome), count in sorted({**dict.fromkeys(ALERTED, 0), **tier.ops}.items())
+    name, usage = {"tier": tier.name}, tier.usage
+    operations = sorted({**dict.fromkeys(ALERTED, 0), **tier.ops}.items())
+    known = {
+        "kvstitch_tier_used_bytes": usage.used_bytes,
+        "kvstitch_tier_capacity_bytes": usage.capacity_bytes,
+        "kvstitch_tier_entries": usage.entries,
+        "kvstitch_tier_evictions_total": usage.evictions,
+        "kvstitch_tier_servers": usage.servers or None,
+        "kvstitch_tier_servers_down": usage.servers_down if usage.servers else None,
+        "kvstitch_tier_healthy": float(tier.healthy),
+        "kvstitch_tier_pending_deletes": tier.pending_deletes,
+    }
+    return [
+        *_samples("kvstitch_tier_operations_total", ("op", "outcome"), operations, name),
+        *_samples("kvstitch_tier_operation_seconds_total", ("op",), tier.seconds.items(), name),
+        *_samples("kvstitch_tier_transferred_bytes_total", ("op",), tier.bytes.items(), name),
+        *((metric, name, value) for metric, value in known.items() if value is not None),
     ]
-    for metric, amounts in (
-        ("kvstitch_tier_operation_seconds_total", tier.seconds),
-        ("kvstitch_tier_transferred_bytes_total", tier.bytes),
-    ):
-        values.extend((metric, {**name, "op": op}, n) for op, n in amounts.items())
-    for metric, known in (
-        ("kvstitch_tier_used_bytes", tier.usage.used_bytes),
-        ("kvstitch_tier_capacity_bytes", tier.usage.capacity_bytes),
-        ("kvstitch_tier_entries", tier.usage.entries),
-        ("kvstitch_tier_evictions_total", tier.usage.evictions),
-    ):
-        if known is not None:
-            values.append((metric, name, known))
-    if tier.usage.servers:
-        values.append(("kvstitch_tier_servers", name, tier.usage.servers))
-        values.append(("kvstitch_tier_servers_down", name, tier.usage.servers_down))
-    values.append(("kvstitch_tier_healthy", name, float(tier.healthy)))
-    values.append(("kvstitch_tier_pending_deletes", name, tier.pending_deletes))
-    return values
+
+
+def _samples(
+    metric: str,
+    labels: Sequence[str],
+    counts: Iterable[tuple[Any, float]],
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> list[Sample]:
+    """Return a sample for each of the counts, by one label or several."""
+    samples: list[Sample] = []
+    for key, count in counts:
+        keys = key if isinstance(key, tuple) else (key,)
+        samples.append((metric, {**others, **dict(zip(labels, keys, strict=True))}, count))
+    return samples
 
 
 def store_values(stats: StoreStats) -> list[Sample]:
     """Return samples of the store: its tiers, keys and writes."""
-    values = [value for tier in stats.tiers for value in tier_values(tier)]
-    values.append(("kvstitch_store_new_keys_total", {}, stats.new_keys))
-    values.append(("kvstitch_store_already_present_total", {}, stats.already_present))
-    values.append(("kvstitch_store_dropped_writes_total", {}, stats.dropped_writes))
-    values.append(("kvstitch_store_pending_writes", {}, stats.pending_writes))
-    return values
+    return [
+        *(value for tier in stats.tiers for value in tier_values(tier)),
+        ("kvstitch_store_new_keys_total", {}, stats.new_keys),
+        ("kvstitch_store_already_present_total", {}, stats.already_present),
+        ("kvstitch_store_dropped_writes_total", {}, stats.dropped_writes),
+        ("kvstitch_store_pending_writes", {}, stats.pending_writes),
+    ]
 
 
 def own_values(ready: Ready, backlog_s: float) -> list[Sample]:
@@ -69,56 +82,40 @@ def own_values(ready: Ready, backlog_s: float) -> list[Sample]:
 
 def engine_values(engine: Engine) -> list[Sample]:
     """Return samples of the engine: sequences, pool, decode steps, precompute, gate, planner."""
-    scheduler = engine.scheduler
+    scheduler, answering, disk = engine.scheduler, engine.answering, engine.disk_prefix_cache
     states = {
         "waiting": len(scheduler.waiting),
         "prefilling": len(scheduler.prefilling),
         "running": len(scheduler.running),
     }
-    values: list[Sample] = [
-        ("kvstitch_sequences", {"state": state}, count) for state, count in states.items()
+    continued, stored = engine.prefix_cache.counts, {} if disk is None else disk.counts
+    precomputed = engine.precompute_queue.counts
+    return [
+        *_samples("kvstitch_sequences", ("state",), states.items()),
+        ("kvstitch_pool_free_ratio", {}, engine.pool_free_share),
+        ("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.share),
+        *_samples("kvstitch_continued_prompts_total", ("place",), continued.items()),
+        *_samples("kvstitch_stored_prompts_total", ("outcome",), stored.items()),
+        ("kvstitch_decode_steps_total", {}, answering.steps),
+        *_samples("kvstitch_draft_tokens_total", ("outcome",), answering.drafts.items()),
+        *_samples("kvstitch_precomputed_chunks_total", ("status",), precomputed.items()),
+        ("kvstitch_shared_reads_total", {}, engine.loader.streams.shared),
+        *(engine.gate.values() if engine.gate is not None else ()),
+        *(_planner_values(engine.planner) if engine.planner is not None else ()),
     ]
-    values.append(("kvstitch_pool_free_ratio", {}, engine.pool_free_share))
-    values.append(("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.share))
-    values.extend(
-        ("kvstitch_continued_prompts_total", {"place": place}, count)
-        for place, count in engine.prefix_cache.counts.items()
-    )
-    if engine.disk_prefix_cache is not None:
-        values.extend(
-            ("kvstitch_stored_prompts_total", {"outcome": outcome}, count)
-            for outcome, count in engine.disk_prefix_cache.counts.items()
-        )
-    values.append(("kvstitch_decode_steps_total", {}, engine.answering.steps))
-    values.extend(
-        ("kvstitch_draft_tokens_total", {"outcome": outcome}, count)
-        for outcome, count in engine.answering.drafts.items()
-    )
-    values.extend(
-        ("kvstitch_precomputed_chunks_total", {"status": status}, count)
-        for status, count in engine.precompute_queue.counts.items()
-    )
-    values.append(("kvstitch_shared_reads_total", {}, engine.loader.streams.shared))
-    if engine.gate is not None:
-        values.extend(engine.gate.values())
-    return values + (_planner_values(engine.planner) if engine.planner is not None else [])
 
 
 def _planner_values(planner: Planner) -> list[Sample]:
-    values: list[Sample] = [
-        ("kvstitch_planner_segments_total", {"decision": decision}, count)
-        for decision, count in planner.counts.items()
-    ]
+    values = _samples("kvstitch_planner_segments_total", ("decision",), planner.counts.items())
     for tier, (latency, bandwidth) in planner.tiers.known().items():
         values.append(("kvstitch_tier_estimated_latency_seconds", {"tier": tier}, latency))
         values.append(("kvstitch_tier_estimated_bytes_per_second", {"tier": tier}, bandwidth))
     rate = 1 / planner.compute.flop_s
-    values.append(("kvstitch_prefill_estimated_flops_per_second", {}, rate))
-    return values
+    return [*values, ("kvstitch_prefill_estimated_flops_per_second", {}, rate)]
 
 
-SAMPLE_TOKENS = 512  # length of the prompt and of the chunk by which a token is reckoned
-LOOKED_AT = 16  # sequences of a long queue; the others are reckoned to be like these
+SAMPLE_TOKENS = 512  # length of the prompt and chunk from which seconds and bytes per token follow
+LOOKED_AT = 16  # sequences of a long queue; the others are assumed to be like these
 DIGITS = 4  # of reported seconds, so that small changes are not worth a message
 
 

@@ -6,10 +6,10 @@ A lease is how long it may keep what it holds without hearing from those who may
                           │                                 is dropped
                           └──> a note beside the SSD tier: the next process goes on with it
 
-A domain is the place where deletions are noted: one gateway, or all that share a database, of which
-any renews the lease. A lease counts from the moment when the worker sent the counters that a `Ping`
-answers, by a clock that goes on while the machine is suspended. So whoever hears nothing of the
-worker knows when it will have dropped everything.
+A domain is one gateway, or all that share a database; any of them renews the lease. A lease counts
+from the moment when the worker sent the counters that a `Ping` answers, by a clock that goes on
+while the machine is suspended: a gateway that no longer hears from the worker knows when it will
+have dropped everything.
 """
 
 from __future__ import annotations
@@ -82,10 +82,6 @@ class Leases:
         over, self._over = self._over, False
         return over
 
-    def note(self) -> None:
-        """Write the note if leases have moved; call it when what had to be dropped is gone."""
-        self._write(self._clock())
-
     def again(self) -> None:
         """Make `over` say so once more, because not everything could be dropped."""
         self._over = True
@@ -97,8 +93,8 @@ class Leases:
         self._until[domain] = max(until, known or until)
         self._note_every_s = lease_s / NOTES_PER_LEASE
 
-    def _write(self, now: float) -> None:
-        """Write the ends of leases, if one has moved far enough since, or is over and dropped."""
+    def note(self) -> None:
+        """Write the note if leases have moved far enough, or are over and all is dropped."""
         moved = self._until.keys() != self._noted.keys() or any(
             until - self._noted[domain] > self._note_every_s
             for domain, until in self._until.items()
@@ -106,7 +102,7 @@ class Leases:
         if self._note is None or self._over or not moved:
             return
         ended = self._noted.keys() - self._until.keys()
-        ahead = self._wall() - now
+        ahead = self._wall() - self._clock()
         others = {domain: until for domain, until in self._read().items() if domain not in ended}
         for domain, until in self._until.items():
             others[domain] = max(until + ahead, others.get(domain, 0.0))

@@ -26,7 +26,7 @@ log = logging.getLogger("kvstitch.worker")
 # How long what is queued for a gateway may take to leave when the worker ends. A gateway that is
 # gone must not hold it up for longer.
 LINGER_MS = 5000
-# Over TCP, a gateway whose machine is gone says so to nobody: then what is queued for it goes, too.
+# Over TCP, the machine of a gateway may vanish: then what is queued for it is dropped.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 20_000
 
 
@@ -166,9 +166,6 @@ class Outlet:
 
     def close(self) -> None:
         self._socket.close(linger=1000)
-
-
-log = logging.getLogger("kvstitch.worker")
 
 
 Received = tuple[bytes, ToWorker, float]

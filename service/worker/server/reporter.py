@@ -35,7 +35,7 @@ class Reporter:
     Its thread runs `_run`; all else is for the engine's thread.
 
     Attributes:
-        ready: what a gateway is told that says Hello.
+        ready: the reply to a gateway's Hello.
         cached: the chunks in the memory tier.
         draining: whether the worker takes nothing new.
     """
@@ -127,7 +127,7 @@ class Reporter:
         Args:
             gone: whether the worker ends, and what only it held is no more.
         """
-        # Read before the counters: a gateway that has heard them has heard of this moment.
+        # Read before the counters: whoever gets them knows the worker was alive at this moment.
         clock = uptime()
         started = time.monotonic()
         engine, scheduler = self._engine, self._engine.scheduler

@@ -27,7 +27,7 @@ def open_store(
     Args:
         opened: closes it.
         pin: whether to read into pinned memory, from which a GPU copies asynchronously.
-        on_change: told of every chunk that the memory tier takes or gives up.
+        on_change: called with every chunk that the memory tier takes or gives up.
     """
     tiers = _tiers(settings, pin, on_change)
     wanted = settings.write_tiers.split(",") if settings.write_tiers else None

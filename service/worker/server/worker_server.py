@@ -3,7 +3,7 @@
 Three threads: the link moves bytes; the reporter sends counters every second, which is also the
 heartbeat; the thread that calls `WorkerServer.run` runs the engine.
 
-    drain: gateways are told ── what waits goes back to them ── what runs ends ── the process ends
+    drain: gateways learn of it ── waiting requests go back ── running ones end ── the process ends
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WorkerServer:
         self._replies = replies
         self._reporter = reporter
         self._leases = leases
-        self._pinged: dict[bytes, float] = {}  # when gateways were heard that ping
+        self._pinged: dict[bytes, float] = {}  # time of the last ping, by gateway
         self._leases_checked_at = float("-inf")
         self._draining = threading.Event()
         self._gave_back_at: float | None = None  # when what waited went back
@@ -146,13 +146,13 @@ class WorkerServer:
         if self._leases is None or now - self._leases_checked_at < LEASES_EVERY_S:
             return
         self._leases_checked_at = now
-        for gateway in [g for g, heard in self._pinged.items() if now - heard > SILENT_S]:
+        for gateway in [g for g, pinged in self._pinged.items() if now - pinged > SILENT_S]:
             log.warning("a gateway has been silent for %.0f s: what it wanted is dropped", SILENT_S)
             asked = self._replies.open_requests(gateway)
             for id in asked:
                 self._engine.abort(id, "disconnect")
             self._engine.precompute_queue.cancel(asked)
-            # It may be there after all, and only have been slow: then it is told.
+            # It may only have been slow: then this tells it why.
             self._replies.send(*(Failed.of(id, UNHEARD) for id in asked))
             del self._pinged[gateway]
             self._reporter.remove(gateway)

@@ -91,19 +91,14 @@ class EvictionMethod:
         """
 
     def observe(self, view: LayerView) -> Tensor:
-        """Save what scoring will need from a layer's queries, which only prefill has.
+        """Return what scoring will need from a layer's queries, which only prefill has.
 
-        Returns:
-            Any tensor; by default the window's queries `[w, heads, head_dim]`.
+        Any tensor; by default the window's queries `[w, heads, head_dim]`.
         """
         return view.q[-self.observed_rows(view.layout) :].clone()
 
     def restart(self, view: LayerView) -> Tensor | None:
-        """Decide whether prefill stops here and starts over with fewer tokens.
-
-        Returns:
-            Ascending prompt rows that form the new, shorter prompt; None to continue.
-        """
+        """Return the rows of a shorter prompt with which prefill starts over; None to continue."""
         return None
 
     def score(self, prompt: PromptAttention) -> Tensor:

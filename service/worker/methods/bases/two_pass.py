@@ -48,8 +48,7 @@ class TwoPassMethod(DenseMethod):
     def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
         """Return how the question rows' attention at a layer becomes scores.
 
-        Returns:
-            One weight per row `[m]` fp32, which is much faster than a function.
+        One weight per row `[m]` fp32 is much faster than a function.
         """
         return torch.ones(len(layout.question_rows), device=layout.ids.device)
 
@@ -67,11 +66,7 @@ class TwoPassMethod(DenseMethod):
         return (yield from loop.layers(self, rows, scores))
 
     def attention_scores(self, loop: LayerLoop) -> Steps[Tensor]:
-        """Run the question pass.
-
-        Returns:
-            Attention that every token received, by layer that counts, `[layers, n]` fp32.
-        """
+        """Run the question pass; return each token's attention `[layers that count, n]` fp32."""
         layout = loop.layout
         return (
             yield from loop.attention_pass(

@@ -197,15 +197,6 @@ def attention_mass(
         `MIN_LATER_QUERIES` later queries; and the log normaliser of every query's softmax,
         `[heads, T]` fp32.
     """
-    sums, norm = _sums_by_key(q, k, scale, rule)
-    tokens, heads, _ = q.shape
-    later = torch.arange(tokens - 1, -1, -1, device=q.device)
-    mass = sums / (heads * later.clamp(min=1))
-    return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
-
-
-def _sums_by_key(q: Tensor, k: Tensor, scale: float, rule: AttentionRule) -> tuple[Tensor, Tensor]:
-    """Return attention that all later queries together pay each token, and the normalisers."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     first = n - tokens
@@ -231,7 +222,9 @@ def _sums_by_key(q: Tensor, k: Tensor, scale: float, rule: AttentionRule) -> tup
         weights = scores.mul_(1 / total).sum((0, 1))[:, first:]
         weights[:, a:].masked_fill_(unseen.triu(), 0)  # a token's own query does not count either
         sums[:b] += weights.sum(0)
-    return sums, norm
+    later = torch.arange(tokens - 1, -1, -1, device=q.device)
+    mass = sums / (heads * later.clamp(min=1))
+    return mass.masked_fill(later < MIN_LATER_QUERIES, math.nan), norm
 
 
 def representatives(mass: Tensor, grid: BlockGrid) -> tuple[Tensor, Tensor]:
