@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from retriever.sql.expressions import Name, among, required, upsert
 from retriever.sql.revisions import Schema
-from service.bulk.records import Counts, Range, Run, Standing
+from service.bulk.records import Counts, Progress, Range, Run
 from service.gateway import tables
 from service.gateway.documents.membership import LEASE_S, NOW
 from service.gateway.service_database import ServiceDatabase, shared_database
@@ -230,7 +230,7 @@ class RangeTable:
             rows = read.execute(sa.select(runs).order_by(runs.c.created.desc())).mappings()
             return [Run(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows]
 
-    def standing(self, run: Run) -> Standing:
+    def progress(self, run: Run) -> Progress:
         """Return how far a run is."""
         # Of bigints the sum is a decimal number.
         sums = [
@@ -256,7 +256,7 @@ class RangeTable:
             left = total.documents - total.done - total.failed
             worked = recent.done + recent.failed
             eta = left * recent.seconds / worked if worked and recent.workers else None
-        return Standing(
+        return Progress(
             run=run,
             ranges=counts,
             workers=recent.workers,

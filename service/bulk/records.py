@@ -120,7 +120,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Progress:
     """How far a run is.
 
     Attributes:
