@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +114,8 @@ class RangeTable:
 
     def begin(self, run: Run) -> None:
         """Note a run, unless it is there. What failed of it may be tried again."""
-        row = {
-            "run_id": run.run_id,
-            "input": run.input,
-            "tenant": run.tenant,
-            "collection": run.collection,
-            "metadata": json.dumps(run.metadata, sort_keys=True),
-            "created": time.time(),
-        }
+        metadata = json.dumps(run.metadata, sort_keys=True)
+        row = {**asdict(run), "metadata": metadata, "created": time.time()}
         failed = sa.or_(
             ranges.c.state.in_(["open", "failed"]),
             sa.and_(ranges.c.state == "done", ranges.c.failed > 0),
