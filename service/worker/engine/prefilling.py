@@ -87,7 +87,7 @@ class Prefilling:
         while (sequence := scheduler.next_prefill) is not None and not sequence.blocked:
             assert sequence.steps is not None
             started = time.monotonic()
-            sequence.waited()
+            sequence.clock.unblock()
             try:
                 sequence.wait(next(sequence.steps))
             except StopIteration as end:
