@@ -28,7 +28,7 @@ class KvstitchRetriever(BaseRetriever):
     the passage.
 
     Attributes:
-        base_url: Of the service; None: KVSTITCH_URL, else http://localhost:8000.
+        base_url: URL of the service; None: KVSTITCH_URL, else http://localhost:8000.
         api_key: None: KVSTITCH_API_KEY, else none is sent.
         k: Passages wanted; None: the service's default.
         collection: Where to search; None: `default`.
@@ -95,7 +95,7 @@ class KvstitchEmbeddings(Embeddings):
         """Nothing is sent yet.
 
         Args:
-            base_url: Of the service; None: KVSTITCH_URL, else http://localhost:8000.
+            base_url: URL of the service; None: KVSTITCH_URL, else http://localhost:8000.
             api_key: None: KVSTITCH_API_KEY, else none is sent.
             model: The embedder's name, to be sure that it is this one; None: whichever it is.
         """

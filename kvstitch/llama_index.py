@@ -40,7 +40,7 @@ class KvstitchRetriever(BaseRetriever):
         """Nothing is sent yet.
 
         Args:
-            base_url: Of the service; None: KVSTITCH_URL, else http://localhost:8000.
+            base_url: URL of the service; None: KVSTITCH_URL, else http://localhost:8000.
             api_key: None: KVSTITCH_API_KEY, else none is sent.
             top_k: Passages wanted; None: the service's default.
             collection: Where to search; None: `default`.

@@ -156,9 +156,9 @@ def central(vectors: Vectors, groups: int, count: int) -> npt.NDArray[np.int64]:
     """The `count` vectors nearest to the centre of each of so many clusters, nearest first.
 
     Args:
-        vectors: Of length one `[n, dim]`, at least `count` and at least `groups` of them.
+        vectors: Vectors of length one, `[n, dim]`; at least `count` and at least `groups` of them.
         groups: Clusters that k-means is to find; always the same ones for the same vectors.
-        count: Of a cluster's vectors; where one has fewer, others near its centre.
+        count: Vectors per cluster; where one has fewer, others near its centre are taken.
 
     Returns:
         Their places in `vectors`, `[groups, count]`.

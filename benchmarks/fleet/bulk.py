@@ -93,9 +93,9 @@ class Bench:
 
     def standing(self) -> dict[str, Any]:
         """How far the run is; empty before it has begun."""
-        from service.bulk.run import standings
+        from service.bulk.run import progress_of_runs
 
-        found = standings(load(database=self.database), None)
+        found = progress_of_runs(load(database=self.database), None)
         return found[0][0].as_json() if found else {}
 
     def counts(self) -> dict[str, int]:

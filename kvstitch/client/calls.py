@@ -23,12 +23,12 @@ class Call(Generic[T]):
     """One HTTP request.
 
     Attributes:
-        method: Of HTTP.
-        path: Of the route.
-        read: Makes the result of the response's JSON.
+        method: HTTP method.
+        path: Path of the route.
+        read: Makes the result from the response's JSON.
         repeatable: Whether sending it twice is the same as sending it once.
         content: Arguments of httpx that make query and body.
-        headers: Besides those of every call.
+        headers: Headers besides those of every call.
     """
 
     method: str
@@ -83,7 +83,7 @@ def path_of(route: str, name: str, field: str) -> str:
 
     Args:
         route: E.g. "/admin/jobs".
-        name: Of a job, document, receipt or collection.
+        name: Name of a job, document, receipt or collection.
         field: For the error.
 
     Raises:

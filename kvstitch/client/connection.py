@@ -33,7 +33,7 @@ class Connection:
     """Settings of a client.
 
     Attributes:
-        base_url: Of the service.
+        base_url: URL of the service.
         api_key: Sent as a bearer token; empty: none.
         timeout_s: Longest silence of the service within a call.
         max_retries: How often a call is repeated.

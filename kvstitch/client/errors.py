@@ -40,10 +40,10 @@ class KvstitchError(Exception):
 
     Attributes:
         message: For people: what is wrong and what to do.
-        code: The service's, stable and machine-readable; None: it did not come from the service.
-        field: Of the request, that is wrong; None if there is none.
-        status: Of the HTTP response; None if there is none, or the error came in a stream.
-        request_id: That the service's log names; None if there was no response.
+        code: The service's code, stable and machine-readable; None: not from the service.
+        field: Field of the request that is wrong; None if there is none.
+        status: HTTP status; None without a response, or if the error came in a stream.
+        request_id: Id by which the service's log names the request; None without a response.
         retry_after: Seconds after which a retry may succeed; None if unknown.
     """
 

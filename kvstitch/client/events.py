@@ -73,7 +73,7 @@ class EventReader:
     """Makes events of the lines of a streamed answer.
 
     Attributes:
-        response: Of which the lines are.
+        response: The response that is read.
         answer: The whole answer, once it has come.
     """
 

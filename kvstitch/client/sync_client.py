@@ -113,7 +113,7 @@ class Client:
         """Nothing is sent yet.
 
         Args:
-            base_url: Of the service; None: KVSTITCH_URL, else http://localhost:8000.
+            base_url: URL of the service; None: KVSTITCH_URL, else http://localhost:8000.
             api_key: None: KVSTITCH_API_KEY, else none is sent.
             timeout_s: Longest silence of the service within a call.
             max_retries: How often a call is repeated: after a 429 or 503 with Retry-After, and
@@ -209,7 +209,7 @@ class Client:
 
         Args:
             documents: New ones, or new revisions.
-            collection: Of documents that name none.
+            collection: Where documents go that name none.
             idempotency_key: With the same one, the same documents are taken once; None: one that
                 is used for this call and its retries only.
         """
@@ -229,8 +229,8 @@ class Client:
 
         Args:
             files: Paths, or pairs of name and content.
-            collection: Of all of them.
-            metadata: Of all of them.
+            collection: Where all of them go.
+            metadata: Metadata of all of them.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
@@ -249,7 +249,7 @@ class Client:
 
         Args:
             lines: Without line breaks.
-            collection: Of documents that name none.
+            collection: Where documents go that name none.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex

@@ -54,7 +54,7 @@ class Catalog:
     """Documents, chunks and vectors in a database, opened by `start`.
 
     Args:
-        database: Of `catalog_database`, or the path of an SQLite file.
+        database: What `catalog_database` returns, or the path of an SQLite file.
 
     Attributes:
         database: Where they are.

@@ -32,9 +32,9 @@ class IndexChange:
 
     Attributes:
         scope: The tenant's collection.
-        removed: Ids of chunks that are gone.
-        ids: Ids of chunks that came.
-        vectors: Theirs, `[len(ids), dim]`.
+        removed: Ids of removed chunks.
+        ids: Ids of added chunks.
+        vectors: Vectors of the added chunks, `[len(ids), dim]`.
     """
 
     scope: Scope

@@ -49,7 +49,7 @@ from retriever.sql.errors import (
     ValueRefused,
     WrongSchema,
 )
-from retriever.sql.expressions import Jsonb, Name, Number
+from retriever.sql.expressions import Jsonb, Name, Number, required
 from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 
 NAMESPACE = "kvstitch_catalog"
@@ -64,23 +64,21 @@ def _refers(column: str) -> ForeignKey:
 
 state = Table(
     "state", metadata,
-    Column("generation", BigInteger, nullable=False),
-    Column("token", Text, nullable=False),
+    *required(BigInteger, "generation"),
+    *required(Text, "token"),
 )  # fmt: skip
 spaces = Table(
     "spaces", metadata,
     Column("space_id", Number, Identity(), primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("revision", Text, nullable=False),
-    Column("dim", Integer, nullable=False),
+    *required(Text, "name", "revision"),
+    *required(Integer, "dim"),
     UniqueConstraint("name", "revision", "dim"),
 )  # fmt: skip
 scopes = Table(
     "scopes", metadata,
     Column("scope_id", Number, Identity(), primary_key=True),
-    Column("tenant", Name, nullable=False),
-    Column("collection", Name, nullable=False),
-    Column("stale", Integer, nullable=False, server_default="0", info=SQLITE_ONLY),
+    *required(Name, "tenant", "collection"),
+    *required(Integer, "stale", default="0", info=SQLITE_ONLY),
     UniqueConstraint("tenant", "collection"),
     sqlite_autoincrement=True,
 )  # fmt: skip
@@ -88,20 +86,15 @@ documents = Table(
     "documents", metadata,
     Column("document", Number, Identity(), primary_key=True),
     Column("scope_id", Number, ForeignKey("scopes.scope_id"), nullable=False),
-    Column("doc_id", Name, nullable=False),
-    Column("revision", Text, nullable=False),
+    *required(Name, "doc_id"),
+    *required(Text, "revision"),
     Column("space_id", Number, ForeignKey("spaces.space_id"), nullable=False),
-    Column("created", Double, nullable=False),
-    Column("updated", Double, nullable=False),
-    Column("num_chars", Integer, nullable=False),
-    Column("pinned", Integer, nullable=False),
-    Column("title", Text, nullable=False),
-    Column("metadata", Text, nullable=False),
-    Column("text", Text, nullable=False),
+    *required(Double, "created", "updated"),
+    *required(Integer, "num_chars", "pinned"),
+    *required(Text, "title", "metadata", "text"),
     Column("fields", Jsonb, Computed("CAST(metadata AS JSONB)", persisted=True), nullable=False,
            info=POSTGRESQL_ONLY),
-    Column("folded_id", Text, nullable=False, server_default="", info=POSTGRESQL_ONLY),
-    Column("folded_title", Text, nullable=False, server_default="", info=POSTGRESQL_ONLY),
+    *required(Text, "folded_id", "folded_title", default="", info=POSTGRESQL_ONLY),
     UniqueConstraint("scope_id", "doc_id"),
     Index("documents_by_space", "space_id"),
 )  # fmt: skip
@@ -109,11 +102,8 @@ chunks = Table(
     "chunks", metadata,
     Column("chunk_id", Number, Identity(), primary_key=True),
     Column("document", Number, _refers("documents.document"), nullable=False),
-    Column("ordinal", Integer, nullable=False),
-    Column("char_start", Integer, nullable=False),
-    Column("char_end", Integer, nullable=False),
-    Column("tokens", Integer, nullable=False),
-    Column("text", Text, nullable=False),
+    *required(Integer, "ordinal", "char_start", "char_end", "tokens"),
+    *required(Text, "text"),
     UniqueConstraint("document", "ordinal"),
     sqlite_autoincrement=True,
 )  # fmt: skip
@@ -121,7 +111,7 @@ vectors = Table(
     "vectors", metadata,
     Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True, autoincrement=False),
     Column("space_id", Number, ForeignKey("spaces.space_id"), nullable=False),
-    Column("vector", LargeBinary, nullable=False),
+    *required(LargeBinary, "vector"),
 )  # fmt: skip
 # Where pages, slides, sheets and headings begin in a document's text (see documents.py).
 marks = Table(
@@ -129,8 +119,7 @@ marks = Table(
     Column("document", Number, _refers("documents.document"), primary_key=True),
     Column("is_heading", Integer, primary_key=True),
     Column("start", Integer, primary_key=True),
-    Column("kind", Text, nullable=False),
-    Column("label", Text, nullable=False),
+    *required(Text, "kind", "label"),
     sqlite_with_rowid=False,
 )  # fmt: skip
 
@@ -139,14 +128,14 @@ marks = Table(
 accompanied = Table(
     "accompanied", metadata,
     Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True, autoincrement=False),
-    Column("kind", Text, nullable=False),
-    Column("exact", Integer, nullable=False, server_default="0"),
+    *required(Text, "kind"),
+    *required(Integer, "exact", default="0"),
 )  # fmt: skip
 companions = Table(
     "companions", metadata,
     Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True),
     Column("position", Integer, primary_key=True),
-    Column("companion_id", Number, nullable=False),
+    *required(Number, "companion_id"),
     Index("companions_by_companion", "companion_id"),
     sqlite_with_rowid=False,
 )  # fmt: skip
@@ -162,25 +151,21 @@ primers = Table(
 changes = Table(
     "changes", metadata,
     Column("generation", BigInteger, primary_key=True, autoincrement=False),
-    Column("token", Text, nullable=False),
-    Column("tenant", Text, nullable=False),
-    Column("collection", Text, nullable=False),
-    Column("removed", ARRAY(BigInteger), nullable=False),
-    Column("added", ARRAY(BigInteger), nullable=False),
+    *required(Text, "token", "tenant", "collection"),
+    *required(ARRAY(BigInteger), "removed", "added"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 # The words of chunks (see search/postings.py).
 scope_words = Table(
     "scope_words", metadata,
     Column("scope_id", BigInteger, _refers("scopes.scope_id"), primary_key=True),
-    Column("chunks", BigInteger, nullable=False),
-    Column("words", BigInteger, nullable=False),
+    *required(BigInteger, "chunks", "words"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 chunk_words = Table(
     "chunk_words", metadata,
     Column("chunk_id", BigInteger, _refers("chunks.chunk_id"), primary_key=True),
-    Column("length", Integer, nullable=False),
+    *required(Integer, "length"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 postings = Table(
@@ -188,7 +173,7 @@ postings = Table(
     Column("scope_id", BigInteger, primary_key=True),
     Column("word", Name, primary_key=True),
     Column("chunk_id", BigInteger, _refers("chunks.chunk_id"), primary_key=True),
-    Column("positions", ARRAY(Integer), nullable=False),
+    *required(ARRAY(Integer), "positions"),
     Index("postings_by_chunk", "chunk_id"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip

@@ -40,7 +40,7 @@ class LocalEmbedder:
     Args:
         path: The model's folder; None means the installed all-MiniLM-L6-v2.
         name: Name of the model; default: the folder's name.
-        dtype: Of its weights; auto is bfloat16 where the CPU multiplies it in hardware.
+        dtype: Type of the weights; auto is bfloat16 where the CPU multiplies it in hardware.
     """
 
     def __init__(

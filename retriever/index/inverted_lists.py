@@ -44,7 +44,7 @@ class Reads:
 
     Attributes:
         probes: Lists for each of `DEPTHS`.
-        recall: Of the ten best, 0 to 1.
+        recall: Share of the ten best that is found, 0 to 1.
     """
 
     probes: tuple[int, ...]

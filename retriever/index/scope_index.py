@@ -22,7 +22,7 @@ class ScopeIndex:
 
     Attributes:
         faiss: IDMap2 over Flat, or IVFFlat.
-        ids: Of the vectors.
+        ids: Ids of the vectors.
         reads: How many lists a search reads; None if there are none, and it is exact.
         saved: Their file if they have not changed since it was written.
         measured_at: Number of vectors when lists were last built, or found to be of no use.

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from sqlalchemy.exc import SQLAlchemyError, TimeoutError
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoneIsFree
 
 
 class DatabaseError(Exception):
@@ -42,7 +43,7 @@ def classified(error: Exception) -> DatabaseError:
     if isinstance(cause, sqlite3.Error):
         unique = getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT_UNIQUE
         return AlreadyThere(str(cause)) if unique else DatabaseError(str(cause))
-    if isinstance(cause, TimeoutError):  # no connection of the pool became free
+    if isinstance(cause, NoneIsFree):  # of the pool
         return Unreachable(f"PostgreSQL cannot be reached: {cause}")
     if isinstance(cause, SQLAlchemyError):
         return DatabaseError(str(cause))

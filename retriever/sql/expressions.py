@@ -17,6 +17,13 @@ Name = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 """A text that is compared by code point, as SQLite does."""
 
 
+def required(
+    kind: Any, *names: str, default: str | None = None, **more: Any
+) -> list[sa.Column[Any]]:
+    """Return columns of a kind that are never NULL."""
+    return [sa.Column(name, kind, nullable=False, server_default=default, **more) for name in names]
+
+
 class Jsonb(sa.types.UserDefinedType[Any]):
     """PostgreSQL's JSONB. SQLAlchemy's own would import PostgreSQL's dialect in every process."""
 

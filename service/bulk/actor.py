@@ -43,11 +43,10 @@ class RangeActor:
     """Ingests the ranges whose numbers it is given, unless others do.
 
     Args:
-        settings: Of the service, as `Settings.model_dump` makes them.
-        run: Which; its input must be visible here.
-        input_endpoint: Of the S3 server of the input; "": AWS.
-        input_region: Likewise.
-        worker_command: Starts a worker process.
+        settings: The service's, as `Settings.model_dump` makes them.
+        run: The run; its input must be visible on this machine.
+        input_endpoint, input_region: As in `Order`.
+        worker_command: Command that starts a worker process.
     """
 
     def __init__(

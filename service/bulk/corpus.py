@@ -92,7 +92,7 @@ class BulkCorpus:
 
     Attributes:
         owner: Id of this process among the members that share the database.
-        settings: Those that a gateway would serve with.
+        settings: The settings that a gateway would serve with.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class BulkCorpus:
         """Nothing is opened.
 
         Args:
-            settings: The gateways'.
-            model_folder: Of their model.
-            worker_command: Starts a worker process.
+            settings: The gateways' settings.
+            model_folder: Folder of the gateways' model.
+            worker_command: Command that starts a worker process.
 
         Raises:
             InvalidSetting: As `check`.

@@ -61,7 +61,7 @@ def drive(
                 numbers = table.free(run.run_id)
                 if numbers:
                     yield from _pass(ray, settings, run, numbers, order)
-                elif table.standing(run).ended:
+                elif table.progress(run).ended:
                     return
                 else:
                     time.sleep(POLL_S)  # others work on the rest, or have fallen silent

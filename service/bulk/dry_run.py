@@ -22,14 +22,14 @@ from service.settings.calibration import calibrated
 
 
 @dataclass
-class Needs:
+class Estimate:
     """What a bulk would take.
 
     Attributes:
-        documents: That can be read.
-        failed: Documents that cannot be.
-        chunks, tokens: Of the documents.
-        tier_bytes: Of the chunks' KV, with headers and checksums, in each tier that is written to.
+        documents: Documents that can be read.
+        failed: Documents that cannot.
+        chunks, tokens: Chunks of the documents, and their tokens.
+        tier_bytes: Size of the chunks' KV in each tier, with headers and checksums.
             A text that comes several times counts each time.
         errors: (doc_id, what is wrong) of the first that fail.
     """
@@ -42,14 +42,14 @@ class Needs:
     errors: list[tuple[str, str]] = field(default_factory=list)
 
 
-def needs(
+def estimate(
     source: Source,
     settings: Settings,
     model_folder: Path,
     *,
     collection: str,
     range_documents: int,
-) -> Needs:
+) -> Estimate:
     """Read and chunk the whole input, with the tokenizer alone. Blocks.
 
     Raises:
@@ -61,7 +61,7 @@ def needs(
     reader = DocumentReader(source, settings, tenant="", collection=collection, metadata={})
     parser = DocumentParser(FileLimits.of(settings))
     chunking = prompts.chunking()
-    found = Needs()
+    found = Estimate()
     sizes: dict[int, int] = {}  # bytes of a chunk by its tokens
     for part in _ranges(source, range_documents):
         for item in reader.read(part):
@@ -119,7 +119,7 @@ def _ranges(source: Source, range_documents: int) -> Iterator[Range]:
             yield from file_ranges([file], range_documents)
 
 
-def _fail(found: Needs, doc_id: str, message: str) -> None:
+def _fail(found: Estimate, doc_id: str, message: str) -> None:
     found.failed += 1
     if len(found.errors) < MAX_ERRORS:
         found.errors.append((doc_id, message))

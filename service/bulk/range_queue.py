@@ -17,7 +17,7 @@ class RangeQueue:
     """Satisfies `DocumentQueue`. Thread-safe; `pending` blocks while it reads.
 
     Args:
-        documents: Of the range, or what is wrong with them; each is read when it is due.
+        documents: The range's documents, or what is wrong with one; each is read when it is needed.
         counts: Empty; what became of the documents is counted there.
         record_sizes: Called with documents that are in the catalog now.
     """

@@ -40,13 +40,12 @@ from sqlalchemy import (
     text,
 )
 
-from retriever.sql.expressions import Name, among, upsert
+from retriever.sql.expressions import Name, among, required, upsert
 from retriever.sql.revisions import Schema
-from service.bulk.records import Counts, Range, Run, Standing
+from service.bulk.records import Counts, Progress, Range, Run
 from service.gateway import tables
 from service.gateway.documents.membership import LEASE_S, NOW
 from service.gateway.service_database import ServiceDatabase, shared_database
-from service.gateway.tables import required
 
 NAMESPACE = "kvstitch_bulk"  # of bulk alone: gateways neither need nor migrate it
 MAX_ATTEMPTS = 5  # claims of one range in a run of the command, before it is given up
@@ -249,7 +248,7 @@ class RangeTable:
             rows = read.execute(select(runs).order_by(runs.c.created.desc())).mappings()
             return [Run(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows]
 
-    def standing(self, run: Run) -> Standing:
+    def progress(self, run: Run) -> Progress:
         """Return how far a run is."""
         # Of bigints the sum is a decimal number.
         sums = [
@@ -275,7 +274,7 @@ class RangeTable:
             left = total.documents - total.done - total.failed
             worked = recent.done + recent.failed
             eta = left * recent.seconds / worked if worked and recent.workers else None
-        return Standing(
+        return Progress(
             run=run,
             ranges=counts,
             workers=recent.workers,

@@ -119,9 +119,9 @@ class DocumentReader:
     Args:
         source: The input.
         settings: Limits of a document.
-        tenant: Whose the documents are.
-        collection: Of those that name none.
-        metadata: Of those that are files; also of lines, where they do not say otherwise.
+        tenant: Who owns the documents.
+        collection: Where documents go that name none.
+        metadata: Added to files, and to lines that do not say otherwise.
     """
 
     def __init__(

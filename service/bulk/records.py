@@ -11,20 +11,20 @@ MAX_ERROR_CHARS = 500
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be ingested, and by whom.
+    """What a command ingests, and how many workers do it.
 
     Attributes:
         input: A folder, a file of lines, or s3://bucket/prefix.
-        input_endpoint: Of the S3 server of the input; "": AWS.
-        input_region: Likewise.
-        tenant: Whose the documents are.
-        collection: Of documents that name none.
+        input_endpoint: URL of the input's S3 server; "": AWS.
+        input_region: Region of the input's bucket; "": the default one.
+        tenant: Who owns the documents.
+        collection: Where documents go that name none.
         metadata: Added to all.
         range_documents: Documents of a range, the unit that is tried again.
         again: Whether all is done again.
-        workers: How many actors.
-        gpus, cpus: Of each.
-        ray_address: Of the Ray cluster; "": that of RAY_ADDRESS, else one is started on this
+        workers: Number of actors.
+        gpus, cpus: What each actor takes.
+        ray_address: Where the Ray cluster is; "": at RAY_ADDRESS, else one is started on this
             machine.
     """
 
@@ -49,9 +49,9 @@ class Run:
     Attributes:
         run_id: 16 hex characters.
         input: As it was given; a folder or file by its absolute path.
-        tenant: Whose the documents are.
-        collection: Of documents that name none.
-        metadata: Of all documents that are files.
+        tenant: Who owns the documents.
+        collection: Where documents go that name none.
+        metadata: Added to all documents that are files.
         created: Unix seconds.
     """
 
@@ -74,8 +74,8 @@ class Range:
         first_line: Number of its first line, from 1.
         files: Names of whole files.
         documents: How many there are; lines are counted, not parsed.
-        number: Of its row in the database; 0: it has none.
-        attempts: How often it was claimed.
+        number: Number of its row in the database; 0: it has none.
+        attempts: How many times it was claimed.
     """
 
     path: str
@@ -96,10 +96,10 @@ class Counts:
         done: Documents whose KV is stored.
         failed: Documents that failed.
         chunks: Chunks of documents that are in the catalog.
-        tokens: Of these chunks.
+        tokens: Tokens of these chunks.
         stored: Chunks that were computed and that the tiers have taken.
         present: Chunks that the tiers held already, or that have the same text as another.
-        bytes: Of the stored chunks, encoded.
+        bytes: Encoded size of the stored chunks.
         errors: (doc_id, what is wrong) of the first documents that failed.
     """
 
@@ -120,18 +120,18 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Progress:
     """How far a run is.
 
     Attributes:
-        run: Which.
+        run: The run.
         ranges: Number of ranges by state: open, claimed, done, failed.
-        documents: Of the whole input.
-        done, failed, chunks, tokens, stored, present, bytes: As in `Counts`; of ranges under way
-            as of their last sign of life.
-        workers: That hold ranges now.
+        documents: Number of documents in the whole input.
+        done, failed, chunks, tokens, stored, present, bytes: As in `Counts`; ranges under way
+            count as they last reported.
+        workers: Workers that hold ranges now.
         chunks_per_s: Chunks of the last minutes per second; None while nothing is done.
-        tokens_per_s: Likewise.
+        tokens_per_s: Tokens of the last minutes per second.
         eta_s: Seconds until all documents are done at this rate; None if it is not known.
     """
 

@@ -16,7 +16,7 @@ from service.bulk.corpus import check
 from service.bulk.driver import drive, require_ray
 from service.bulk.range_table import RangeTable
 from service.bulk.ranges import cut
-from service.bulk.records import Order, Run, Standing
+from service.bulk.records import Order, Progress, Run
 from service.bulk.sources import normal, source
 from service.errors import DatabaseUnavailable, InvalidSetting
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -30,18 +30,18 @@ SHOWN_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command has come to.
+    """The result of a command.
 
     Attributes:
-        standing: Of the whole run, also of what other commands did.
-        errors: The first that failed.
-        seconds: That this command took, without cutting.
-        chunks: Chunks of the ranges that this command's workers did.
-        ingest_cpu_s: Processor seconds of their reading, chunking, embedding and cataloguing.
-        worker_cpu_s: Of their worker processes.
+        progress: How far the whole run is, also by other commands.
+        errors: What is wrong with the first documents that failed.
+        seconds: Time that this command took, without cutting the input.
+        chunks: Chunks that this command's workers ingested.
+        ingest_cpu_s: Processor seconds of reading, chunking, embedding and cataloguing.
+        worker_cpu_s: Processor seconds of the worker processes.
     """
 
-    standing: Standing
+    progress: Progress
     errors: list[dict[str, str]]
     seconds: float
     chunks: int
@@ -51,11 +51,11 @@ class Outcome:
     @property
     def good(self) -> bool:
         """Whether every document is stored."""
-        return not self.standing.failed and not self.standing.ranges.get("failed")
+        return not self.progress.failed and not self.progress.ranges.get("failed")
 
 
 def ingest(
-    settings: Settings, order: Order, *, show: Callable[[Standing], None] = lambda standing: None
+    settings: Settings, order: Order, *, show: Callable[[Progress], None] = lambda progress: None
 ) -> Outcome:
     """Have the whole input stored; what was done before, or is done elsewhere, is not done again.
 
@@ -81,7 +81,7 @@ def ingest(
             said = drive(settings, run, table, order)
             rows = [row for row in said if row["outcome"] == "done"]
         return Outcome(
-            table.standing(run),
+            table.progress(run),
             table.errors(run.run_id),
             time.monotonic() - began,
             sum(int(row["chunks"]) for row in rows),
@@ -93,14 +93,14 @@ def ingest(
 
 
 @contextmanager
-def _shown(run: Run, table: RangeTable, show: Callable[[Standing], None]) -> Iterator[None]:
+def _shown(run: Run, table: RangeTable, show: Callable[[Progress], None]) -> Iterator[None]:
     """Call `show` every few seconds while the block lasts."""
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(SHOWN_EVERY_S):
             try:
-                show(table.standing(run))
+                show(table.progress(run))
             except DatabaseUnavailable:  # the workers wait for it, too
                 continue
 
@@ -113,7 +113,9 @@ def _shown(run: Run, table: RangeTable, show: Callable[[Standing], None]) -> Ite
         watching.join()
 
 
-def standings(settings: Settings, given: str | None) -> list[tuple[Standing, list[dict[str, str]]]]:
+def progress_of_runs(
+    settings: Settings, given: str | None
+) -> list[tuple[Progress, list[dict[str, str]]]]:
     """Return all runs of the database, newest first, or those of one input, each with its errors.
 
     Raises:
@@ -125,7 +127,7 @@ def standings(settings: Settings, given: str | None) -> list[tuple[Standing, lis
     table.start()
     try:
         runs = [run for run in table.runs() if given is None or run.input == normal(given)]
-        return [(table.standing(run), table.errors(run.run_id)) for run in runs]
+        return [(table.progress(run), table.errors(run.run_id)) for run in runs]
     finally:
         table.close()
 

@@ -125,9 +125,9 @@ def _compare(
     """Ask with full prefill and with every method of `names`.
 
     Args:
-        client: Of the service.
-        question: To be asked.
-        options: Of the request, without fusion.
+        client: Client of the service.
+        question: The question.
+        options: Options of the request, without fusion.
         names: Methods, each NAME or NAME:RATIO.
         ratio: For methods that have a ratio and were named without one.
         as_json: Print JSON instead of tables.

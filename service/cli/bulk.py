@@ -15,7 +15,7 @@ from service.settings import Settings
 from service.shared import openmp
 
 if TYPE_CHECKING:
-    from service.bulk.records import Standing
+    from service.bulk.records import Progress
     from service.bulk.run import Outcome
 
 SHOWN_ERRORS = 20
@@ -119,9 +119,9 @@ def run(args: argparse.Namespace) -> int:
 
 def status(args: argparse.Namespace) -> int:
     """Print how far runs are; 1 if anything of them failed."""
-    from service.bulk.run import standings
+    from service.bulk.run import progress_of_runs
 
-    found = standings(_settings(args), args.input)
+    found = progress_of_runs(_settings(args), args.input)
     if args.json:
         emit([{**each.as_json(), "errors": errors} for each, errors in found])
     elif not found:
@@ -159,10 +159,10 @@ def _endpoint(args: argparse.Namespace, settings: Settings) -> str:
 
 
 def _dry_run(args: argparse.Namespace, settings: Settings) -> int:
-    from service.bulk.dry_run import needs
+    from service.bulk.dry_run import estimate
     from service.bulk.sources import source
 
-    found = needs(
+    found = estimate(
         source(args.input, endpoint=_endpoint(args, settings), region=settings.s3_region),
         settings,
         ModelFinder.of(settings).prepare(settings.model),
@@ -181,29 +181,29 @@ def _dry_run(args: argparse.Namespace, settings: Settings) -> int:
     return 1 if found.failed else 0
 
 
-def _show(standing: Standing) -> None:
-    print(f"kvstitch: {_line(standing)}", file=sys.stderr, flush=True)
+def _show(progress: Progress) -> None:
+    print(f"kvstitch: {_line(progress)}", file=sys.stderr, flush=True)
 
 
-def _show_json(standing: Standing) -> None:
-    emit_line({"event": "progress", **standing.as_json()})
+def _show_json(progress: Progress) -> None:
+    emit_line({"event": "progress", **progress.as_json()})
 
 
-def _line(standing: Standing) -> str:
-    parts = [f"{standing.done} of {standing.documents} documents, {standing.chunks} chunks"]
-    if standing.chunks_per_s is not None and standing.tokens_per_s is not None:
-        parts.append(f"{standing.chunks_per_s:.1f} chunks/s, {standing.tokens_per_s:.0f} tokens/s")
-    parts.append(f"{standing.failed} failed")
-    parts += [left] if (left := time_left(standing.eta_s)) else []
+def _line(progress: Progress) -> str:
+    parts = [f"{progress.done} of {progress.documents} documents, {progress.chunks} chunks"]
+    if progress.chunks_per_s is not None and progress.tokens_per_s is not None:
+        parts.append(f"{progress.chunks_per_s:.1f} chunks/s, {progress.tokens_per_s:.0f} tokens/s")
+    parts.append(f"{progress.failed} failed")
+    parts += [left] if (left := time_left(progress.eta_s)) else []
     return "; ".join(parts)
 
 
 def _report(args: argparse.Namespace, outcome: Outcome) -> None:
-    standing = outcome.standing
+    progress = outcome.progress
     rate = outcome.chunks / outcome.seconds if outcome.seconds else 0.0
     if args.json:
         result: dict[str, Any] = {
-            "event": "ended", **standing.as_json(), "errors": outcome.errors,
+            "event": "ended", **progress.as_json(), "errors": outcome.errors,
             "seconds": round(outcome.seconds, 3), "own_chunks": outcome.chunks,
             "ingest_cpu_s": round(outcome.ingest_cpu_s, 3),
             "worker_cpu_s": round(outcome.worker_cpu_s, 3),
@@ -211,11 +211,11 @@ def _report(args: argparse.Namespace, outcome: Outcome) -> None:
         emit_line(result)
         return
     print(
-        f"{standing.done} documents in {standing.chunks} chunks, {standing.failed} failed: "
-        f"{standing.stored} chunks stored ({size(standing.bytes)}), {standing.present} present"
+        f"{progress.done} documents in {progress.chunks} chunks, {progress.failed} failed: "
+        f"{progress.stored} chunks stored ({size(progress.bytes)}), {progress.present} present"
     )
     print(f"{outcome.chunks} chunks by this command in {outcome.seconds:.1f} s, {rate:.1f}/s")
-    if given_up := standing.ranges.get("failed"):
+    if given_up := progress.ranges.get("failed"):
         print(f"{given_up} ranges were given up; the same command tries them again")
     _print_errors(outcome.errors)
 

@@ -107,7 +107,7 @@ def add_setting_options(
     Args:
         parser: Gets the options.
         helps: Names of options with their help.
-        default: Of all of them.
+        default: Default of all these options.
     """
     for option, help in helps.items():
         name = _SETTING_OF.get(option, option[2:].replace("-", "_"))

@@ -38,13 +38,13 @@ class ActorState:
     """One actor and its worker process.
 
     Attributes:
-        name: Of the actor.
+        name: The actor's name.
         phase: See Phase.
         node: Name of its machine; empty while there is none.
-        address: Of the worker process, tcp://IP:PORT; empty while there is none.
-        pid: Of the worker process; None while there is none.
-        version: Of kvstitch on that machine.
-        restarts: How often this actor has restarted the process.
+        address: The worker process's, tcp://IP:PORT; empty while there is none.
+        pid: The worker process's id; None while there is none.
+        version: Version of kvstitch on that machine.
+        restarts: How many times this actor has restarted the process.
         reason: Why it is not ready; empty if it is.
         plan: Digest of the settings that it was started with.
     """

@@ -121,7 +121,7 @@ class RayCluster:
         """Return each actor's state; `waiting` or `failed` for those that cannot answer.
 
         Args:
-            names: Of the actors; None: all.
+            names: Names of actors; None: all.
             patience_s: Seconds to wait for their answers.
         """
         wanted = self.names() if names is None else names
@@ -206,8 +206,8 @@ def why_no_place(
 
     Args:
         demand: What one worker needs.
-        machines: Of the cluster.
-        free: What is not taken, over all machines.
+        machines: The cluster's.
+        free: What no worker takes, summed over all machines.
     """
     needs = f"it needs {_amounts(demand, demand)}"
     if not machines:

@@ -41,8 +41,8 @@ class Scaling:
         """Nothing is done yet.
 
         Args:
-            cluster: Where.
-            plan: Of workers that are started.
+            cluster: The Ray cluster.
+            plan: Plan of the workers that are started.
             say: Takes sentences for people.
             timeout_s: How long workers may take to become ready, or to drain.
             runtime_env: Ray's environment for new actors.
@@ -82,7 +82,7 @@ class Scaling:
         """Drain workers and wait until they have ended.
 
         Args:
-            names: Of the workers; None: all.
+            names: Names of workers; None: all.
             now: Whether streams are cut off.
 
         Raises:

@@ -198,15 +198,12 @@ class Gateway:
             DiskFull: There is no room in it.
         """
         with self.disk.translated():
-            self._claim()
+            self._tracing.start()
+            self._lock = self._lock or lock_folder(self.settings.data_dir)
+            make_private(self.settings.data_dir, beside=self.settings.kv_dir)
+            self._databases.open()
+            self.corpus.forget_unaccepted()
         self.access.check_exposure(self.settings.host)
-
-    def _claim(self) -> None:
-        self._tracing.start()
-        self._lock = self._lock or lock_folder(self.settings.data_dir)
-        make_private(self.settings.data_dir, beside=self.settings.kv_dir)
-        self._databases.open()
-        self.corpus.forget_unaccepted()
 
     async def start(self) -> None:
         """Begin loading; `not_ready` tells when it is done.

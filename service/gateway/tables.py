@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -38,20 +37,13 @@ from sqlalchemy import (
     text,
 )
 
-from retriever.sql.expressions import Name, Number
+from retriever.sql.expressions import Name, Number, required
 from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 
 NAMESPACE = "kvstitch_service"
 
 metadata = MetaData()
 _keys = MetaData()  # a file of its own
-
-
-def required(
-    kind: Any, *names: str, default: str | None = None, **options: Any
-) -> list[Column[Any]]:
-    """Return columns of a kind that are never NULL."""
-    return [Column(each, kind, nullable=False, server_default=default, **options) for each in names]
 
 
 _owner = partial(required, Text, "owner", default="", info=POSTGRESQL_ONLY)

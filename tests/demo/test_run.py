@@ -41,6 +41,7 @@ def test_without_the_real_model_the_small_one_serves_and_is_named(tmp_path: Path
     assert picture.read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_the_real_model_answers_in_sentences_with_citations(tmp_path: Path) -> None:
     if (reason := why_missing()) is not None:

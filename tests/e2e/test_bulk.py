@@ -33,7 +33,7 @@ from service.bulk.run import ingest
 from service.settings import load
 order = Order(sys.argv[1], range_documents=8, workers=2)
 outcome = ingest(load(threads=1), order)
-print(json.dumps({**outcome.standing.as_json(), "errors": outcome.errors}))
+print(json.dumps({**outcome.progress.as_json(), "errors": outcome.errors}))
 """
 
 

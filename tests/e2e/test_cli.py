@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import preloaded
 from tests.e2e.conftest import Documents, Serve
 from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.service import HANG_S, Service
@@ -44,7 +44,7 @@ def run(service: Service, *given: str, **environment: str) -> subprocess.Complet
     clean = {k: v for k, v in os.environ.items() if not k.startswith("KVSTITCH_")}
     clean["KVSTITCH_URL"] = f"http://127.0.0.1:{service.port}"
     return subprocess.run(
-        [sys.executable, "-m", "service.cli", *given],
+        [*preloaded.python(), "-m", "service.cli", *given],
         capture_output=True, text=True, timeout=2 * HANG_S, env=clean | environment,
     )  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_a_reader_that_leaves_is_no_error(own: Service) -> None:
     os.close(reading)
     url = f"http://127.0.0.1:{own.port}"
     found = subprocess.run(
-        [sys.executable, "-m", "service.cli", "documents", "--url", url],
+        [*preloaded.python(), "-m", "service.cli", "documents", "--url", url],
         stdout=writing, stderr=subprocess.PIPE, timeout=HANG_S,
     )  # fmt: skip
     os.close(writing)

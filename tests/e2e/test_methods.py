@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import preloaded
 from tests.e2e.embedding_server import embedding_settings
 from tests.e2e.service import Service
 from tests.service.worker.methods.test_methods import EVICTION, FUSION
@@ -114,7 +114,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     embedding = {f"KVSTITCH_{name.upper()}": str(v) for name, v in embedding_settings().items()}
     started = subprocess.run(
-        [sys.executable, "-m", "service.cli", "serve", "--port", "0"],
+        [*preloaded.python(), "-m", "service.cli", "serve", "--port", "0"],
         env={**os.environ, "KVSTITCH_METHODS_DIR": str(nowhere),
              "KVSTITCH_DATA_DIR": str(tmp_path / "data"), **embedding},
         capture_output=True,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests import preloaded
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
 from tests.redis_server import redis_server
@@ -24,7 +24,7 @@ ONLY = {
 
 def make_key(data_dir: Path, tenant: str, *more: str) -> str:
     data_dir.mkdir(exist_ok=True)  # keys are made in the folder of a service
-    command = [sys.executable, "-m", "service.cli", "keys", "create", "--json"]
+    command = [*preloaded.python(), "-m", "service.cli", "keys", "create", "--json"]
     made = subprocess.run(
         [*command, "--data-dir", str(data_dir), "--tenant", tenant, *more],
         capture_output=True,

@@ -129,8 +129,8 @@ def test_each_part_has_its_own_places_and_devices(rendered: Rendered) -> None:
     assert back["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert "nvidia.com/gpu" not in front["containers"][0]["resources"]["limits"]
     assert (front["containers"][0]["image"], back["containers"][0]["image"]) == (
-        "kvstitch:0.1.0-cpu",
-        "kvstitch:0.1.0-cuda",
+        "kvstitch:0.2.0-cpu",
+        "kvstitch:0.2.0-cuda",
     )
     assert environment(answer, front)["KVSTITCH_DEVICE"] == "cpu"
     assert environment(answer, back)["KVSTITCH_DEVICE"] == "cuda"

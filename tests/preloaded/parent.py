@@ -105,6 +105,10 @@ def become(
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        # Those of the forking process know how its own streams were: a pipe cannot be sought.
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         sys.argv = [argv[0], *argv[1:]]
         runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
         code = 0

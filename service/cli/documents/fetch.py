@@ -55,10 +55,10 @@ class FetchLimits:
     """What may be fetched.
 
     Attributes:
-        hosts: Names of hosts in lower case.
-        max_bytes: Of one page.
-        max_seconds: For one page, with its redirects.
-        private: Also from loopback, private and link-local addresses.
+        hosts: Names of allowed hosts, in lower case.
+        max_bytes: Largest size of a page.
+        max_seconds: Longest time for a page, with its redirects.
+        private: Whether loopback, private and link-local addresses are allowed.
     """
 
     hosts: frozenset[str]

@@ -31,9 +31,9 @@ class DocumentToSend:
 
     Attributes:
         doc_id: Its name.
-        media_type: Of the file; ROW for one line of JSON.
+        media_type: The file's; ROW for one line of JSON.
         content: The file's bytes, or the line.
-        collection: Of a line that names one; else empty.
+        collection: The collection that a line names; else empty.
     """
 
     doc_id: str

@@ -62,11 +62,11 @@ class Account:
         self._skipped.append(file)
 
     def fail(self, document: UnsendableDocument, *, found: bool = False) -> None:
-        """A document cannot be sent, or was refused.
+        """Count a document that cannot be sent, or that was refused.
 
         Args:
-            document: It, and why.
-            found: It was counted before.
+            document: The document, and why.
+            found: Whether it was counted as found before.
         """
         self._found += not found
         self._failed.append(document)
@@ -75,7 +75,7 @@ class Account:
         """Return the whole account, as --json prints it.
 
         Args:
-            waited: All jobs have ended; else what they hold was only sent.
+            waited: Whether all jobs have ended; else their documents count as sent.
 
         Raises:
             CommandError: It does not add up.

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing
 from functools import partial
 from itertools import groupby
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -65,12 +64,7 @@ class BatchProgress:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._writing is not None:
             await self._writing
 

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
-from types import TracebackType
 
 from retriever import Scope
 from retriever.sql.database import Database
@@ -214,12 +213,7 @@ class CatalogLock:
             raise
         self._held = lock
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         held, self._held = self._held, None
         try:
             if held is not None:

@@ -72,7 +72,7 @@ def test_the_table_says_what_the_status_does(browser: Browser, fleet: Service) -
     fleet.until(agree, "the page shows other workers than /status")
     told = workers(fleet)
     assert [worker["name"] for worker in told] == ["0", "1"]
-    assert {worker["version"] for worker in told} == {"0.1.0"}
+    assert {worker["version"] for worker in told} == {"0.2.0"}
     # Documents were computed by both, and each holds what it computed.
     assert all(worker["memory"]["entries"] > 0 for worker in told)
     total = fleet.http.get("/status").json()["tiers"]["memory"]["entries"]

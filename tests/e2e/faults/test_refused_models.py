@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+
+from tests import preloaded
 
 WAIT_S = 120  # two processes load torch on what may be one busy core
 
@@ -44,7 +45,7 @@ def test_it_ends_at_once(
     folder = tmp_path / "damaged"
     shutil.copytree(model, folder)
     damage(folder)
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0"]
+    command = [*preloaded.python(), "-m", "service.cli", "serve", "--port", "0"]
     command += ["--model", str(folder), "--data-dir", str(tmp_path / "data")]
     ended = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
     lines = ended.stderr.decode().strip().splitlines()

@@ -259,7 +259,7 @@ def test_killed_frozen_and_started_again(monkeypatch):
     chunks = {make_key(n): make_chunk(seed=n) for n in range(8)}
     with s3_server() as server:
         tier = S3Tier(server.place(), waits=Waits(silence=0.5))
-        with TieredStore([tier], breaker=BreakerSettings(cooldown_s=0.3)) as store:
+        with TieredStore([tier], breaker=BreakerSettings(cooldown_s=2)) as store:
             for key, chunk in chunks.items():
                 store.put(key, chunk)
             assert store.flush(10)
@@ -278,13 +278,13 @@ def test_killed_frozen_and_started_again(monkeypatch):
                 thread.start()
             time.sleep(0.2)
             server.stop()
-            time.sleep(0.2)
+            time.sleep(1)  # three failed reads, each of which tries again a few times
             killed.set()
             for thread in threads:
                 thread.join(20)
             assert not wrong and not store.stats().tier("s3").healthy
             server.start()
-            time.sleep(0.4)
+            time.sleep(2.1)
             assert store.read(KEY).problems == (), "empty now: a plain miss"
             store.put(KEY, chunks[KEY])
             assert store.flush(10) and same_chunk(store.read(KEY).chunk, chunks[KEY])
@@ -294,7 +294,7 @@ def test_killed_frozen_and_started_again(monkeypatch):
             assert store.read(KEY).problems == (("s3", "unavailable"),)
             assert time.monotonic() - begun < 1.5
             server.thaw()
-            time.sleep(0.4)
+            time.sleep(2.1)
             assert same_chunk(store.read(KEY).chunk, chunks[KEY])
 
 

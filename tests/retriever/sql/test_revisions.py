@@ -54,6 +54,23 @@ def test_an_earlier_revision_is_upgraded_once(database: str, tmp_path: Path) -> 
         new.close()
 
 
+def test_of_two_stores_in_one_database_one_is_upgraded(database: str, tmp_path: Path) -> None:
+    """Their scripts are in one folder, so that Alembic knows the revision of the other, too."""
+    (tmp_path / "others.py").write_text(SCRIPTS["first.py"].replace("things", "others"))
+    metadata = sa.MetaData()
+    sa.Table("others", metadata, sa.Column("name", sa.Text, primary_key=True))
+    others = Schema("others", metadata, "others_1", tmp_path)
+    where = database or tmp_path / "things.db"
+    for revision in (1, 2):
+        (tmp_path / list(SCRIPTS)[revision - 1]).write_text(list(SCRIPTS.values())[revision - 1])
+        made = Database(where, [others, things(tmp_path, revision)], namespace="kvstitch_things")
+        made.start()
+        with made.read() as read:
+            found = read.exec_driver_sql("SELECT version_num FROM alembic_version").scalars()
+            assert sorted(found) == ["others_1", f"things_{revision}"]
+        made.close()
+
+
 def test_a_new_database_gets_the_newest_tables(database: str, tmp_path: Path) -> None:
     made = opened(database, tmp_path, 2)
     with made.write() as write:

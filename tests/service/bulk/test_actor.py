@@ -76,9 +76,9 @@ def test_documents_are_in_the_catalog_and_each_text_is_stored_once(
     rows = [row(0), {"doc_id": "a", **same}, "{", {"doc_id": "b", **same}, row(1), row(0, "Newer.")]
     (said,), table = ingest(rows)
     assert (said["outcome"], said["reason"], said["chunks"]) == ("done", "", 6 - 1)
-    standing = table.standing(Run("run", "", "", ""))
-    assert (standing.done, standing.failed, standing.chunks) == (5, 1, 5)
-    assert (standing.stored, standing.present) == (4, 1)
+    progress = table.progress(Run("run", "", "", ""))
+    assert (progress.done, progress.failed, progress.chunks) == (5, 1, 5)
+    assert (progress.stored, progress.present) == (4, 1)
     assert "line 3" in table.errors("run")[0]["message"]
     shared = catalog_database(postgresql_url)
     with_index = Retriever.in_folder(
@@ -99,7 +99,7 @@ def test_again_nothing_is_stored(ingest: Ingest) -> None:
     rows = [row(number) for number in range(3)]
     ingest(rows)
     answers, table = ingest(rows)
-    assert answers == [] and table.standing(Run("run", "", "", "")).ended
+    assert answers == [] and table.progress(Run("run", "", "", "")).ended
     table.again("run")
     (said,), _ = ingest(rows)
     assert said["outcome"] == "done"
@@ -111,8 +111,8 @@ def test_a_document_that_kills_the_worker_fails_alone(ingest: Ingest) -> None:
     command = (*FAKE, "--crash-token", str(token))
     (said,), table = ingest([row(0), row(1, "what @ kills"), row(2)], command=command)
     assert said["outcome"] == "done"
-    standing = table.standing(Run("run", "", "", ""))
-    assert (standing.done, standing.failed) == (2, 1)
+    progress = table.progress(Run("run", "", "", ""))
+    assert (progress.done, progress.failed) == (2, 1)
     (error,) = table.errors("run")
     assert error["doc_id"] == "d1" and "died 3 times" in error["message"]
 
@@ -129,7 +129,7 @@ def test_settings_that_gateways_could_not_use(
 ) -> None:
     (said,), table = ingest([row(0)], **settings)
     assert said["outcome"] == "refused" and message in said["reason"]
-    assert table.standing(Run("run", "", "", "")).ranges == {"open": 1}
+    assert table.progress(Run("run", "", "", "")).ranges == {"open": 1}
 
 
 def test_a_worker_that_refuses_the_model(ingest: Ingest) -> None:

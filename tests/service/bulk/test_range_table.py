@@ -76,11 +76,11 @@ def test_a_silent_worker_loses_its_range_and_cannot_finish_it(table: RangeTable)
     counts = Counts(done=10, chunks=20, tokens=200, stored=20, bytes=2000)
     assert not table.note_progress(number, "silent", counts)
     assert not table.finish(number, "silent", counts)
-    assert table.standing(RUN).done == 0
+    assert table.progress(RUN).done == 0
     assert table.finish(number, "other", counts)
-    standing = table.standing(RUN)
-    assert (standing.done, standing.chunks, standing.ranges) == (10, 20, {"done": 1})
-    assert standing.ended
+    progress = table.progress(RUN)
+    assert (progress.done, progress.chunks, progress.ranges) == (10, 20, {"done": 1})
+    assert progress.ended
 
 
 def test_a_range_that_workers_die_of_is_given_up_until_the_command_is_given_again(
@@ -91,7 +91,7 @@ def test_a_range_that_workers_die_of_is_given_up_until_the_command_is_given_agai
     for attempt in range(MAX_ATTEMPTS):  # of workers that are no members any more
         assert table.claim(number, f"dies-{attempt}") is not None
     assert table.claim(number, "next") is None
-    assert table.standing(RUN).ranges == {"failed": 1}
+    assert table.progress(RUN).ranges == {"failed": 1}
     assert "given up" in table.errors(RUN.run_id)[0]["message"]
     table.begin(RUN)
     assert table.free(RUN.run_id) == [number]
@@ -116,8 +116,8 @@ def test_failed_documents_are_told_and_tried_again(table: RangeTable) -> None:
     for document in range(2 * MAX_ERRORS):
         counts.fail(f"d{document}", "bad")
     assert table.finish(bad, "me", counts)
-    standing = table.standing(RUN)
-    assert (standing.failed, standing.ranges) == (2 * MAX_ERRORS, {"done": 2})
+    progress = table.progress(RUN)
+    assert (progress.failed, progress.ranges) == (2 * MAX_ERRORS, {"done": 2})
     assert len(table.errors(RUN.run_id)) == MAX_ERRORS
     table.begin(RUN)
     assert table.free(RUN.run_id) == [bad]

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore import chunk_file_bytes, encode_chunk
 from service.bulk.driver import require_ray
-from service.bulk.dry_run import needs, spec_of
+from service.bulk.dry_run import estimate, spec_of
 from service.bulk.records import Order
 from service.bulk.run import run_of
 from service.bulk.sources import LocalSource
@@ -55,7 +55,7 @@ def test_a_dry_run_counts_what_the_tiers_would_take(tmp_path: Path) -> None:
     rows = [json.dumps({"doc_id": f"d{n}", "text": "Ten letters. " * 30}) for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join([*rows, "{"]))
     settings = Settings(chunk_tokens=64, data_dir=tmp_path)
-    found = needs(
+    found = estimate(
         LocalSource(tmp_path / "rows.jsonl"), settings, folder, collection="c", range_documents=3
     )
     assert (found.documents, found.failed) == (4, 1)

@@ -15,6 +15,8 @@ import pytest
 from service.errors import DiskFull
 from service.gateway.composition import Gateway
 from service.gateway.data_folder import DiskGuard
+from service.gateway.service_database import jobs_database
+from service.gateway.tables import events
 from service.settings import load
 from tests.service.gateway.rig import Rig, running, until
 
@@ -106,6 +108,20 @@ def test_a_start_says_that_the_disk_is_full(folder: Path, small_disk: Path) -> N
 def jobs(rig: Rig) -> list[dict[str, dict[str, int]]]:
     found: list[dict[str, dict[str, int]]] = rig.http.get("/admin/jobs").json()["jobs"]
     return found
+
+
+def test_a_database_that_cannot_grow_is_a_full_disk(tmp_path: Path) -> None:
+    database = jobs_database(tmp_path / "jobs.sqlite3", disk := DiskGuard(tmp_path))
+    database.start()
+    row = {"event_id": "e", "body": bytes(1 << 20), "attempts": 0, "created": 0, "due": 0}
+    with pytest.raises(DiskFull, match="is full"), database.write() as write:
+        (pages,) = write.exec_driver_sql("PRAGMA page_count").one()
+        write.exec_driver_sql(f"PRAGMA max_page_count = {pages + 1}")
+        write.execute(events.insert(), row)
+    assert disk.reason() is None, "there is room after all"
+    with database.read() as read:
+        assert read.execute(events.select()).all() == []
+    database.close()
 
 
 def test_what_a_full_disk_causes_and_what_not(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +38,7 @@ from service.messages.requests import (
     Sampling,
 )
 from service.shared.worker_settings import WorkerSettings
+from tests import preloaded
 from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny_config
 
 DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]
@@ -117,7 +117,7 @@ class Peer:
 
 def spawn(settings: WorkerSettings) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "service.worker"],
+        [*preloaded.python(), "-m", "service.worker"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},

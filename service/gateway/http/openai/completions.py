@@ -21,7 +21,6 @@ from service.gateway.answers.answer_group import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
 from service.gateway.http.openai.envelope import (
     Envelope,
-    FinishReason,
     chat_logprobs,
     finish_reason,
     text_logprobs,
@@ -36,6 +35,7 @@ from service.gateway.schemas.openai.chat import (
     ChatChoice,
     ChatCompletion,
     Completion,
+    FinishReason,
     TextChoice,
     ToolCallOut,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from service.gateway.schemas.answer import (
@@ -16,7 +16,13 @@ from service.gateway.schemas.answer import (
     TokenLogprob,
     Usage,
 )
-from service.gateway.schemas.openai.chat import Annotation, ChatLogprobs, TextLogprobs, UrlCitation
+from service.gateway.schemas.openai.chat import (
+    Annotation,
+    ChatLogprobs,
+    FinishReason,
+    TextLogprobs,
+    UrlCitation,
+)
 from service.gateway.schemas.openai.common import Details
 from service.gateway.tool_calls.call_parser import CallParser
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
@@ -71,9 +77,6 @@ def url_annotations(
         for sentence in response.attributions or []
         for index in sentence.citations
     ]
-
-
-FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True)

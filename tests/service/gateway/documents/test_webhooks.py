@@ -169,7 +169,7 @@ async def test_it_is_tried_again_with_longer_pauses(
 async def test_it_is_given_up(events: EventStore, receiver: Receiver) -> None:
     receiver.statuses = [500] * 100
     metrics = GatewayMetrics({})
-    sender = WebhookSender(events, receiver.url, SECRET, metrics, first_retry_s=0.05, give_up_s=0.3)
+    sender = WebhookSender(events, receiver.url, SECRET, metrics, first_retry_s=0.05, give_up_s=1.5)
     sender.start()
     try:
         await until_async(lambda: owed(events) == 0)
