@@ -37,7 +37,7 @@ class PacedEngine(Engine):
         self._flop_s = float(os.environ[TOKEN_S]) / token_flops
         self._step_s = float(os.environ[STEP_S])
         # As if one prefill had been measured: the first requests are routed by these costs too.
-        self.estimator.compute.add(token_flops * SAMPLE_TOKENS, self._flop_s * token_flops * 512)
+        self.planner.compute.add(token_flops * SAMPLE_TOKENS, self._flop_s * token_flops * 512)
         self._decode_at_once = self.answering.step
         self.answering.step = self._decode_paced  # type: ignore[method-assign]
         self._start_at_once = self.prefilling.start_next

@@ -9,12 +9,10 @@ from torch import Tensor
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
 from kvstore.format.checksum import BlockDigests
-from kvstore.format.chunk_header import UNNAMED, ChunkHeader, build_header, parse_header
+from kvstore.format.chunk_header import UNNAMED, ChunkHeader, build_header
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.codecs import Role, codec
 from kvstore.format.tensor_layout import decode_layer, tensor_layout
-
-__all__ = ["ChunkHeader", "ChunkSpec", "EncodedChunk", "encode_chunk", "parse_header"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,24 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Column,
-    Computed,
-    Connection,
-    Double,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    UniqueConstraint,
-    event,
-)
+import sqlalchemy as sa
 
 from retriever.errors import (
     CatalogError,
@@ -55,137 +38,142 @@ from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 NAMESPACE = "kvstitch_catalog"
 WRITING = 0x6B76_0002  # number of the advisory lock: one write at a time, as in SQLite
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
 
-def _refers(column: str) -> ForeignKey:
-    return ForeignKey(column, ondelete="CASCADE")
+def _refers(column: str) -> sa.ForeignKey:
+    return sa.ForeignKey(column, ondelete="CASCADE")
 
 
-state = Table(
+def _of_chunk() -> sa.Column[int]:
+    chunk = _refers("chunks.chunk_id")
+    return sa.Column("chunk_id", Number, chunk, primary_key=True, autoincrement=False)
+
+
+state = sa.Table(
     "state", metadata,
-    *required(BigInteger, "generation"),
-    *required(Text, "token"),
+    *required(sa.BigInteger, "generation"),
+    *required(sa.Text, "token"),
 )  # fmt: skip
-spaces = Table(
+spaces = sa.Table(
     "spaces", metadata,
-    Column("space_id", Number, Identity(), primary_key=True),
-    *required(Text, "name", "revision"),
-    *required(Integer, "dim"),
-    UniqueConstraint("name", "revision", "dim"),
+    sa.Column("space_id", Number, sa.Identity(), primary_key=True),
+    *required(sa.Text, "name", "revision"),
+    *required(sa.Integer, "dim"),
+    sa.UniqueConstraint("name", "revision", "dim"),
 )  # fmt: skip
-scopes = Table(
+scopes = sa.Table(
     "scopes", metadata,
-    Column("scope_id", Number, Identity(), primary_key=True),
+    sa.Column("scope_id", Number, sa.Identity(), primary_key=True),
     *required(Name, "tenant", "collection"),
-    *required(Integer, "stale", default="0", info=SQLITE_ONLY),
-    UniqueConstraint("tenant", "collection"),
+    *required(sa.Integer, "stale", default="0", info=SQLITE_ONLY),
+    sa.UniqueConstraint("tenant", "collection"),
     sqlite_autoincrement=True,
 )  # fmt: skip
-documents = Table(
+documents = sa.Table(
     "documents", metadata,
-    Column("document", Number, Identity(), primary_key=True),
-    Column("scope_id", Number, ForeignKey("scopes.scope_id"), nullable=False),
+    sa.Column("document", Number, sa.Identity(), primary_key=True),
+    sa.Column("scope_id", Number, sa.ForeignKey("scopes.scope_id"), nullable=False),
     *required(Name, "doc_id"),
-    *required(Text, "revision"),
-    Column("space_id", Number, ForeignKey("spaces.space_id"), nullable=False),
-    *required(Double, "created", "updated"),
-    *required(Integer, "num_chars", "pinned"),
-    *required(Text, "title", "metadata", "text"),
-    Column("fields", Jsonb, Computed("CAST(metadata AS JSONB)", persisted=True), nullable=False,
-           info=POSTGRESQL_ONLY),
-    *required(Text, "folded_id", "folded_title", default="", info=POSTGRESQL_ONLY),
-    UniqueConstraint("scope_id", "doc_id"),
-    Index("documents_by_space", "space_id"),
+    *required(sa.Text, "revision"),
+    sa.Column("space_id", Number, sa.ForeignKey("spaces.space_id"), nullable=False),
+    *required(sa.Double, "created", "updated"),
+    *required(sa.Integer, "num_chars", "pinned"),
+    *required(sa.Text, "title", "metadata", "text"),
+    sa.Column("fields", Jsonb, sa.Computed("CAST(metadata AS JSONB)", persisted=True),
+              nullable=False, info=POSTGRESQL_ONLY),
+    *required(sa.Text, "folded_id", "folded_title", default="", info=POSTGRESQL_ONLY),
+    sa.UniqueConstraint("scope_id", "doc_id"),
+    sa.Index("documents_by_space", "space_id"),
 )  # fmt: skip
-chunks = Table(
+chunks = sa.Table(
     "chunks", metadata,
-    Column("chunk_id", Number, Identity(), primary_key=True),
-    Column("document", Number, _refers("documents.document"), nullable=False),
-    *required(Integer, "ordinal", "char_start", "char_end", "tokens"),
-    *required(Text, "text"),
-    UniqueConstraint("document", "ordinal"),
+    sa.Column("chunk_id", Number, sa.Identity(), primary_key=True),
+    sa.Column("document", Number, _refers("documents.document"), nullable=False),
+    *required(sa.Integer, "ordinal", "char_start", "char_end", "tokens"),
+    *required(sa.Text, "text"),
+    sa.UniqueConstraint("document", "ordinal"),
     sqlite_autoincrement=True,
 )  # fmt: skip
-vectors = Table(
+vectors = sa.Table(
     "vectors", metadata,
-    Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True, autoincrement=False),
-    Column("space_id", Number, ForeignKey("spaces.space_id"), nullable=False),
-    *required(LargeBinary, "vector"),
+    _of_chunk(),
+    sa.Column("space_id", Number, sa.ForeignKey("spaces.space_id"), nullable=False),
+    *required(sa.LargeBinary, "vector"),
 )  # fmt: skip
 # Where pages, slides, sheets and headings begin in a document's text (see documents.py).
-marks = Table(
+marks = sa.Table(
     "marks", metadata,
-    Column("document", Number, _refers("documents.document"), primary_key=True),
-    Column("is_heading", Integer, primary_key=True),
-    Column("start", Integer, primary_key=True),
-    *required(Text, "kind", "label"),
+    sa.Column("document", Number, _refers("documents.document"), primary_key=True),
+    sa.Column("is_heading", sa.Integer, primary_key=True),
+    sa.Column("start", sa.Integer, primary_key=True),
+    *required(sa.Text, "kind", "label"),
     sqlite_with_rowid=False,
 )  # fmt: skip
 
 # Which chunks a chunk is precomputed behind (prefix_chunks.py). `companion_id` is no foreign key,
 # because the rows that name it outlive it.
-accompanied = Table(
+accompanied = sa.Table(
     "accompanied", metadata,
-    Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True, autoincrement=False),
-    *required(Text, "kind"),
-    *required(Integer, "exact", default="0"),
+    _of_chunk(),
+    *required(sa.Text, "kind"),
+    *required(sa.Integer, "exact", default="0"),
 )  # fmt: skip
-companions = Table(
+companions = sa.Table(
     "companions", metadata,
-    Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True),
-    Column("position", Integer, primary_key=True),
+    sa.Column("chunk_id", Number, _refers("chunks.chunk_id"), primary_key=True),
+    sa.Column("position", sa.Integer, primary_key=True),
     *required(Number, "companion_id"),
-    Index("companions_by_companion", "companion_id"),
+    sa.Index("companions_by_companion", "companion_id"),
     sqlite_with_rowid=False,
 )  # fmt: skip
-primers = Table(
+primers = sa.Table(
     "primers", metadata,
-    Column("scope_id", Number, _refers("scopes.scope_id"), primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("position", Integer, primary_key=True),
-    Column("chunk_id", Number, _refers("chunks.chunk_id"), nullable=False),
-    Index("primers_by_chunk", "chunk_id"),
+    sa.Column("scope_id", Number, _refers("scopes.scope_id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("position", sa.Integer, primary_key=True),
+    sa.Column("chunk_id", Number, _refers("chunks.chunk_id"), nullable=False),
+    sa.Index("primers_by_chunk", "chunk_id"),
 )  # fmt: skip
 
-changes = Table(
+changes = sa.Table(
     "changes", metadata,
-    Column("generation", BigInteger, primary_key=True, autoincrement=False),
-    *required(Text, "token", "tenant", "collection"),
-    *required(ARRAY(BigInteger), "removed", "added"),
+    sa.Column("generation", sa.BigInteger, primary_key=True, autoincrement=False),
+    *required(sa.Text, "token", "tenant", "collection"),
+    *required(sa.ARRAY(sa.BigInteger), "removed", "added"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 # The words of chunks (see search/postings.py).
-scope_words = Table(
+scope_words = sa.Table(
     "scope_words", metadata,
-    Column("scope_id", BigInteger, _refers("scopes.scope_id"), primary_key=True),
-    *required(BigInteger, "chunks", "words"),
+    sa.Column("scope_id", sa.BigInteger, _refers("scopes.scope_id"), primary_key=True),
+    *required(sa.BigInteger, "chunks", "words"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
-chunk_words = Table(
+chunk_words = sa.Table(
     "chunk_words", metadata,
-    Column("chunk_id", BigInteger, _refers("chunks.chunk_id"), primary_key=True),
-    *required(Integer, "length"),
+    sa.Column("chunk_id", sa.BigInteger, _refers("chunks.chunk_id"), primary_key=True),
+    *required(sa.Integer, "length"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
-postings = Table(
+postings = sa.Table(
     "postings", metadata,
-    Column("scope_id", BigInteger, primary_key=True),
-    Column("word", Name, primary_key=True),
-    Column("chunk_id", BigInteger, _refers("chunks.chunk_id"), primary_key=True),
-    *required(ARRAY(Integer), "positions"),
-    Index("postings_by_chunk", "chunk_id"),
+    sa.Column("scope_id", sa.BigInteger, primary_key=True),
+    sa.Column("word", Name, primary_key=True),
+    sa.Column("chunk_id", sa.BigInteger, _refers("chunks.chunk_id"), primary_key=True),
+    *required(sa.ARRAY(sa.Integer), "positions"),
+    sa.Index("postings_by_chunk", "chunk_id"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 
 
-@event.listens_for(state, "after_create")
-def _begin_empty(table: Table, connection: Connection, **_: object) -> None:
+@sa.event.listens_for(state, "after_create")
+def _begin_empty(table: sa.Table, connection: sa.Connection, **_: object) -> None:
     connection.execute(state.insert(), {"generation": 0, "token": "empty"})
 
 
-@event.listens_for(changes, "after_create")
-def _log_empty(table: Table, connection: Connection, **_: object) -> None:
+@sa.event.listens_for(changes, "after_create")
+def _log_empty(table: sa.Table, connection: sa.Connection, **_: object) -> None:
     row = {"generation": 0, "token": "empty", "tenant": "", "collection": ""}
     connection.execute(changes.insert(), row | {"removed": [], "added": []})
 

@@ -15,30 +15,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    MetaData,
-    Row,
-    Table,
-    Text,
-    and_,
-    cast,
-    exists,
-    func,
-    or_,
-    select,
-    text,
-)
+import sqlalchemy as sa
 
 from retriever.sql.expressions import Name, among, required, upsert
 from retriever.sql.revisions import Schema
@@ -52,49 +33,51 @@ MAX_ATTEMPTS = 5  # claims of one range in a run of the command, before it is gi
 RATE_S = 300.0  # over which a rate is taken
 CUTTING = 0x6B76_0005  # number of the advisory lock: of several drivers one cuts the input
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
 
-def _of_run(**options: Any) -> Column[str]:
-    return Column("run_id", Text, ForeignKey("runs.run_id", ondelete="CASCADE"), nullable=False,
-                  **options)  # fmt: skip
+def _of_run(**options: Any) -> sa.Column[str]:
+    run = sa.ForeignKey("runs.run_id", ondelete="CASCADE")
+    return sa.Column("run_id", sa.Text, run, nullable=False, **options)
 
 
-runs = Table(
+runs = sa.Table(
     "runs", metadata,
-    Column("run_id", Text, primary_key=True),
-    *required(Text, "input", "tenant", "collection", "metadata"),
-    *required(Double, "created"),
+    sa.Column("run_id", sa.Text, primary_key=True),
+    *required(sa.Text, "input", "tenant", "collection", "metadata"),
+    *required(sa.Double, "created"),
 )  # fmt: skip
-files = Table(
+files = sa.Table(
     "files", metadata,
     _of_run(primary_key=True),
     *required(Name, "path", primary_key=True),
-    *required(Text, "version"),
+    *required(sa.Text, "version"),
 )  # fmt: skip
-ranges = Table(
+ranges = sa.Table(
     "ranges", metadata,
-    Column("number", BigInteger, Identity(), primary_key=True),
+    sa.Column("number", sa.BigInteger, sa.Identity(), primary_key=True),
     _of_run(),
     *required(Name, "path"),
-    *required(BigInteger, "start", "length", "first_line"),
-    *required(Text, "files"),
-    *required(Integer, "documents"),
-    *required(Text, "state", default="open"),
-    *required(Text, "owner", default=""),
-    *required(Integer, "attempts", default="0"),
-    *required(Double, "seen", "began", default="0"),
-    *required(Integer, "done", "failed", default="0"),
-    *required(BigInteger, "chunks", "tokens", "stored", "present", "bytes", default="0"),
-    *required(Text, "errors", default="[]"),
-    Index("ranges_left", "run_id", "number",
-          postgresql_where=text("state IN ('open', 'claimed')")),
-    Index("ranges_of_file", "run_id", "path"),
+    *required(sa.BigInteger, "start", "length", "first_line"),
+    *required(sa.Text, "files"),
+    *required(sa.Integer, "documents"),
+    *required(sa.Text, "state", default="open"),
+    *required(sa.Text, "owner", default=""),
+    *required(sa.Integer, "attempts", default="0"),
+    *required(sa.Double, "seen", "began", default="0"),
+    *required(sa.Integer, "done", "failed", default="0"),
+    *required(sa.BigInteger, "chunks", "tokens", "stored", "present", "bytes", default="0"),
+    *required(sa.Text, "errors", default="[]"),
+    sa.Index("ranges_left", "run_id", "number",
+          postgresql_where=sa.text("state IN ('open', 'claimed')")),
+    sa.Index("ranges_of_file", "run_id", "path"),
 )  # fmt: skip
 SCHEMA = Schema("bulk", metadata, "bulk_1", Path(__file__).with_name("revisions"))
-_members = tables.gateways.to_metadata(MetaData(), schema=tables.NAMESPACE)
-_there = exists().where(_members.c.gateway_id == ranges.c.owner, _members.c.seen >= NOW - LEASE_S)
-_free = or_(ranges.c.state == "open", and_(ranges.c.state == "claimed", ~_there))
+_members = tables.gateways.to_metadata(sa.MetaData(), schema=tables.NAMESPACE)
+_there = sa.exists().where(
+    _members.c.gateway_id == ranges.c.owner, _members.c.seen >= NOW - LEASE_S
+)
+_free = sa.or_(ranges.c.state == "open", sa.and_(ranges.c.state == "claimed", ~_there))
 _COUNTS = ("done", "failed", "chunks", "tokens", "stored", "present", "bytes")
 
 
@@ -131,17 +114,11 @@ class RangeTable:
 
     def begin(self, run: Run) -> None:
         """Note a run, unless it is there. What failed of it may be tried again."""
-        row = {
-            "run_id": run.run_id,
-            "input": run.input,
-            "tenant": run.tenant,
-            "collection": run.collection,
-            "metadata": json.dumps(run.metadata, sort_keys=True),
-            "created": time.time(),
-        }
-        failed = or_(
+        metadata = json.dumps(run.metadata, sort_keys=True)
+        row = {**asdict(run), "metadata": metadata, "created": time.time()}
+        failed = sa.or_(
             ranges.c.state.in_(["open", "failed"]),
-            and_(ranges.c.state == "done", ranges.c.failed > 0),
+            sa.and_(ranges.c.state == "done", ranges.c.failed > 0),
         )
         with self.database.write() as write:
             upsert(write, runs, [row], replace=False)
@@ -154,7 +131,7 @@ class RangeTable:
 
     def versions(self, run_id: str) -> dict[str, str]:
         """Return the versions of the files that were cut."""
-        query = select(files.c.path, files.c.version).where(files.c.run_id == run_id)
+        query = sa.select(files.c.path, files.c.version).where(files.c.run_id == run_id)
         with self.database.read() as read:
             return {path: version for path, version in read.execute(query)}
 
@@ -182,7 +159,7 @@ class RangeTable:
 
     def free(self, run_id: str) -> list[int]:
         """Return the numbers of the ranges that can be taken now."""
-        query = select(ranges.c.number).where(ranges.c.run_id == run_id, _free)
+        query = sa.select(ranges.c.number).where(ranges.c.run_id == run_id, _free)
         with self.database.read() as read:
             return list(read.scalars(query.order_by(ranges.c.number)))
 
@@ -193,7 +170,7 @@ class RangeTable:
 
         A range that was claimed too often is given up: its documents may be what workers die of.
         """
-        query = select(ranges).where(ranges.c.number == number, _free)
+        query = sa.select(ranges).where(ranges.c.number == number, _free)
         taken = {
             **dict.fromkeys(_COUNTS, 0),
             "state": "claimed",
@@ -227,7 +204,7 @@ class RangeTable:
 
         After too many attempts it is given up.
         """
-        query = select(ranges.c.attempts).where(*_claimed(number, owner))
+        query = sa.select(ranges.c.attempts).where(*_claimed(number, owner))
         with self.database.write() as write:
             attempts = write.scalar(query.with_for_update())
             if attempts is not None:
@@ -245,27 +222,27 @@ class RangeTable:
     def runs(self) -> list[Run]:
         """Return all runs, newest first."""
         with self.database.read() as read:
-            rows = read.execute(select(runs).order_by(runs.c.created.desc())).mappings()
+            rows = read.execute(sa.select(runs).order_by(runs.c.created.desc())).mappings()
             return [Run(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows]
 
     def progress(self, run: Run) -> Progress:
         """Return how far a run is."""
         # Of bigints the sum is a decimal number.
         sums = [
-            cast(func.coalesce(func.sum(ranges.c[name]), 0), BigInteger).label(name)
+            sa.cast(sa.func.coalesce(sa.func.sum(ranges.c[name]), 0), sa.BigInteger).label(name)
             for name in ("documents", *_COUNTS)
         ]
         own = ranges.c.run_id == run.run_id
-        worked_on = func.count(ranges.c.owner.distinct()).filter(
-            and_(ranges.c.state == "claimed", _there)
+        worked_on = sa.func.count(ranges.c.owner.distinct()).filter(
+            sa.and_(ranges.c.state == "claimed", _there)
         )
         lately = own, ranges.c.began > 0, ranges.c.seen > NOW - RATE_S
-        seconds = (func.max(ranges.c.seen) - func.min(ranges.c.began)).label("seconds")
+        seconds = (sa.func.max(ranges.c.seen) - sa.func.min(ranges.c.began)).label("seconds")
         with self.database.read() as read:
-            states = select(ranges.c.state, func.count()).where(own).group_by(ranges.c.state)
+            states = sa.select(ranges.c.state, sa.func.count()).where(own).group_by(ranges.c.state)
             counts = {state: count for state, count in read.execute(states)}
-            total = read.execute(select(*sums).where(own)).one()
-            query = select(seconds, worked_on.label("workers"), *sums).where(*lately)
+            total = read.execute(sa.select(*sums).where(own)).one()
+            query = sa.select(seconds, worked_on.label("workers"), *sums).where(*lately)
             recent = read.execute(query).one()
         chunk_rate = token_rate = eta = None
         if recent.seconds and recent.seconds > 0 and recent.chunks:
@@ -286,7 +263,7 @@ class RangeTable:
 
     def errors(self, run_id: str, limit: int = 100) -> list[dict[str, str]]:
         """Return the first errors of documents, or of ranges ("")."""
-        query = select(ranges.c.errors).where(ranges.c.run_id == run_id, ranges.c.errors != "[]")
+        query = sa.select(ranges.c.errors).where(ranges.c.run_id == run_id, ranges.c.errors != "[]")
         with self.database.read() as read:
             lists = read.scalars(query.order_by(ranges.c.number).limit(limit)).all()
         found = [each for errors in lists for each in json.loads(errors)]
@@ -301,12 +278,12 @@ def _claimed(number: int, owner: str) -> tuple[Any, ...]:
     return ranges.c.number == number, ranges.c.owner == owner, ranges.c.state == "claimed"
 
 
-def _end(write: Connection, number: int, state: str, error: str) -> None:
+def _end(write: sa.Connection, number: int, state: str, error: str) -> None:
     values = {"state": state, "owner": "", "errors": json.dumps([["", error]])}
     write.execute(ranges.update().where(ranges.c.number == number).values(values))
 
 
-def _range(row: Row[Any]) -> Range:
+def _range(row: sa.Row[Any]) -> Range:
     names = ("path", "start", "length", "first_line", "documents", "number")
     fields = {name: row._mapping[name] for name in names}
     return Range(**fields, files=json.loads(row.files), attempts=row.attempts + 1)

@@ -19,150 +19,134 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    UniqueConstraint,
-    event,
-    text,
-)
+import sqlalchemy as sa
 
 from retriever.sql.expressions import Name, Number, required
 from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 
 NAMESPACE = "kvstitch_service"
 
-metadata = MetaData()
-_keys = MetaData()  # a file of its own
+metadata = sa.MetaData()
+_keys = sa.MetaData()  # a file of its own
 
 
-_owner = partial(required, Text, "owner", default="", info=POSTGRESQL_ONLY)
-jobs = Table(
+_owner = partial(required, sa.Text, "owner", default="", info=POSTGRESQL_ONLY)
+jobs = sa.Table(
     "jobs", metadata,
-    Column("job_id", Text, primary_key=True),
-    Column("number", Number, Identity(), nullable=False, unique=True),
-    *required(Text, "tenant", "state"),
-    *required(Integer, "cancelled", default="0"),
-    Column("idempotency_key", Text),
-    Column("digest", LargeBinary),
-    *required(Double, "created", "updated"),
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("number", Number, sa.Identity(), nullable=False, unique=True),
+    *required(sa.Text, "tenant", "state"),
+    *required(sa.Integer, "cancelled", default="0"),
+    sa.Column("idempotency_key", sa.Text),
+    sa.Column("digest", sa.LargeBinary),
+    *required(sa.Double, "created", "updated"),
     *_owner(),
-    UniqueConstraint("tenant", "idempotency_key"),
-    Index("jobs_by_state", "state"),
+    sa.UniqueConstraint("tenant", "idempotency_key"),
+    sa.Index("jobs_by_state", "state"),
 )  # fmt: skip
-_OPEN = text("state IN ('pending', 'indexed')")
-documents = Table(
+_OPEN = sa.text("state IN ('pending', 'indexed')")
+documents = sa.Table(
     "documents", metadata,
-    Column("number", Number, Identity(), primary_key=True),
-    Column("job_id", Text, ForeignKey("jobs.job_id", ondelete="CASCADE"), nullable=False),
-    *required(Text, "collection"),
+    sa.Column("number", Number, sa.Identity(), primary_key=True),
+    sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.job_id", ondelete="CASCADE"), nullable=False),
+    *required(sa.Text, "collection"),
     *required(Name, "doc_id"),
-    *required(Integer, "bytes"),
-    Column("kind", Text),
-    Column("meta", Text),
-    Column("content", LargeBinary),
-    *required(Text, "state"),
-    Column("change", Text),
-    *required(Integer, "chunks", default="0"),
-    Column("error", Text),
-    *required(Integer, "tokens", default="0"),
-    Column("spooled", Text),
+    *required(sa.Integer, "bytes"),
+    sa.Column("kind", sa.Text),
+    sa.Column("meta", sa.Text),
+    sa.Column("content", sa.LargeBinary),
+    *required(sa.Text, "state"),
+    sa.Column("change", sa.Text),
+    *required(sa.Integer, "chunks", default="0"),
+    sa.Column("error", sa.Text),
+    *required(sa.Integer, "tokens", default="0"),
+    sa.Column("spooled", sa.Text),
     *_owner(),
-    Index("documents_of_job", "job_id"),
-    Index("documents_open", "state", "number", sqlite_where=_OPEN, postgresql_where=_OPEN),
+    sa.Index("documents_of_job", "job_id"),
+    sa.Index("documents_open", "state", "number", sqlite_where=_OPEN, postgresql_where=_OPEN),
     # By which a gateway sees whether an earlier revision is to be indexed by another.
-    Index("documents_waiting", "doc_id", "collection",
-          postgresql_where=text("state = 'pending'")).ddl_if(dialect="postgresql"),
+    sa.Index("documents_waiting", "doc_id", "collection",
+          postgresql_where=sa.text("state = 'pending'")).ddl_if(dialect="postgresql"),
     sqlite_autoincrement=True,
 )  # fmt: skip
 # Of the documents that are indexed, by which tenants' quotas are counted.
-sizes = Table(
+sizes = sa.Table(
     "sizes", metadata,
-    *required(Text, "tenant", "collection", "doc_id", primary_key=True),
-    *required(Integer, "bytes"),
+    *required(sa.Text, "tenant", "collection", "doc_id", primary_key=True),
+    *required(sa.Integer, "bytes"),
     sqlite_with_rowid=False,
 )  # fmt: skip
-purges = Table(
+purges = sa.Table(
     "purges", metadata,
-    Column("number", Number, Identity(), primary_key=True),
-    Column("receipt_id", Text),
-    *required(Text, "tenant", "collection", "doc_id"),
+    sa.Column("number", Number, sa.Identity(), primary_key=True),
+    sa.Column("receipt_id", sa.Text),
+    *required(sa.Text, "tenant", "collection", "doc_id"),
     *required(Number, "chunk_id"),
-    *required(Text, "ids"),
-    *required(Text, "copies", default="[]"),
-    Index("purges_of_receipt", "receipt_id"),
+    *required(sa.Text, "ids"),
+    *required(sa.Text, "copies", default="[]"),
+    sa.Index("purges_of_receipt", "receipt_id"),
     sqlite_autoincrement=True,
 )  # fmt: skip
-confirmations = Table(
+confirmations = sa.Table(
     "confirmations", metadata,
-    Column("number", BigInteger, ForeignKey("purges.number", ondelete="CASCADE"),
+    sa.Column("number", sa.BigInteger, sa.ForeignKey("purges.number", ondelete="CASCADE"),
            primary_key=True),
-    *required(Text, "gateway_id", primary_key=True),
+    *required(sa.Text, "gateway_id", primary_key=True),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
-contents = Table(
+contents = sa.Table(
     "contents", metadata,
-    Column("chunk_id", Number, primary_key=True, autoincrement=False),
-    *required(LargeBinary, "digest"),
-    Index("contents_by_digest", "digest"),
+    sa.Column("chunk_id", Number, primary_key=True, autoincrement=False),
+    *required(sa.LargeBinary, "digest"),
+    sa.Index("contents_by_digest", "digest"),
 )  # fmt: skip
-receipts = Table(
+receipts = sa.Table(
     "receipts", metadata,
-    Column("receipt_id", Text, primary_key=True),
-    *required(Text, "tenant", "collection", "doc_ids"),
-    *required(Integer, "documents", "chunks"),
-    *required(Text, "kv", "unreached"),
-    *required(Double, "created"),
-    Column("completed", Double),
+    sa.Column("receipt_id", sa.Text, primary_key=True),
+    *required(sa.Text, "tenant", "collection", "doc_ids"),
+    *required(sa.Integer, "documents", "chunks"),
+    *required(sa.Text, "kv", "unreached"),
+    *required(sa.Double, "created"),
+    sa.Column("completed", sa.Double),
 )  # fmt: skip
-events = Table(
+events = sa.Table(
     "events", metadata,
-    Column("event_id", Text, primary_key=True),
-    *required(LargeBinary, "body"),
-    *required(Integer, "attempts"),
-    *required(Double, "created", "due"),
+    sa.Column("event_id", sa.Text, primary_key=True),
+    *required(sa.LargeBinary, "body"),
+    *required(sa.Integer, "attempts"),
+    *required(sa.Double, "created", "due"),
 )  # fmt: skip
-freed_files = Table(
+freed_files = sa.Table(
     "freed_files", metadata,
-    Column("name", Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
     sqlite_with_rowid=False,
     info=SQLITE_ONLY,
 )  # fmt: skip
-gateways = Table(
+gateways = sa.Table(
     "gateways", metadata,
-    Column("gateway_id", Text, primary_key=True),
-    *required(Text, "name"),
-    *required(Integer, "keeps_kv"),
-    *required(Double, "seen"),
+    sa.Column("gateway_id", sa.Text, primary_key=True),
+    *required(sa.Text, "name"),
+    *required(sa.Integer, "keeps_kv"),
+    *required(sa.Double, "seen"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
-secrets = Table(
+secrets = sa.Table(
     "secrets", metadata,
-    Column("name", Text, primary_key=True),
-    *required(Text, "value"),
+    sa.Column("name", sa.Text, primary_key=True),
+    *required(sa.Text, "value"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
-keys = Table(
+keys = sa.Table(
     "keys", _keys,
-    Column("key_id", Text, primary_key=True),
-    *required(LargeBinary, "secret_sha256"),
-    *required(Text, "name", "tenant", "scopes"),
-    *required(Double, "created"),
-    Column("expires", Double),
-    Column("revoked", Double),
-    *(Column(limit, BigInteger)
+    sa.Column("key_id", sa.Text, primary_key=True),
+    *required(sa.LargeBinary, "secret_sha256"),
+    *required(sa.Text, "name", "tenant", "scopes"),
+    *required(sa.Double, "created"),
+    sa.Column("expires", sa.Double),
+    sa.Column("revoked", sa.Double),
+    *(sa.Column(limit, sa.BigInteger)
       for limit in ("documents", "bytes", "requests_per_minute", "tokens_per_minute")),
-    *required(Text, "adapter", default=""),
+    *required(sa.Text, "adapter", default=""),
 )  # fmt: skip
 
 # In one folder, because PostgreSQL has both.
@@ -171,8 +155,8 @@ JOBS = Schema("jobs", metadata, "jobs_1", _REVISIONS)
 KEYS = Schema("keys", _keys, "keys_1", _REVISIONS)
 
 
-@event.listens_for(metadata, "after_create")
-def _create_triggers(target: MetaData, connection: Connection, **_: object) -> None:
+@sa.event.listens_for(metadata, "after_create")
+def _create_triggers(target: sa.MetaData, connection: sa.Connection, **_: object) -> None:
     if connection.dialect.name == "sqlite":
         for name, when in (
             ("freed_by_update", "UPDATE OF spooled ON documents "

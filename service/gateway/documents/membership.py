@@ -20,16 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Double,
-    Select,
-    case,
-    exists,
-    literal_column,
-    select,
-)
+import sqlalchemy as sa
 
 from retriever.sql.expressions import among, upsert
 from service.gateway.documents.background_loop import BackgroundLoop
@@ -45,8 +36,8 @@ LEASE_S = 15.0
 FORGET_S = 600.0
 FORGET_MEMORY_S = 60.0  # more than a busy machine holds up one that is there
 IN_MEMORY, ON_DISK, NOWHERE = 0, 1, 2  # where a member keeps KV of its own: `keeps_kv`
-NOW: ColumnElement[float] = literal_column(
-    "CAST(extract(epoch FROM clock_timestamp()) AS double precision)", Double()
+NOW: sa.ColumnElement[float] = sa.literal_column(
+    "CAST(extract(epoch FROM clock_timestamp()) AS double precision)", sa.Double()
 )
 
 
@@ -102,7 +93,7 @@ class Membership:
         before = self._file.read_text(encoding="ascii") if self._file and known_before else ""
         keeps_kv = ON_DISK if self._kv_dir else NOWHERE if self._file is None else IN_MEMORY
         with self._database.write() as write:
-            query = select(gateways.c.keeps_kv).where(gateways.c.gateway_id == before)
+            query = sa.select(gateways.c.keeps_kv).where(gateways.c.gateway_id == before)
             known = write.scalar(query.with_for_update())
             for table in (gateways, confirmations):
                 renamed = table.update().where(table.c.gateway_id == before)
@@ -134,7 +125,7 @@ class Membership:
         own = gateways.c.gateway_id == self._me
         free = documents.c.owner == ""
         with self._database.write() as write:
-            silent_s = write.scalar(select(NOW - gateways.c.seen).where(own))
+            silent_s = write.scalar(sa.select(NOW - gateways.c.seen).where(own))
             if silent_s is None:
                 return OpenWork(member=False)
             self._seen(write)
@@ -142,15 +133,15 @@ class Membership:
             if silent_s < LEASE_S / 2:
                 _judge(write)
             pending, indexed, purging = write.execute(
-                select(
-                    exists().where(in_state("pending"), free),
-                    exists().where(in_state("indexed"), free),
-                    exists(purges.c.number).where(unconfirmed_by(self._me)),
+                sa.select(
+                    sa.exists().where(in_state("pending"), free),
+                    sa.exists().where(in_state("indexed"), free),
+                    sa.exists(purges.c.number).where(unconfirmed_by(self._me)),
                 )
             ).one()
         return OpenWork(member=True, pending=pending, indexed=indexed, purges=purging)
 
-    def _seen(self, write: Connection) -> None:
+    def _seen(self, write: sa.Connection) -> None:
         write.execute(gateways.update().where(gateways.c.gateway_id == self._me).values(seen=NOW))
 
 
@@ -165,41 +156,41 @@ def _emptied(folder: Path) -> bool:
     return bool(paths)
 
 
-def expect(write: Connection, gateway_id: str, name: str) -> None:
+def expect(write: sa.Connection, gateway_id: str, name: str) -> None:
     """Have a gateway join within FORGET_S that has what was deleted so far deleted, too."""
     row = {"gateway_id": gateway_id, "name": name, "keeps_kv": ON_DISK, "seen": NOW}
     write.execute(gateways.insert().values(row))
 
 
-def unconfirmed_by(gateway_id: str | ColumnElement[str]) -> ColumnElement[bool]:
+def unconfirmed_by(gateway_id: str | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     """Return whether a gateway has not made a purge."""
     made = confirmations.c.number == purges.c.number, confirmations.c.gateway_id == gateway_id
-    return ~exists(confirmations.c.number).where(*made).correlate(purges, gateways)
+    return ~sa.exists(confirmations.c.number).where(*made).correlate(purges, gateways)
 
 
-def made_by_all() -> Select[tuple[int]]:
+def made_by_all() -> sa.Select[tuple[int]]:
     """Select the purges that some gateway has made, and no other one still has to make."""
-    made = exists(confirmations.c.number).where(confirmations.c.number == purges.c.number)
-    owing = exists(gateways.c.gateway_id).where(
+    made = sa.exists(confirmations.c.number).where(confirmations.c.number == purges.c.number)
+    owing = sa.exists(gateways.c.gateway_id).where(
         gateways.c.keeps_kv != NOWHERE, unconfirmed_by(gateways.c.gateway_id)
     )
-    found = select(purges.c.number).where(made.correlate(purges), ~owing.correlate(purges))
+    found = sa.select(purges.c.number).where(made.correlate(purges), ~owing.correlate(purges))
     return found.order_by(purges.c.number)
 
 
-def silent_owing(read: Connection, receipt_id: str) -> list[str]:
+def silent_owing(read: sa.Connection, receipt_id: str) -> list[str]:
     """Return names of gateways that are silent and have not made all purges of a receipt."""
-    owed = exists(purges.c.number).where(
+    owed = sa.exists(purges.c.number).where(
         purges.c.receipt_id == receipt_id, unconfirmed_by(gateways.c.gateway_id)
     )
     silent = gateways.c.keeps_kv != NOWHERE, gateways.c.seen < NOW - LEASE_S
-    query = select(gateways.c.name).where(*silent, owed).order_by(gateways.c.name)
+    query = sa.select(gateways.c.name).where(*silent, owed).order_by(gateways.c.name)
     return list(read.scalars(query))
 
 
-def _judge(write: Connection) -> None:
-    patience_s = case((gateways.c.keeps_kv == ON_DISK, FORGET_S), else_=FORGET_MEMORY_S)
-    query = select(gateways.c.gateway_id, (gateways.c.seen < NOW - patience_s).label("long"))
+def _judge(write: sa.Connection) -> None:
+    patience_s = sa.case((gateways.c.keeps_kv == ON_DISK, FORGET_S), else_=FORGET_MEMORY_S)
+    query = sa.select(gateways.c.gateway_id, (gateways.c.seen < NOW - patience_s).label("long"))
     silent = query.where(gateways.c.seen < NOW - LEASE_S).with_for_update(skip_locked=True)
     rows = write.execute(silent).all()
     if rows:
@@ -207,7 +198,7 @@ def _judge(write: Connection) -> None:
         _forget(write, [row.gateway_id for row in rows if row.long])
 
 
-def _release(write: Connection, gateway_ids: list[str]) -> None:
+def _release(write: sa.Connection, gateway_ids: list[str]) -> None:
     """Let others take what these gateways had taken; forget what they had not accepted."""
     taken = UNFINISHED, among(documents.c.owner, gateway_ids)
     write.execute(documents.update().where(*taken).values(owner=""))
@@ -215,7 +206,7 @@ def _release(write: Connection, gateway_ids: list[str]) -> None:
     write.execute(jobs.delete().where(*spooling))
 
 
-def _forget(write: Connection, gateway_ids: list[str]) -> None:
+def _forget(write: sa.Connection, gateway_ids: list[str]) -> None:
     """Deletions no longer wait for these gateways: those that only they owed are done."""
     if not gateway_ids:
         return
@@ -225,12 +216,12 @@ def _forget(write: Connection, gateway_ids: list[str]) -> None:
     complete(write, set(write.scalars(removed)) - {None})
 
 
-def complete(write: Connection, receipt_ids: set[str]) -> None:
+def complete(write: sa.Connection, receipt_ids: set[str]) -> None:
     """Complete those of these receipts that nothing is owed of."""
     for receipt_id in sorted(receipt_ids):
         named = receipts.c.receipt_id == receipt_id
-        write.execute(select(receipts.c.receipt_id).where(named).with_for_update()).all()
-        owed = exists().where(purges.c.receipt_id == receipt_id)
+        write.execute(sa.select(receipts.c.receipt_id).where(named).with_for_update()).all()
+        owed = sa.exists().where(purges.c.receipt_id == receipt_id)
         change = receipts.update().where(named, receipts.c.completed.is_(None), ~owed)
         write.execute(change.values(completed=time.time()))
 

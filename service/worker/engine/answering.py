@@ -53,14 +53,15 @@ class Answering:
         logits = self._decoder.step(running, drafts)
         self.steps += 1
         # One copy from the device for all.
-        likeliest = logits.argmax(-1).tolist() if any(map(_takes_likeliest, running)) else []
-        if not all(map(_takes_likeliest, running)):
+        greedy = [sequence.sampler.takes_likeliest for sequence in running]
+        likeliest = logits.argmax(-1).tolist() if any(greedy) else []
+        if not all(greedy):
             logits = logits.cpu()
         first = 0
         for sequence, draft in zip(running, drafts, strict=True):
             rows = slice(first, first + 1 + len(draft))
             first = rows.stop
-            own = likeliest[rows] if _takes_likeliest(sequence) else None
+            own = likeliest[rows] if sequence.sampler.takes_likeliest else None
             try:
                 tokens = self._sampled(sequence, draft, logits[rows], own)
             except Exception as error:  # of one sequence, as its grammar or its sampler is
@@ -128,7 +129,3 @@ class Answering:
                 return
         if sequence.sampler.complete:
             self._endings.finish(sequence, "stop")
-
-
-def _takes_likeliest(sequence: EngineSequence) -> bool:
-    return sequence.sampler.takes_likeliest

@@ -57,7 +57,7 @@ class Engine:
     """Serves one model with one KV pool and one store. Not thread-safe: call it from one thread.
 
     Attributes:
-        estimator: estimates of read and prefill times, also where nothing is planned by them.
+        planner: estimates how long reads and prefills take, also where nothing is planned by it.
         decode_times: seconds of a decode step by the number of its sequences.
 
     Args:
@@ -117,10 +117,9 @@ class Engine:
         )
 
         # How long things take, and what is loaded or computed because of that.
-        self.estimator = Planner(decoder, loader.streams.estimates, deciding=planner)
-        self.planner = self.estimator if planner else None
+        self.planner = Planner(decoder, loader.streams.estimates, deciding=planner)
         reader = (
-            PrefixReader(decoder, disk_prefix_cache, self.estimator) if disk_prefix_cache else None
+            PrefixReader(decoder, disk_prefix_cache, self.planner) if disk_prefix_cache else None
         )
 
         # Chunks that are computed by themselves, and prompts that are computed with chunks.
@@ -128,7 +127,7 @@ class Engine:
         self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
-        self._loads = PromptLoads(loader, self.planner, reader)
+        self._loads = PromptLoads(loader, self.planner if planner else None, reader)
         launcher = PrefillLauncher(decoder, facts, self._loads, missing)
 
         # What spare time is for.
@@ -149,7 +148,7 @@ class Engine:
             decoder,
             self.admission,
             loader.streams,
-            self.estimator,
+            self.planner,
             prefix_cache=self.prefix_cache,
             reader=reader,
         )
@@ -163,7 +162,7 @@ class Engine:
             launcher,
             self.pool,
             self.prefix_cache,
-            estimator=self.estimator,
+            planner=self.planner,
             gate=self.gate,
             answering=self.answering,
             endings=self._endings,

@@ -24,7 +24,7 @@ class Prefilling:
     """The prefills of one engine.
 
     Attributes:
-        estimator: learns from every prefill how fast the device is.
+        planner: learns from every prefill how fast the device is.
         gate: checks first tokens; None if none are checked.
     """
 
@@ -32,7 +32,7 @@ class Prefilling:
     launcher: PrefillLauncher
     pool: KVPool
     prefix_cache: PrefixCache
-    estimator: Planner
+    planner: Planner
     gate: Gate | None
     answering: Answering
     endings: Endings
@@ -87,7 +87,7 @@ class Prefilling:
         while (sequence := scheduler.next_prefill) is not None and not sequence.blocked:
             assert sequence.steps is not None
             started = time.monotonic()
-            sequence.waited()
+            sequence.clock.unblock()
             try:
                 sequence.wait(next(sequence.steps))
             except StopIteration as end:
@@ -111,7 +111,7 @@ class Prefilling:
         sequence.clock.close("prefill")
         if sequence.reuse is None:  # else it may be too little to tell how fast the device is
             plans = [load.plan for load in sequence.segments if load is not None]
-            self.estimator.finished(sequence.flops, sequence.computed_s, plans)
+            self.planner.finished(sequence.flops, sequence.computed_s, plans)
         self.launcher.loads.stop(sequence)
         try:
             self.scheduler.start_running(sequence)

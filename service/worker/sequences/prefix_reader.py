@@ -17,7 +17,6 @@ from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.on_disk import DiskPrefixCache, PromptOnDisk
 from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, PromptRecord
-from service.worker.sequences.load_plan import LoadPlan
 from service.worker.sequences.reuse import new_prompt
 from service.worker.sequences.sequence import EngineSequence
 
@@ -78,10 +77,6 @@ class PrefixReader:
         if self.planner.deciding and total_s >= otherwise_s:
             return None
         return ReadablePrompt(stored, tokens, read_s, total_s)
-
-    def forecast_s(self, plan: LoadPlan) -> float:
-        """Return the expected seconds to the first token where chunks are loaded by this plan."""
-        return self.planner.forecast(plan.prompt)[0]
 
     def worth(self, prompt: PromptRecord) -> bool:
         """Return whether reading a prompt is expected to be faster than a full prefill of it."""

@@ -96,8 +96,11 @@ class PromptLoads:
             self._load(sequence, plan, tiers)
 
         reader = self.reader
-        if reader is None or not reader.begin(sequence, load, reader.forecast_s(plan)):
-            load()
+        if reader is not None:
+            seconds, _ = reader.planner.forecast(plan.prompt)
+            if reader.begin(sequence, load, seconds):
+                return
+        load()
 
     def _load(self, sequence: EngineSequence, plan: LoadPlan, tiers: dict[str, str]) -> None:
         for segment in plan.recompute:

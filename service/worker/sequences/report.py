@@ -70,7 +70,8 @@ def _kept_ratio(sequence: EngineSequence) -> float:
 
 
 def _segment(sequence: EngineSequence, number: int) -> SegmentReport:
-    request, load = sequence.request, sequence.load(number)
+    request = sequence.request
+    load = sequence.segments[number] if sequence.segments else None
     document = request.documents[number - 1] if number else None
     read = load.so_far() if load is not None else SegmentRead()
     tokens = len(request.system if document is None else document.ids)

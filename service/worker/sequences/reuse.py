@@ -66,7 +66,9 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
     kv, layout, reuse = sequence.kv, sequence.layout, sequence.reuse
     if not _takes_part(sequence) or kv is None or layout is None:
         return None
-    if sequence.logits is None or sequence.deleted or sequence.held_in_part:
+    if sequence.logits is None or sequence.deleted:
+        return None
+    if not sequence.entries == layout.tokens == sequence.prompt_tokens:  # held in part
         return None
     if kv.filled_tokens < MIN_TOKENS:
         return None

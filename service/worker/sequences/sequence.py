@@ -161,12 +161,6 @@ class EngineSequence:
         return sum(self.rows_by_segment[1:]) < sum(self.document_tokens)
 
     @property
-    def held_in_part(self) -> bool:
-        """Whether KV of only some tokens of the prompt is in place, after its prefill."""
-        assert self.layout is not None
-        return not self.entries == self.layout.tokens == self.prompt_tokens
-
-    @property
     def loaded(self) -> bool:
         """Whether it can start: first reads are finished, and all chunks have been looked up."""
         if self.restoring is not None and not self.restoring.done():
@@ -188,10 +182,6 @@ class EngineSequence:
         """
         assert self.layout is not None
         return self.layout.tokens + len(self.tokens) - 1
-
-    def load(self, segment: int) -> Load | None:
-        """Return the load of a segment by its number, 0 for S; None if there is none."""
-        return self.segments[segment] if self.segments else None
 
     def prefilled(self, result: PrefillResult) -> None:
         """Take over the result of the finished prefill."""
@@ -220,10 +210,6 @@ class EngineSequence:
         self.waits_for = awaited
         if self.blocked:
             self.clock.block()
-
-    def waited(self) -> None:
-        """Note that the prefill continues."""
-        self.clock.unblock()
 
 
 @dataclass

@@ -101,7 +101,7 @@ def engine_values(engine: Engine) -> list[Sample]:
         *_samples("kvstitch_precomputed_chunks_total", ("status",), precomputed.items()),
         ("kvstitch_shared_reads_total", {}, engine.loader.streams.shared),
         *(engine.gate.values() if engine.gate is not None else ()),
-        *(_planner_values(engine.planner) if engine.planner is not None else ()),
+        *(_planner_values(engine.planner) if engine.planner.deciding else ()),
     ]
 
 
@@ -133,7 +133,7 @@ class LoadMeter:
     def measure(self) -> WorkerLoad:
         """Return the load now."""
         engine, scheduler = self._engine, self._engine.scheduler
-        compute, decode = engine.estimator.compute, engine.decode_times
+        compute, decode = engine.planner.compute, engine.decode_times
         token_s = self._token_flops * compute.flop_s
         backlog_s = 0.0
         queue = [*scheduler.prefilling, *scheduler.waiting]
@@ -153,7 +153,7 @@ class LoadMeter:
             token_bytes=self._token_bytes,
             tiers={
                 tier: (latency, 1 / bandwidth)
-                for tier, (latency, bandwidth) in engine.estimator.tiers.known().items()
+                for tier, (latency, bandwidth) in engine.planner.tiers.known().items()
             },
         )
 

@@ -12,18 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    FromClause,
-    Row,
-    case,
-    exists,
-    func,
-    literal_column,
-    select,
-    true,
-)
+import sqlalchemy as sa
 
 from retriever.sql.expressions import among, upsert
 from service.gateway.documents.jobs.job_records import (
@@ -37,29 +26,29 @@ from service.gateway.tables import documents, jobs, sizes
 MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 # What `load_job` reads of a job.
-JOB = select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated"])
+JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated"])
 # States are written out, not sent, so that the indexes of some states serve.
-UNFINISHED = documents.c.state.in_([literal_column("'pending'"), literal_column("'indexed'")])
+UNFINISHED = documents.c.state.in_([sa.literal_column("'pending'"), sa.literal_column("'indexed'")])
 
 
-def in_state(state: str, of: FromClause = documents) -> ColumnElement[bool]:
+def in_state(state: str, of: sa.FromClause = documents) -> sa.ColumnElement[bool]:
     """Return whether a document is in this state."""
-    return literal_column(f"'{state}'") == of.c.state
+    return sa.literal_column(f"'{state}'") == of.c.state
 
 
-def lock_jobs(write: Connection, job_ids: Sequence[str]) -> None:
+def lock_jobs(write: sa.Connection, job_ids: Sequence[str]) -> None:
     """Before documents of these jobs change: let nobody else compute the jobs' states meanwhile."""
-    locked = select(jobs.c.job_id).where(among(jobs.c.job_id, job_ids)).order_by(jobs.c.job_id)
+    locked = sa.select(jobs.c.job_id).where(among(jobs.c.job_id, job_ids)).order_by(jobs.c.job_id)
     write.execute(locked.with_for_update()).all()
 
 
-def update_job_states(write: Connection, job_ids: Sequence[str]) -> list[str]:
+def update_job_states(write: sa.Connection, job_ids: Sequence[str]) -> list[str]:
     """Compute the states of jobs from those of their documents; return those that end by it."""
     ended: list[str] = []
     for job_id in sorted(set(job_ids)):
-        job = write.execute(select(jobs.c.cancelled, jobs.c.state).where(jobs.c.job_id == job_id))
-        cancelled, before = job.one()
-        counted = select(documents.c.state).where(documents.c.job_id == job_id).distinct()
+        job = sa.select(jobs.c.cancelled, jobs.c.state).where(jobs.c.job_id == job_id)
+        cancelled, before = write.execute(job).one()
+        counted = sa.select(documents.c.state).where(documents.c.job_id == job_id).distinct()
         state = _job_state(set(write.scalars(counted)), bool(cancelled))
         if before in OPEN_STATES and state not in OPEN_STATES:
             ended.append(job_id)
@@ -68,11 +57,12 @@ def update_job_states(write: Connection, job_ids: Sequence[str]) -> list[str]:
     return ended
 
 
-def load_job(read: Connection, row: Row[Any], max_errors: int = MAX_ERRORS) -> Job:
+def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -> Job:
     """Return a job from its row of JOB and the rows of its documents, with so many errors."""
     mine = documents.c.job_id == row.job_id
     kinds = documents.c["state", "change"]
-    counted = select(*kinds, func.count().label("n"), func.sum(documents.c.chunks).label("chunks"))
+    sums = sa.func.count().label("n"), sa.func.sum(documents.c.chunks).label("chunks")
+    counted = sa.select(*kinds, *sums)
     states, changes, chunks = Counter[str](), Counter[str](), 0
     for part in read.execute(counted.where(mine).group_by(*kinds).order_by(*kinds)):
         states[part.state] += part.n
@@ -80,7 +70,7 @@ def load_job(read: Connection, row: Row[Any], max_errors: int = MAX_ERRORS) -> J
         if part.change is not None and part.state not in ("failed", "dead"):
             changes[part.change] += part.n
     said = documents.c.error.is_not(None)
-    failed = select(documents.c.doc_id, documents.c.error).where(mine, said)
+    failed = sa.select(documents.c.doc_id, documents.c.error).where(mine, said)
     failed = failed.order_by(documents.c.number).limit(max_errors)
     return Job(
         job_id=row.job_id,
@@ -98,14 +88,14 @@ def load_job(read: Connection, row: Row[Any], max_errors: int = MAX_ERRORS) -> J
     )
 
 
-def _tokens_ahead(read: Connection, job_id: str) -> int:
+def _tokens_ahead(read: sa.Connection, job_id: str) -> int:
     """Count tokens of the documents that are not done up to the job's last: oldest come first."""
     indexed = documents.c.state == "indexed"
-    tokens = case((indexed, documents.c.tokens), else_=documents.c.bytes // BYTES_PER_TOKEN)
+    tokens = sa.case((indexed, documents.c.tokens), else_=documents.c.bytes // BYTES_PER_TOKEN)
     own = documents.alias()
-    last = select(func.max(own.c.number)).where(own.c.job_id == job_id).scalar_subquery()
-    ahead = select(func.coalesce(func.sum(tokens), 0)).where(UNFINISHED, documents.c.number <= last)
-    return int(read.scalars(ahead).one())
+    last = sa.select(sa.func.max(own.c.number)).where(own.c.job_id == job_id).scalar_subquery()
+    ahead = sa.select(sa.func.sum(tokens)).where(UNFINISHED, documents.c.number <= last)
+    return int(read.scalar(ahead) or 0)
 
 
 def _job_state(documents: set[str], cancelled: bool) -> str:
@@ -122,14 +112,14 @@ def _job_state(documents: set[str], cancelled: bool) -> str:
     return "cancelled" if documents == {"cancelled"} else "succeeded"
 
 
-def _comes_first(waiting: FromClause) -> ColumnElement[bool]:
+def _comes_first(waiting: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return whether no earlier revision of a document is to be indexed, by whomever.
 
     Its store would come after this one's, and undo it.
     """
     earlier, sent, own = documents.alias(), jobs.alias(), jobs.alias()
-    tenant = select(own.c.tenant).where(own.c.job_id == waiting.c.job_id).correlate(waiting)
-    found = exists().where(
+    tenant = sa.select(own.c.tenant).where(own.c.job_id == waiting.c.job_id).correlate(waiting)
+    found = sa.exists().where(
         sent.c.job_id == earlier.c.job_id,
         in_state("pending", earlier),
         earlier.c.number < waiting.c.number,
@@ -140,21 +130,21 @@ def _comes_first(waiting: FromClause) -> ColumnElement[bool]:
     return ~found.correlate(waiting)
 
 
-def take(write: Connection, gateway_id: str, state: str, limit: int) -> None:
+def take(write: sa.Connection, gateway_id: str, state: str, limit: int) -> None:
     """Take documents in this state, the oldest first, until this gateway has so many."""
-    own = select(func.count()).where(in_state(state), documents.c.owner == gateway_id)
+    own = sa.select(sa.func.count()).where(in_state(state), documents.c.owner == gateway_id)
     held = write.scalars(own).one()
     if held < limit:
         waiting = documents.alias()
         free = waiting.c.owner == "", in_state(state, waiting)
-        first = _comes_first(waiting) if state == "pending" else true()
-        numbers = select(waiting.c.number).where(*free, first).order_by(waiting.c.number)
+        first = _comes_first(waiting) if state == "pending" else sa.true()
+        numbers = sa.select(waiting.c.number).where(*free, first).order_by(waiting.c.number)
         taken = numbers.limit(limit - held).with_for_update(skip_locked=True, of=waiting)
         change = documents.update().where(documents.c.number.in_(taken))
         write.execute(change.values(owner=gateway_id))
 
 
-def record_sizes(write: Connection, documents: Iterable[IngestDocument]) -> None:
+def record_sizes(write: sa.Connection, documents: Iterable[IngestDocument]) -> None:
     """Note the sizes of documents that are indexed."""
     rows = sorted((*item.key, item.size) for item in documents)
     upsert(write, sizes, [dict(zip(sizes.columns.keys(), row, strict=True)) for row in rows])

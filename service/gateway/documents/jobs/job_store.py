@@ -18,19 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Integer,
-    Table,
-    bindparam,
-    cast,
-    func,
-    or_,
-    select,
-    true,
-    union_all,
-)
+import sqlalchemy as sa
 
 from retriever.sql.expressions import among, upsert
 from service.errors import DatabaseUnavailable
@@ -61,7 +49,7 @@ ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the 
 _FREE: dict[str, Any] = {"kind": None, "meta": None, "content": None, "spooled": None}
 _ACCEPTED = jobs.c.state != "spooling"
 _OF_TENANTS = documents.join(jobs)
-_UNFINISHED = select(
+_UNFINISHED = sa.select(
     *documents.c["number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content",
                  "spooled", "chunks"], jobs.c.tenant
 ).select_from(_OF_TENANTS).order_by(documents.c.number)  # fmt: skip
@@ -91,7 +79,7 @@ class JobStore:
         with self._freeing() as write:
             write.execute(jobs.delete().where(~_ACCEPTED, self._mine(jobs)))
         with self._database.read() as read:
-            named = select(documents.c.spooled).where(documents.c.spooled.is_not(None))
+            named = sa.select(documents.c.spooled).where(documents.c.spooled.is_not(None))
             self._spool.sweep(set(read.scalars(named)))
 
     # -- acceptance ------------------------------------------------------------------------------
@@ -104,7 +92,8 @@ class JobStore:
         if self._shared:
             row["owner"] = self._me
         else:  # after all others
-            row["number"] = select(func.coalesce(func.max(jobs.c.number), 0) + 1).scalar_subquery()
+            last = sa.select(sa.func.coalesce(sa.func.max(jobs.c.number), 0))
+            row["number"] = last.scalar_subquery() + 1
         with self._database.write() as write:
             write.execute(jobs.insert().values(row))
         return str(row["job_id"])
@@ -166,7 +155,7 @@ class JobStore:
         """Return (job_id, digest) of the job that was accepted with this key, None if none was."""
         named = jobs.c.tenant == tenant, jobs.c.idempotency_key == idempotency_key
         with self._database.read() as read:
-            row = read.execute(select(jobs.c.job_id, jobs.c.digest).where(*named)).first()
+            row = read.execute(sa.select(jobs.c.job_id, jobs.c.digest).where(*named)).first()
         return None if row is None else (row.job_id, row.digest)
 
     def prune(self, before: float) -> int:
@@ -197,7 +186,7 @@ class JobStore:
 
     def states(self) -> dict[str, int]:
         """Return how many jobs of all tenants are in each state."""
-        query = select(jobs.c.state, func.count()).where(_ACCEPTED).group_by(jobs.c.state)
+        query = sa.select(jobs.c.state, sa.func.count()).where(_ACCEPTED).group_by(jobs.c.state)
         with self._database.read() as read:
             return {state: count for state, count in read.execute(query)}
 
@@ -222,8 +211,8 @@ class JobStore:
         Returns:
             The ids of those that were waiting.
         """
-        named = true() if doc_ids is None else among(documents.c.doc_id, doc_ids)
-        waiting = select(*documents.c["number", "job_id", "doc_id"]).select_from(_OF_TENANTS)
+        named = sa.true() if doc_ids is None else among(documents.c.doc_id, doc_ids)
+        waiting = sa.select(*documents.c["number", "job_id", "doc_id"]).select_from(_OF_TENANTS)
         waiting = waiting.where(in_state("pending"), jobs.c.tenant == tenant)
         with self._freeing() as write:
             query = waiting.where(documents.c.collection == collection, named)
@@ -251,7 +240,7 @@ class JobStore:
         """Return those of the documents that are in this state; others may have been cancelled."""
         found = in_state(state), among(documents.c.number, numbers), self._mine(documents)
         with self._database.read() as read:
-            return set(read.scalars(select(documents.c.number).where(*found)))
+            return set(read.scalars(sa.select(documents.c.number).where(*found)))
 
     def set_indexed(self, indexed: Sequence[tuple[int, str, int, int]]) -> None:
         """Note that documents are in the catalog and the index now.
@@ -263,7 +252,7 @@ class JobStore:
         free = {**_FREE, "owner": ""} if self._shared else _FREE
         numbers = among(documents.c.number, [number for number, *_ in indexed])
         with self._freeing() as write:
-            query = select(jobs.c.tenant, *documents.c["collection", "doc_id", "bytes"])
+            query = sa.select(jobs.c.tenant, *documents.c["collection", "doc_id", "bytes"])
             query = query.select_from(_OF_TENANTS).where(numbers, self._mine(documents))
             rows = write.execute(query.order_by(documents.c.number)).mappings()
             upsert(write, sizes, [dict(row) for row in rows])
@@ -289,12 +278,12 @@ class JobStore:
         """Overwrite what was deleted in the database's files."""
         self._database.scrub()
 
-    def _mine(self, table: Table) -> ColumnElement[bool]:
+    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return whether a row is this gateway's; others' are left alone."""
-        return table.c.owner == self._me if self._shared else true()
+        return table.c.owner == self._me if self._shared else sa.true()
 
     @contextmanager
-    def _freeing(self) -> Iterator[Connection]:
+    def _freeing(self) -> Iterator[sa.Connection]:
         """Yield a transaction after which the files that no row names any more are removed.
 
         Should the process die before they are, they are removed after the next one.
@@ -303,39 +292,39 @@ class JobStore:
             yield write
             if self._shared:  # without files
                 return
-            freed = write.scalars(select(freed_files.c.name)).all()
+            freed = write.scalars(sa.select(freed_files.c.name)).all()
         if freed:
             self._spool.remove(freed)
             with self._database.write() as write:
                 write.execute(freed_files.delete().where(among(freed_files.c.name, freed)))
 
     def _check_stored(
-        self, write: Connection, job_id: str, check: Callable[[int, int], None]
+        self, write: sa.Connection, job_id: str, check: Callable[[int, int], None]
     ) -> None:
-        tenant = write.scalar(select(jobs.c.tenant).where(jobs.c.job_id == job_id))
+        tenant = write.scalar(sa.select(jobs.c.tenant).where(jobs.c.job_id == job_id))
         if tenant is None:  # forgotten, which `accept` says
             return
         if self._shared:
             # Until this transaction ends no other one accepts a job of the tenant, and what others
             # have committed is seen. Two tenants of the same number only wait for each other.
             number = zlib.crc32(tenant.encode()) - (1 << 31)
-            lock = func.pg_advisory_xact_lock(cast(ACCEPTING, Integer), cast(number, Integer))
-            write.execute(select(lock))
+            pair = sa.cast(ACCEPTING, sa.Integer), sa.cast(number, sa.Integer)
+            write.execute(sa.select(sa.func.pg_advisory_xact_lock(*pair)))
         columns = ("collection", "doc_id", "bytes")
-        stored = select(*sizes.c[columns]).where(sizes.c.tenant == tenant)
-        coming = select(*documents.c[columns]).select_from(_OF_TENANTS)
+        stored = sa.select(*sizes.c[columns]).where(sizes.c.tenant == tenant)
+        coming = sa.select(*documents.c[columns]).select_from(_OF_TENANTS)
         coming = coming.where(
-            jobs.c.tenant == tenant, or_(in_state("pending"), documents.c.job_id == job_id)
+            jobs.c.tenant == tenant, sa.or_(in_state("pending"), documents.c.job_id == job_id)
         )
-        held = union_all(stored, coming).subquery()
-        most = select(func.max(held.c.bytes).label("bytes"))
+        held = sa.union_all(stored, coming).subquery()
+        most = sa.select(sa.func.max(held.c.bytes).label("bytes"))
         most_of = most.group_by(held.c.collection, held.c.doc_id).subquery()
-        total = func.coalesce(func.sum(most_of.c.bytes), 0)
-        count, size = write.execute(select(func.count(), total).select_from(most_of)).one()
+        total = sa.func.coalesce(sa.func.sum(most_of.c.bytes), 0)
+        count, size = write.execute(sa.select(sa.func.count(), total).select_from(most_of)).one()
         check(int(count), int(size))
 
     def _update_documents(
-        self, write: Connection, values: dict[str, Any], rows: Sequence[dict[str, Any]]
+        self, write: sa.Connection, values: dict[str, Any], rows: Sequence[dict[str, Any]]
     ) -> None:
         """Update documents that were not cancelled.
 
@@ -347,15 +336,15 @@ class JobStore:
         if not rows:
             return
         numbers = among(documents.c.number, [row["_number"] for row in rows])
-        job_ids = write.scalars(select(documents.c.job_id).where(numbers).distinct()).all()
+        job_ids = write.scalars(sa.select(documents.c.job_id).where(numbers).distinct()).all()
         lock_jobs(write, job_ids)
         change = documents.update().where(
-            documents.c.number == bindparam("_number"), UNFINISHED, self._mine(documents)
+            documents.c.number == sa.bindparam("_number"), UNFINISHED, self._mine(documents)
         )
         write.execute(change.values(values), rows)
         self._update_states(write, job_ids)
 
-    def _update_states(self, write: Connection, job_ids: Sequence[str]) -> None:
+    def _update_states(self, write: sa.Connection, job_ids: Sequence[str]) -> None:
         ended = update_job_states(write, job_ids)
         if self._with_events:
             add_events(write, ended)
