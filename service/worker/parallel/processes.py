@@ -33,6 +33,7 @@ from service.worker.parallel.sharded_model import refuse_model, sharded
 log = logging.getLogger("kvstitch.parallel")
 
 ANSWER_S = 5.0  # how long a process may take to say how it failed
+ENDS_S = 1.0  # how long a process whose pipe is broken may take to end
 PROGRAM = "from service.worker.parallel.other_rank import main; main()"
 
 
@@ -74,6 +75,7 @@ class TensorParallel:
                 "choose a smaller number, or --device cpu"
             )
         self._exchange = Exchange(0, size)
+        self._ranks = range(1, size)  # the others
         self._on_end = on_end
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
@@ -100,7 +102,7 @@ class TensorParallel:
         self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
         self._opened.callback(self._exchange.close)
         self._opened.callback(self._end)
-        for rank in range(1, self._exchange.size):
+        for rank in self._ranks:
             self._start(rank, str(os.getpid()), self._device, str(folder / "ranks"))
         self._exchange.open(folder / "ranks", gpus=gpus)
         if not gpus:  # NCCL meets there again at the first exchange
@@ -155,7 +157,7 @@ class TensorParallel:
             place = device_of(self._device, 0)
             decoder = load(folder, dtype=dtype, device=place, quantize=quantize, adapt=adapt)
         finally:
-            loaded = [self._answer(pipe) for pipe in self._pipes]
+            loaded = [self._answer(rank) for rank in self._ranks]
         for refused in filter(None, loaded):
             raise ModelRefused(refused, field="model")
         log.info("%d ranks, %d threads each", size, each)
@@ -179,9 +181,18 @@ class TensorParallel:
         self._pipes.append(Connection(ours.detach()))
         threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
+    def _watch(
+        self, rank: int, process: subprocess.Popen[bytes], timeout: float | None = None
+    ) -> None:
+        code = process.wait(timeout)
         self._give_up(f"rank {rank} of {self._exchange.size} ended (code {code})")
+
+    def _lost(self, rank: int, error: Exception) -> None:
+        """Give up because the pipe to a rank is broken: mostly because its process has ended."""
+        try:
+            self._watch(rank, self._processes[rank - 1], ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._give_up(f"rank {rank} cannot be reached: {error}")
 
     def _end(self) -> None:
         """End the processes."""
@@ -197,27 +208,27 @@ class TensorParallel:
             self._on_end(why)
 
     def _send(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Send every process a call; a process that has ended is noticed by its watcher."""
+        """Send every process a call."""
         content = pickled((function, *arguments))
-        for pipe in self._pipes:
+        for rank in self._ranks:
             try:
-                pipe.send_bytes(content)
+                self._pipes[rank - 1].send_bytes(content)
             except OSError as error:
-                self._give_up(f"a rank does not take calls: {error}")
+                self._lost(rank, error)
 
     def _answers(self) -> list[Any]:
         """Wait for every answer; there are none where ranks are out of step."""
         answers = []
-        for pipe in self._pipes:
-            if not pipe.poll(ANSWER_S):
-                self._give_up("a rank does not answer")
+        for rank in self._ranks:
+            if not self._pipes[rank - 1].poll(ANSWER_S):
+                self._give_up(f"rank {rank} does not answer")
                 return []
-            answers.append(self._answer(pipe))
+            answers.append(self._answer(rank))
         return answers
 
-    def _answer(self, pipe: Connection) -> Any:
+    def _answer(self, rank: int) -> Any:
         try:
-            return pipe.recv()
+            return self._pipes[rank - 1].recv()
         except (EOFError, OSError) as error:
-            self._give_up(f"a rank ended: {error}")
+            self._lost(rank, error)
             raise

@@ -365,7 +365,7 @@ def test_a_fault_on_all_ranks_fails_one_prompt_and_on_one_rank_all(
     monkeypatch.setattr(processes, "ANSWER_S", 1.0)
     with pytest.raises(ZeroDivisionError):
         answered(served, Faulty(only_in=os.getpid()), nothing)
-    assert ended == ["a rank does not answer"]
+    assert ended == ["rank 1 does not answer"]
 
 
 @dataclass(frozen=True)
