@@ -35,9 +35,9 @@ KEEP_STREAMS = """
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    binary = shutil.which("chromium")
+    binary = shutil.which("chromium-headless-shell")
     if binary is None:
-        raise RuntimeError("chromium is not installed: scripts/install-chromium.sh")
+        raise RuntimeError("Chromium is not installed: scripts/install-chromium.sh")
     with sync_playwright() as playwright:
         # In a container there is no second sandbox to be had.
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
