@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import importlib
 import json
 import os
 import runpy
@@ -18,6 +19,15 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
+# The worker's first: torch reads how its threads wait when it is loaded.
+PRELOADED = (
+    "service.worker.__main__",
+    "service.gateway.server",
+    "service.cli.serve",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+)
 STREAMS = 3
 MOST_FILES = 4096
 
@@ -131,8 +141,8 @@ def become(
 def main() -> None:
     listening = socket.socket(fileno=int(sys.argv[1]))
     sys.executable = sys.argv[2]  # what a service starts is forked here, too
-    # The order is that of the processes; torch reads how its threads wait when it is loaded.
-    import service.worker.__main__  # noqa: F401
+    for module in PRELOADED:
+        importlib.import_module(module)
     from service.worker.model.load import lean_import
 
     with lean_import():  # as a worker does when it loads one

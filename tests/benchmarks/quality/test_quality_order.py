@@ -47,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, lis
     folder = demo_model()
     with torch.inference_mode():
         decoder = load_model(str(folder), dtype="float32", device="cpu")
-        prompts = of_tasks(folder, TASKS, chunk_tokens=48, samples=6, seed=5)
+        prompts = of_tasks(folder, TASKS, chunk_tokens=48, samples=3, seed=5)
         longest = max(prompt.tokens for prompt in prompts)
         measurer = Measurer(decoder, tokenizer_of(folder).decode, longest=longest)
         records = Records(Path(tmp_path_factory.mktemp("order")) / "records.jsonl")

@@ -21,7 +21,7 @@ from tests.service.models.gguf_files import weights_in
 from tests.service.worker.tiny import assert_close
 from tuning.single_prompts import prefill_ids
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 MODEL = NAMED_MODELS["smollm2"]
 
 
@@ -39,7 +39,6 @@ def folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ModelFinder(cache, "float32", print).prepare("smollm2", source=gguf_file)
 
 
-@pytest.mark.slow
 def test_its_logits_are_those_of_the_weights_in_the_file(gguf_file: Path, folder: Path) -> None:
     config = AutoConfig.from_pretrained(folder)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -22,7 +22,7 @@ from service.gateway.documents.parsing.parser import DocumentParser, FileLimits,
 from tests.service.gateway.documents.pdfs import make_pdf
 
 BOUNDS = Bounds(10, 10_000)
-LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=2, memory_bytes=512 << 20)
+LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=1, memory_bytes=512 << 20)
 ONE = make_pdf(["x"])
 
 
