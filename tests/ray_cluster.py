@@ -105,7 +105,7 @@ def main(nodes: int) -> None:
     """Keep a cluster until the input ends; each line of it is a process whose node is lost."""
     from ray.cluster_utils import Cluster
 
-    options = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    options: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster()
     try:
         for cpus in (0, *[3] * nodes):

@@ -53,7 +53,7 @@ def test_guide_trains_queries_and_keys() -> None:
     streams: list[torch.Tensor] = []
     model(batch.ids, batch.positions, batch.mask, streams)
     assert len(streams) == config.num_hidden_layers
-    guide_loss(model, batch, streams).backward()  # type: ignore[no-untyped-call]
+    guide_loss(model, batch, streams).backward()
     gradient = model.layers[ANSWER_LAYER].self_attn.q_proj.weight.grad  # type: ignore[union-attr]
     assert isinstance(gradient, torch.Tensor)
     assert gradient[: 2 * config.head_dim].abs().sum() > 0

@@ -43,7 +43,7 @@ def commands(redis: RedisServer) -> tuple[int, int]:
 
     with Redis.from_url(redis.url) as client:
         stats: Any = client.info("commandstats")
-        return int(client.dbsize()), int(stats["cmdstat_set"]["calls"])  # type: ignore[arg-type]
+        return int(client.dbsize()), int(stats["cmdstat_set"]["calls"])
 
 
 def killed_actor(url: str, process: subprocess.Popen[str]) -> int:

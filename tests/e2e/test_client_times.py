@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from kvstitch.client import server_sent_events as events
 from service.shared.metrics import TPOT, TTFT, Declared
 from tests.e2e.metrics import Metrics
-from tests.e2e.service import HANG_S, Service, events
+from tests.e2e.service import HANG_S, Service
 
 CLIENTS = 4
 EACH = 12

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from benchmarks.retrieval.musique import measure, percentile, read
+from kvstitch.client import server_sent_events as events
 from tests.e2e.conftest import Documents, Serve
-from tests.e2e.service import HANG_S, Service, events
+from tests.e2e.service import HANG_S, Service
 
 SLICE = Path(__file__).parents[1] / "data" / "musique_slice.jsonl"
 PASSAGES = 8

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 from transformers import AutoModelForCausalLM
 
 from service.cli import main
@@ -91,14 +92,15 @@ def test_openai_clients_name_the_adapter_as_the_model(adapted: Service, model: P
         "style",
     }
     assert listed["legal"]["details"]["rank"] == 4
-    asked = [{"role": "user", "content": QUESTION}]
+    asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
     for name in ("legal:pie", "legal"):
         extra = {"kvstitch": {"cold": "as_stored", "fusion": {"method": "pie"}}}
         answer = client.chat.completions.create(
             model=name, messages=asked, max_tokens=16, extra_body=extra
         )
         assert answer.choices[0].message.content == expected and answer.model == name
-        assert answer.kvstitch["adapter"] == "legal"
+        assert answer.model_extra is not None
+        assert answer.model_extra["kvstitch"]["adapter"] == "legal"
     with pytest.raises(openai.NotFoundError, match=f"{model.name}, legal, style, also as"):
         client.chat.completions.create(model="legalese", messages=asked)
 

@@ -87,11 +87,11 @@ def test_openai_reads_log_probabilities(client: openai.OpenAI, expected: str) ->
         likeliest = one.top_logprobs[0]
         assert (likeliest.token, likeliest.logprob) == (one.token, one.logprob)  # it is greedy
         assert len(one.top_logprobs) == 3 and one.logprob <= 0
-    streamed = []
+    streamed: list[str] = []
     for chunk in client.chat.completions.create(**chosen, stream=True):
         if chunk.choices and (some := chunk.choices[0].logprobs) is not None:
-            streamed += some.content or []
-    assert [one.token for one in streamed] == [one.token for one in told]
+            streamed += [one.token for one in some.content or []]
+    assert streamed == [one.token for one in told]
     text = client.completions.create(**asked, prompt=QUESTION, logprobs=2).choices[0]
     assert text.logprobs is not None and text.logprobs.text_offset is not None
     assert text.logprobs.token_logprobs == pytest.approx([one.logprob for one in told], abs=1e-4)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
@@ -102,10 +103,10 @@ def test_a_sparse_one(serve: Serve, endless_model: Path, corpus: Documents) -> N
         assert "leave eviction out" in reply.json()["error"]["message"]
 
 
-def explain(service: Service, fusion: dict[str, object]) -> dict[str, object]:
+def explain(service: Service, fusion: dict[str, object]) -> dict[str, Any]:
     reply = service.post(QUESTION, fusion=fusion, explain=True, stream=False)
     assert reply.status_code == 200, reply.text
-    found: dict[str, object] = reply.json()
+    found: dict[str, Any] = reply.json()
     return found
 
 

@@ -114,7 +114,7 @@ def test_langchain_answers_from_the_retriever_in_a_chain(url: str, asked: Servic
     retriever = langchain.KvstitchRetriever(base_url=url, k=1)
     llm = ChatOpenAI(
         base_url=f"{url}/v1",
-        api_key="none",  # type: ignore[arg-type]
+        api_key="none",
         model=model,
         max_tokens=4,
         extra_body={"kvstitch": {"top_k": 0}},
@@ -144,8 +144,8 @@ def test_openai_embeds(url: str) -> None:
     assert np.allclose(vectors, expected.embed(texts), atol=0.01)  # bfloat16
     other = OpenAIEmbeddings(
         model="all-MiniLM-L6-v2",
-        base_url=f"{url}/v1",
-        api_key="none",  # type: ignore[arg-type]
+        openai_api_base=f"{url}/v1",
+        openai_api_key="none",
         check_embedding_ctx_length=False,
     )
     assert np.allclose(other.embed_documents(texts), vectors, atol=1e-6)

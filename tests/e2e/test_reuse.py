@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,9 @@ def test_other_orders_and_combinations_hit_completely_and_store_nothing(
     before = service.settled_metrics()
     orders: set[tuple[str, ...]] = set()
     names = [d["doc_id"] for d in twelve]
-    requests = [(question(d), {"top_k": k}) for d, k in zip(twelve, range(1, 7), strict=False)]
+    requests: list[tuple[str, dict[str, Any]]] = [
+        (question(d), {"top_k": k}) for d, k in zip(twelve, range(1, 7), strict=False)
+    ]
     requests += [
         (question(twelve[0]), {"top_k": 3, "documents": list(chosen)})
         for chosen in itertools.combinations(names[:4], 3)

@@ -3,6 +3,8 @@ say."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.e2e.service import Service
@@ -10,7 +12,7 @@ from tests.e2e.service import Service
 QUESTION = "Which colour does the family wear?"
 
 
-def streamed(service: Service, **fields: object) -> tuple[list[str], str, dict[str, object]]:
+def streamed(service: Service, **fields: object) -> tuple[list[str], str, dict[str, Any]]:
     """Event names, concatenated tokens, done; checks the order of events."""
     with service.stream(QUESTION, **fields) as events:
         received = list(events)

@@ -97,8 +97,9 @@ def wrong(service: Service) -> None:
     assert service.post(QUESTION, fusion={"method": "nope"}).status_code == 422
     assert service.post(QUESTION, documents=["nobody's"]).status_code == 404
     assert service.http.get("/nowhere").status_code == 404
-    hurried = {"json": {"question": QUESTION}, "headers": {"X-Request-Deadline-Ms": "1"}}
-    assert service.http.post("/v1/rag/generate", **hurried).status_code == 504
+    asked, hurried = {"question": QUESTION}, {"X-Request-Deadline-Ms": "1"}
+    late = service.http.post("/v1/rag/generate", json=asked, headers=hurried)
+    assert late.status_code == 504
     before = service.metrics().value("kvstitch_disconnects_total")
     with service.stream(QUESTION, max_tokens=400) as events:
         next(name for name, _ in events if name == "token")

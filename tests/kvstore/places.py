@@ -24,7 +24,7 @@ class Place:
         self._path = chunk_path(tmp_path, KEY)
         self._url = url
         if kind == "memory":
-            self.tier = MemoryTier(1 << 24)
+            self.tier: MemoryTier | SsdTier | RedisTier = MemoryTier(1 << 24)
         elif kind == "ssd":
             self.tier = SsdTier(tmp_path, 1 << 24, fsync=False)
         else:
@@ -34,7 +34,9 @@ class Place:
         """Change one byte of one block of one tensor."""
         place = tensors_of(header)[name].blocks_range(block, block)[0]
         if self.kind == "memory":
-            self.tier.read(KEY).data[place] ^= 2
+            chunk = self.tier.read(KEY)
+            assert chunk is not None
+            chunk.data[place] ^= 2
         elif self.kind == "ssd":
             content = bytearray(self._path.read_bytes())
             content[header.data_start + place] ^= 2

@@ -52,7 +52,12 @@ def test_join_waits_for_the_work_under_way():
     leader = threading.Thread(target=lambda: flights.do("k", work))
     leader.start()
     running.wait()
-    waiter = threading.Thread(target=lambda: (flights.join({"k", "idle"}), done.set()))
+
+    def wait() -> None:
+        flights.join({"k", "idle"})
+        done.set()
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
     assert not done.wait(0.05)
     gate.set()

@@ -21,6 +21,7 @@ from kvstore import (
     TierUnavailable,
 )
 from kvstore.circuit_breaker import BreakerSettings
+from kvstore.tiers.base import Tier
 from kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, same_chunk, tensors_of
 from tests.kvstore.places import KEY, PICKED, check, spec_of
@@ -41,7 +42,7 @@ def test_a_flipped_byte_costs_its_block_alone(place, tensor):
         assert outcome.bad == (BadBlock(place.kind, 2, 2),)
         assert outcome.problems == ((place.kind, "corrupt"),)
         assert outcome.missing == {2: (2,)} and outcome.tier == place.kind
-        assert outcome.blocks.layers[2].blocks == (1, 4)
+        assert outcome.blocks is not None and outcome.blocks.layers[2].blocks == (1, 4)
         for layer in (0, 2):
             rows = outcome.blocks.tokens(layer)
             for got, whole in zip(outcome.blocks.layer(layer), chunk.layer(layer), strict=True):
@@ -64,6 +65,7 @@ def test_another_tier_makes_up_for_a_bad_block(place, far):
         check(outcome, chunk, PICKED)
         assert (outcome.tier, outcome.bad) == ("far", (BadBlock(place.kind, 0, 3),))
         assert set(outcome.loaded) == {place.kind, "far"}
+        assert outcome.blocks is not None
         assert outcome.loaded["far"] == chunk.header.data_start + outcome.blocks.nbytes
 
 
@@ -197,7 +199,7 @@ def test_the_breaker_spares_a_slow_tier(near, far):
 
 def test_a_frozen_redis_is_one_timeout(tmp_path):
     with redis_server() as server:
-        tiers = [RedisTier(server.url, timeout_s=0.3), SsdTier(tmp_path, 1 << 24)]
+        tiers: list[Tier] = [RedisTier(server.url, timeout_s=0.3), SsdTier(tmp_path, 1 << 24)]
         with TieredStore(tiers, breaker=BreakerSettings(cooldown_s=600)) as store:
             store.put(KEY, make_chunk(spec_of()))
             assert store.flush(10) and store.read_blocks(KEY, PICKED).tier == "redis"
@@ -237,7 +239,7 @@ def test_many_readers_writers_and_faults(tmp_path, redis_at):
     keys = [make_key(n) for n in range(4)]
     wrong: list[str] = []
     given: list[int] = []
-    tiers = [
+    tiers: list[Tier] = [
         MemoryTier(2 * chunks[0].nbytes),
         SsdTier(tmp_path, 3 * chunks[0].nbytes, fsync=False),
         RedisTier(redis_at.url, timeout_s=10),
@@ -261,8 +263,8 @@ def test_many_readers_writers_and_faults(tmp_path, redis_at):
                     except FileNotFoundError:
                         pass
                 case 3:
-                    got = store.read(keys[n], chunks[n].spec).chunk
-                    if got is not None and not same_chunk(got, chunks[n]):
+                    whole = store.read(keys[n], chunks[n].spec).chunk
+                    if whole is not None and not same_chunk(whole, chunks[n]):
                         wrong.append("chunk")
                 case _:
                     picked = {

@@ -19,6 +19,7 @@ from kvstore import (
 )
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.format.extra_tensors import encode_extra
+from kvstore.tiers.base import Tier
 from kvstore.tiers.ssd.directory_scan import extra_path
 from tests.kvstore.chunks import make_chunk, make_key
 from tests.kvstore.test_store_extras import KEY, OTHER, SKETCH, holds
@@ -88,7 +89,9 @@ def test_memory_that_was_written_into():
     with TieredStore([MemoryTier(1 << 24)]) as store:
         store.put(KEY, make_chunk())
         store.put_extra(KEY, "sketch", 1, SKETCH)
-        store.read_extra(KEY, "sketch", 1).tensors["mean.0"].zero_()
+        kept = store.read_extra(KEY, "sketch", 1)
+        assert kept is not None
+        kept.tensors["mean.0"].zero_()
         assert store.read_extra(KEY, "sketch", 1) is None
 
 
@@ -177,13 +180,13 @@ def test_many_threads(tmp_path, redis_at):
     sketches = [{"id": torch.full((50 + n,), n)} for n in range(4)]
     chunk = make_chunk()
     wrong: list[str] = []
-    tiers = [
+    tiers: list[Tier] = [
         MemoryTier(2 * chunk.nbytes),
         SsdTier(tmp_path, 3 * chunk.nbytes, fsync=False),
         RedisTier(redis_at.url, timeout_s=10),
     ]
 
-    def work(seed: int) -> None:
+    def work(store: TieredStore, seed: int) -> None:
         rng = random.Random(seed)
         for _ in range(60):
             n = rng.randrange(4)
@@ -200,7 +203,7 @@ def test_many_threads(tmp_path, redis_at):
                         wrong.append(str(n))
 
     with TieredStore(tiers) as store:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        threads = [threading.Thread(target=work, args=(store, seed)) for seed in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:

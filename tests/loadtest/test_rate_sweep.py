@@ -30,10 +30,12 @@ WORK = Zipf([CorpusDocument("d", "", "Text.")], [CorpusQuestion("Why?")], 1)
 async def refusing(method: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """A server that answers at once, `method` with 503; yields the bodies it received."""
     bodies = []
-    connections = set()
+    connections: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(asyncio.current_task())
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")

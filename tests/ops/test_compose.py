@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,7 +146,7 @@ def test_what_is_mounted_exists(everything: dict[str, Any]) -> None:
     for service in everything["services"].values():
         for volume in service.get("volumes", ()):
             if volume["type"] == "bind":
-                assert tools.REPOSITORY in (path := tools.Path(volume["source"])).parents
+                assert tools.REPOSITORY in (path := Path(volume["source"])).parents
                 assert path.exists()
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from pathlib import Path
 
 from tests.ops import tools
 
@@ -22,7 +23,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def test_hadolint_finds_nothing(ops_tools: None) -> None:
-    command = [tools.TOOLS / "hadolint", "--config", ".hadolint.yaml", DOCKERFILE]
+    command: list[str | Path] = [tools.TOOLS / "hadolint", "--config", ".hadolint.yaml", DOCKERFILE]
     done = subprocess.run(command, cwd=tools.REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     broken = DOCKERFILE.read_text().replace("--no-install-recommends 'tini=0.19.0-*'", "tini")

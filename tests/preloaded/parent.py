@@ -40,7 +40,8 @@ class Parent:
 
     def run(self) -> None:
         while True:
-            ready, _, _ = select.select([0, self._wake, self._listening, *self._children], [], [])
+            open_now: list[int | socket.socket] = [0, self._wake, self._listening, *self._children]
+            ready, _, _ = select.select(open_now, [], [])
             if 0 in ready:
                 return
             if self._wake in ready:
@@ -117,7 +118,7 @@ def become(
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         with suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]

@@ -43,9 +43,9 @@ def main():
         os.dup2(nothing, stream)
     status = int(replies.readline() or signal.SIGKILL)
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
-        os.kill(os.getpid(), number)
+        killed_by = os.WTERMSIG(status)
+        signal.signal(killed_by, signal.SIG_DFL) if killed_by != signal.SIGKILL else None
+        os.kill(os.getpid(), killed_by)
     os._exit(os.WEXITSTATUS(status))
 
 

@@ -37,8 +37,8 @@ def shifted_pass(
     x[list(rows)] = reference.embed(prompt.ids)[list(rows)]
     for layer in range(reference.layers):
         if exact is not None and layer < exact_layers:
-            for kept, of in zip(_lists(trace), _lists(exact), strict=True):
-                kept.append(of[layer])
+            for kept, whole in zip(_lists(trace), _lists(exact), strict=True):
+                kept.append(whole[layer])
             x = torch.full_like(x, float("nan"))
             x[list(rows)] = exact.hidden[layer + 1][list(rows)]
             continue

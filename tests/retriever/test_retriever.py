@@ -9,6 +9,7 @@ from retriever import ChunkSettings, DocFilter, Document, LocalEmbedder, Retriev
 from retriever.chunking import TokenCounter
 from retriever.errors import CatalogNotStarted, EmbedderMismatch, InvalidQuery
 from retriever.filters import parse_filter
+from retriever.index.vector_index import VectorIndex
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever, Question
 
@@ -20,6 +21,7 @@ ANIMALS = [
 
 
 def ids_in_index(retriever: Retriever) -> set[int]:
+    assert isinstance(retriever.index, VectorIndex)
     return set(retriever.index.ids)
 
 

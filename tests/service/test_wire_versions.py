@@ -27,7 +27,7 @@ from service.messages.requests import (
 )
 from service.messages.wire import KNOWN_PROTOCOLS, PROTOCOL
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "name": "demo", "fingerprint": "0123456789abcdef", "family": "llama", "layers": 12,
     "kv_heads": 2, "head_dim": 32, "dtype": "float32", "max_context": 2048,
     "kv_bytes_per_token": 3072, "codec": "raw", "device": "cpu",

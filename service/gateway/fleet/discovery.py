@@ -15,7 +15,7 @@ import logging
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 
@@ -105,7 +105,7 @@ class RayActors:
         self._command = (*command, "auto" if place == "auto" else SCHEME + place)
         self._backoff_s = backoff_s
 
-    async def watch(self) -> AsyncIterator[list[str]]:
+    async def watch(self) -> AsyncGenerator[list[str], None]:
         """Yields the whole list whenever it changed.
 
         While Ray's head is away nothing is yielded: the last list stays, and workers go on.

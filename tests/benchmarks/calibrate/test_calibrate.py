@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.calibrate.__main__ import main
-from benchmarks.calibrate.probes import DemoProber, Probe
+from benchmarks.calibrate.probes import DemoProber
 from service.prompt import system_ids
 from service.worker.api import CALIBRATION_FILE, read_calibration
 from tests.e2e.models import DEMO
@@ -22,6 +22,7 @@ from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_con
 from tuning.head_scores import (
     Answer,
     HeadScores,
+    Probe,
     answer,
     step_scores,
     word_overlap,

@@ -27,15 +27,16 @@ from benchmarks.fidelity.report import recorded
 from benchmarks.fidelity.report.records import Record, Records
 from benchmarks.fidelity.runner import complete, measure_all
 from service.worker.api import A3, CacheBlend, LegoLink, Pie, QuestionScout, Vanilla
+from service.worker.methods.api import DenseMethod
 from tests.benchmarks.cases import a_prompt, decode, measured
 from tests.references.prefill import index_mask
 from tests.service.worker.tiny import D1, D2, D3, S, Tiny
-from tuning.case import Case, greedy
+from tuning.case import Case, Recipe, greedy
 from tuning.prompts import Prompt
 
 FULL = Configuration("full prefill", Vanilla(), prefix_mode="none")
 SPARING = {"question_scout", "first tokens", "few keys", "oracle"}
-EVERYTHING = {
+EVERYTHING: dict[str, DenseMethod | Recipe] = {
     "a3": A3(1.0),
     "cacheblend": CacheBlend(1.0),
     "legolink": LegoLink(40, 40),

@@ -115,9 +115,9 @@ def test_needles_of_the_demo_language(encoder: Encoder) -> None:
         key = before.rpartition(" for ")[2].removesuffix(" is: ")
         assert key in text.question
         tokens = sum(map(len, sample.documents))
-        assert details["length"] - 40 < tokens <= details["length"] + 2
-        depth = len(before) / len(before + behind)
-        assert abs(100 * depth - details["depth"]) < 25
+        length, depth = float(details["length"]), float(details["depth"])
+        assert length - 40 < tokens <= length + 2
+        assert abs(100 * len(before) / len(before + behind) - depth) < 25
 
 
 def test_ruler_and_longbench_are_drawn(encoder: Encoder, tmp_path: Path) -> None:

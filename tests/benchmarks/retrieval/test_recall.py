@@ -60,8 +60,8 @@ def test_a_question_counts_if_a_passage_holds_its_answer(tmp_path: Path) -> None
     path.write_text("\n".join(json.dumps(row) for row in rows))
     questions = answerable(path)
     assert [(q.text, q.wanted) for q in questions] == [
-        ("one", {passage_id("the conga drum")}),
-        ("two", {passage_id("in st. john."), passage_id("no")}),
+        ("one", frozenset({passage_id("the conga drum")})),
+        ("two", frozenset({passage_id("in st. john."), passage_id("no")})),
     ]
     assert [document["text"] for document in read(path)[1]][:2] == ["the conga drum", "congas"]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, sync_playwright
 
-from tests.e2e.service import HANG_S, Service, events
+from kvstitch.client import server_sent_events as events
+from tests.e2e.service import HANG_S, Service
 
 ASKED = "/v1/rag/generate"
 

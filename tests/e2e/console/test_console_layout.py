@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, FilePayload
 
 from tests.e2e.console.browser import Console
 from tests.e2e.console.looks import ALL, NARROW, Look
@@ -64,7 +64,7 @@ def filled(console: Console, tab: str) -> None:
     else:
         page.locator(f"#panel-{tab} tbody tr").first.wait_for()
     if tab == "documents":
-        broken = {"name": "broken.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.4"}
+        broken = FilePayload(name="broken.pdf", mimeType="application/pdf", buffer=b"%PDF-1.4")
         page.locator("#files").set_input_files(broken)
         page.get_by_role("button", name="Send broken.pdf again").wait_for()
 

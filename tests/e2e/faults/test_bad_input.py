@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import dataclasses
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ class Bad:
     method: str = "POST"
     json: Any = None
     content: bytes | None = None
-    headers: dict[str, str] = field(default_factory=lambda: dict(JSON))
+    headers: dict[str, str] = dataclasses.field(default_factory=lambda: dict(JSON))
 
 
 def generate(name: str, status: int, named: str, *remedy: str, **body: Any) -> Bad:

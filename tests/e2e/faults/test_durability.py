@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ OPERATIONS = "kvstitch_tier_operations_total"
 NEW_KEYS = "kvstitch_store_new_keys_total"
 
 
-def answers(service: Service, twelve: Documents) -> list[dict[str, object]]:
+def answers(service: Service, twelve: Documents) -> list[dict[str, Any]]:
     """Three prompts that together hold all twelve documents, in an order retrieval chooses."""
     names = [d["doc_id"] for d in twelve]
     return [
@@ -32,7 +33,7 @@ def answers(service: Service, twelve: Documents) -> list[dict[str, object]]:
 def assert_nothing_is_lost(
     service: Service,
     twelve: Documents,
-    before: list[dict[str, object]],
+    before: list[dict[str, Any]],
     tier: str,
 ) -> None:
     """Every document hits, read from `tier`; same texts as `before`; not one new key.

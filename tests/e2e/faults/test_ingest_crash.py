@@ -62,7 +62,7 @@ def all_jobs(service: Service) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
-        params = {"limit": 100, **({"cursor": cursor} if cursor else {})}
+        params: dict[str, str | int] = {"limit": 100, **({"cursor": cursor} if cursor else {})}
         page = service.http.get("/admin/jobs", params=params).json()
         jobs += page["jobs"]
         if (cursor := page["next_cursor"]) is None:

@@ -16,7 +16,7 @@ import pytest
 from kvstitch.client import errors
 from tests.kvstitch.client.conftest import CLIENTS
 
-METHODS = {"fusion": [], "eviction": [], "defaults": {}}
+METHODS: dict[str, object] = {"fusion": [], "eviction": [], "defaults": {}}
 BUSY = {"error": {"message": "busy", "type": "x", "code": "overloaded", "param": None}}
 DROP = "drop the connection"
 Reply = tuple[int, dict[str, str], Any] | str

@@ -183,6 +183,16 @@ def aged(files: Files) -> None:
     os.utime(files.chunk, (when, when))
 
 
+def linked(files: Files) -> None:
+    files.chunk.unlink()
+    files.chunk.symlink_to(files.other)
+
+
+def hard_linked(files: Files) -> None:
+    files.chunk.unlink()
+    files.chunk.hardlink_to(files.other)
+
+
 ENORMOUS = 1 << 40  # bytes of a sparse file
 
 FILE_DAMAGES: list[Damage[Files]] = [
@@ -210,8 +220,8 @@ FILE_DAMAGES: list[Damage[Files]] = [
     Damage("a FIFO instead", instead(lambda path: os.mkfifo(path))),
     Damage("a socket instead", instead(make_socket)),
     Damage("a loop of links instead", instead(lambda path: path.symlink_to(path.name))),
-    Damage("a link to another", lambda f: (f.chunk.unlink(), f.chunk.symlink_to(f.other))),
-    Damage("a hard link to another", lambda f: (f.chunk.unlink(), f.chunk.hardlink_to(f.other))),
+    Damage("a link to another", linked),
+    Damage("a hard link to another", hard_linked),
     Damage("not readable", lambda files: files.chunk.chmod(0), chunk=UNSURE),
     Damage("grown", append, chunk=UNSURE),
     Damage("grown enormously", lambda f: os.truncate(f.chunk, ENORMOUS), chunk=UNSURE),

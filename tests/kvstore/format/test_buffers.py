@@ -65,7 +65,7 @@ def test_a_pool_gives_again_what_nobody_holds():
 def test_live_buffers_never_share_memory():
     pool = BufferPool()
     rng = random.Random(3)
-    live = []
+    live: list[tuple[torch.Tensor, int]] = []
     for number in range(300):
         if live and rng.random() < 0.5:
             live.pop(rng.randrange(len(live)))
@@ -135,7 +135,7 @@ def test_a_pool_gives_pinned_pages_to_who_wants_them_pinned(cuda):
     assert pool.allocate(2 << 20, pin=True).data_ptr() == first
     pool.clear()
     gc.collect()
-    pool = None
+    del pool
     gc.collect()
     assert not cuda.pinned
 

@@ -5,6 +5,7 @@ from safetensors.torch import load as safetensors_load
 
 from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
 from kvstore.format.codecs import codec, codec_names
+from kvstore.format.tensor_layout import ROLES
 from tests.kvstore.chunks import (
     chunk_file,
     encoded,
@@ -52,7 +53,7 @@ def test_a_layer_as_it_is_stored(codec_name):
     spec = make_spec(codec_name)
     k, v = make_tensors(spec)
     chunk = encode_chunk(spec, k, v)
-    for role, expected, stored in zip("kv", (k[2], v[2]), encoded(chunk, 2), strict=True):
+    for role, expected, stored in zip(ROLES, (k[2], v[2]), encoded(chunk, 2), strict=True):
         for part, whole in zip(codec(codec_name).encode(role, expected), stored, strict=True):
             assert part.dtype == whole.dtype and torch.equal(part, whole)
         assert stored[0].untyped_storage().data_ptr() == chunk.data.untyped_storage().data_ptr()

@@ -26,8 +26,8 @@ def test_decoded_blocks_are_rows_of_the_decoded_layer(name, dtype, tokens):
             assert got.dtype == whole.dtype and torch.equal(got, whole[rows])
         moved = blocks.layer(layer, device="cpu", non_blocking=True)
         assert torch.equal(moved[1], chunk.layer(layer)[1][rows])
-    for got, whole in zip(encoded(blocks, 1), encoded(chunk, 1), strict=True):
-        assert all(a.equal(b) for a, b in zip(got, whole, strict=True))
+    for parts, theirs in zip(encoded(blocks, 1), encoded(chunk, 1), strict=True):
+        assert all(a.equal(b) for a, b in zip(parts, theirs, strict=True))
     assert blocks.tokens(1).tolist() == list(range(tokens))
     assert blocks.tokens(0).tolist() == list(range(64 * last, tokens))
     assert blocks.count == last + 1 + 1 + len({0, last})

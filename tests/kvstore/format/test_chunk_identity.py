@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 
 from kvstore import ChunkSpecError, chunk_key
 from kvstore.format.chunk_identity import is_chunk_key, require_chunk_key, require_extra_name
 
-FACTS = {
+FACTS: dict[str, Any] = {
     "fingerprint": "model-a",
     "dtype": "bfloat16",
     "codec": "raw",

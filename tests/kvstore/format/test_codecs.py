@@ -8,6 +8,7 @@ import torch
 
 from kvstore import ChunkSpecError, encode_chunk
 from kvstore.format.codecs import codec, codec_names
+from kvstore.format.tensor_layout import ROLES
 from service.settings import Settings
 from tests.kvstore.chunks import make_spec, make_tensors
 
@@ -27,7 +28,7 @@ def test_registry():
 def test_contract(name, dtype):
     spec = make_spec(name, dtype)
     k, v = make_tensors(spec)
-    for role, x in (("k", k[0]), ("v", v[0])):
+    for role, x in zip(ROLES, (k[0], v[0]), strict=True):
         stored = codec(name).encode(role, x)
         parts = codec(name).parts(role, spec)
         assert [(tuple(t.shape), t.dtype) for t in stored] == [(p.shape, p.dtype) for p in parts]
@@ -44,7 +45,7 @@ def test_blocks_of_64_tokens_are_independent(name, tokens):
     """A block encoded alone has the same rows as in the chunk, and can be decoded alone."""
     spec = make_spec(name, tokens=tokens)
     k, v = make_tensors(spec)
-    for role, x in (("k", k[0]), ("v", v[0])):
+    for role, x in zip(ROLES, (k[0], v[0]), strict=True):
         whole = codec(name).encode(role, x)
         parts = codec(name).parts(role, spec)
         for part in parts:

@@ -1,10 +1,12 @@
+from typing import cast
+
 import pytest
 import torch
 from safetensors.torch import load as safetensors_load
 
 from kvstore import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.extra_tensors import FORMAT_VERSION, encode_extra, parse_extra
-from kvstore.format.safetensors_header import build_sealed
+from kvstore.format.safetensors_header import StoredTensor, build_sealed
 from tests.kvstore.chunks import make_key
 
 KEY = make_key()
@@ -111,7 +113,10 @@ def test_a_sealed_header_that_contradicts_itself(description):
 
     facts = {"format": "kvstitch-extra", "format_version": FORMAT_VERSION, "key": KEY}
     facts |= {"name": "x", "version": "1"}
-    raw = build_sealed({**facts, "checksum": checksum(data)}, [Odd()]) + data
+    sealed = build_sealed(
+        {**facts, "checksum": checksum(data)}, cast("list[StoredTensor]", [Odd()])
+    )
+    raw = sealed + data
     with pytest.raises(ChunkCorrupt, match="not described"):
         parse_extra(torch.frombuffer(bytearray(raw), dtype=torch.uint8), "x", 1, key=KEY)
 

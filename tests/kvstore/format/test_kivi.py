@@ -5,11 +5,11 @@ import torch
 
 from kvstore import ChunkSpec, ChunkSpecError, encode_chunk
 from kvstore.format.codecs import KiviCodec, codec
+from kvstore.format.tensor_layout import ROLES
 from tests.kvstore.chunks import make_tensors
 
 NAMES = ["int4", "int2"]
 DTYPES = ["bfloat16", "float16", "float32"]
-ROLES = ["k", "v"]
 
 
 def spec_of(name: str = "int4", dtype: str = "float32", tokens: int = 70, head_dim: int = 64):
@@ -53,10 +53,12 @@ def test_error_bound_and_idempotence(name, dtype, role, magnitude, offset):
     bound = step / 2 + half_ulp(wide.abs() + step, x.dtype) + (wide.abs() + step) * 2.0**-22
     assert ((back.double() - wide).abs() <= bound).all()
     # The scale is tight: the largest code of a full group lies at the group's largest value.
+    kivi = codec(name)
+    assert isinstance(kivi, KiviCodec)
     full, axis = x[:256], 0 if role == "k" else 2
     grouped = full.double().unflatten(axis, (-1, 32))
     span = grouped.amax(axis + 1) - grouped.amin(axis + 1)
-    reach = (2 ** codec(name).bits - 1) * scale[: span.shape[0]].double()
+    reach = (2**kivi.bits - 1) * scale[: span.shape[0]].double()
     off = (reach - span).abs()[span > 0]
     assert (off <= 0.01 * span[span > 0] + half_ulp(grouped.abs().amax(), x.dtype)).all()
     again = codec(name).encode(role, back)
@@ -104,7 +106,7 @@ def test_keys_are_grouped_by_channel_and_values_by_token(name):
     channel, token = x.clone(), x.clone()
     channel[:, :, 5] *= 1000
     token[7] *= 1000
-    for role, spoiled, other in (("k", channel, token), ("v", token, channel)):
+    for role, spoiled, other in zip(ROLES, (channel, token), (token, channel), strict=True):
         kept = torch.ones(spec.shape, dtype=torch.bool)
         kept[:, :, 5] = False
         kept[7] = False

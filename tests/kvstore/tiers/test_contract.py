@@ -17,6 +17,7 @@ from kvstore import (
 )
 from kvstore.format.chunk_blocks import BlockVerifier, block_selection, selection_ranges
 from kvstore.format.codecs import codec_names
+from kvstore.tiers.base import Tier
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
 from tests.kvstore.fake_tier import FakeTier
 
@@ -24,7 +25,7 @@ from tests.kvstore.fake_tier import FakeTier
 @pytest.fixture(params=["memory", "ssd", "ssd shared", "redis", "cluster", "s3", "fake"])
 def tier(request, tmp_path):
     if request.param == "memory":
-        tier = MemoryTier(1 << 24)
+        tier: Tier = MemoryTier(1 << 24)
     elif request.param == "ssd":
         tier = SsdTier(tmp_path, 1 << 24)
     elif request.param == "ssd shared":

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from kvstore import (
 )
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.format.chunk_blocks import selection_ranges
+from kvstore.tiers.base import Tier
 from kvstore.tiers.s3_bucket import Waits
 from tests.kvstore.chunks import (
     chunk_file,
@@ -103,16 +105,17 @@ def test_ranges_move_few_bytes(s3_at):
     tier.start()
     tier.put(KEY, chunk)
     asked = []
-    read = tier._bucket.read
+    bucket: Any = tier._bucket
+    read = bucket.read
 
     def counted(path, start, end, version=None):
         asked.append(end - start)
         return read(path, start, end, version)
 
-    tier._bucket.read = counted
+    bucket.read = counted
     picked = {0: (0, 2), 3: (300,)}
     got = tier.read_ranges(KEY, chunk.header, selection_ranges(picked, chunk.spec))
-    assert torch.equal(got, gathered(chunk, picked))
+    assert got is not None and torch.equal(got, gathered(chunk, picked))
     assert len(asked) == 4, "k and v of layer 0, k and v of layer 3"
     assert sum(asked) < got.numel() + 2 * 4096 < chunk.nbytes / 50
     tier.close()
@@ -130,7 +133,8 @@ def test_a_chunk_that_is_replaced_while_it_is_read_is_a_miss(tier, s3_at, monkey
     spec = make_spec(layers=6, tokens=1000)
     tier.put(KEY, make_chunk(spec))
     other = make_chunk(spec, seed=1)
-    read, calls = tier._bucket.read, []
+    read = tier._bucket.read
+    calls: list[str] = []
 
     def replacing(path, start, end, version=None):
         part = read(path, start, end, version)
@@ -171,12 +175,14 @@ def test_damaged_blocks_and_extras_are_found(s3_at):
         store.put(KEY, chunk)
         assert store.flush(10)
         assert store.put_extra(KEY, "sketch", 1, {"mean": torch.arange(9)}) and store.flush(10)
-        assert torch.equal(store.read_extra(KEY, "sketch", 1).tensors["mean"], torch.arange(9))
+        kept = store.read_extra(KEY, "sketch", 1)
+        assert kept is not None and torch.equal(kept.tensors["mean"], torch.arange(9))
         rewrite(s3_at, flipped(-1), f"kv/{KEY}/sketch.extra")
         assert store.read_extra(KEY, "sketch", 1) is None
         rewrite(s3_at, flipped(chunk.header.data_start))
         outcome = store.read_blocks(KEY, {0: [0, 1]}, chunk.spec)
-        assert outcome.missing == {0: (0,)} and outcome.blocks.layers[0].blocks == (1,)
+        assert outcome.missing == {0: (0,)} and outcome.blocks is not None
+        assert outcome.blocks.layers[0].blocks == (1,)
 
 
 def test_objects_of_somebody_else_are_no_keys(tier, s3_at):
@@ -324,7 +330,7 @@ def test_a_fresh_machine_finds_everything_and_keeps_it(s3_at, tmp_path):
     chunk = make_chunk().under(KEY)
     with TieredStore([MemoryTier(1 << 24), S3Tier(s3_at.place())]) as first:
         assert first.put(KEY, chunk) and first.flush(10)
-    tiers = [MemoryTier(1 << 24), SsdTier(tmp_path, 1 << 24), S3Tier(s3_at.place())]
+    tiers: list[Tier] = [MemoryTier(1 << 24), SsdTier(tmp_path, 1 << 24), S3Tier(s3_at.place())]
     with TieredStore(tiers) as fresh:
         outcome = fresh.read(KEY, chunk.spec)
         assert outcome.tier == "s3" and same_chunk(outcome.chunk, chunk)

@@ -124,7 +124,7 @@ def test_a_long_query_is_cut(retriever: Retriever) -> None:
 def test_lone_surrogates_are_refused(retriever: Retriever) -> None:
     for mode in ("dense", "sparse", "hybrid"):
         with pytest.raises(InvalidQuery, match="surrogate at character 4"):
-            retriever.search("fox \ud83d", 3, mode=mode)  # type: ignore[arg-type]
+            retriever.search("fox \ud83d", 3, mode=mode)
     with pytest.raises(InvalidQuery, match="mode must be one of dense, sparse, hybrid"):
         retriever.search("fox", 3, mode="fuzzy")  # type: ignore[arg-type]
 
@@ -134,7 +134,7 @@ def test_ties_come_by_chunk_id(open_retriever: OpenRetriever) -> None:
     retriever.ingest(Document(name, "the same text") for name in "dbacfe")
     for top_k in (2, 4, 9):
         for mode in ("sparse", "hybrid"):
-            hits = retriever.search("same", top_k, mode=mode)  # type: ignore[arg-type]
+            hits = retriever.search("same", top_k, mode=mode)
             found = [hit.chunk.chunk_id for hit in hits]
             assert found == sorted(found) and len(found) == min(top_k, 6)
 
@@ -181,7 +181,9 @@ def test_passages_tell_their_places(retriever: Retriever) -> None:
     sparse = retriever.search("the owl hunts", 99, mode="sparse")
     for hit in hits:
         by_meaning = [(n, d.score) for n, d in enumerate(dense, 1) if d.chunk == hit.chunk]
-        by_words = [(n, s.score) for n, s in enumerate(sparse, 1) if s.chunk == hit.chunk]
+        by_words: list[tuple[int | None, float | None]] = [
+            (n, s.score) for n, s in enumerate(sparse, 1) if s.chunk == hit.chunk
+        ]
         assert [(hit.dense_rank, hit.dense_score)] == by_meaning
         assert [(hit.sparse_rank, hit.sparse_score)] == (by_words or [(None, None)])
         ranks = [rank for rank in (hit.dense_rank, hit.sparse_rank) if rank is not None]

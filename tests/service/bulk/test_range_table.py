@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.bulk.range_table import LEASE_S, MAX_ATTEMPTS, RangeTable
+from service.bulk.range_table import MAX_ATTEMPTS, RangeTable
 from service.bulk.records import MAX_ERRORS, Counts, Range, Run
+from service.gateway.documents.membership import LEASE_S
 
 RUN = Run("0123456789abcdef", "/input", "", "default")
 

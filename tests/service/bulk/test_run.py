@@ -71,7 +71,7 @@ def test_bytes_are_those_of_a_chunk(tmp_path: Path) -> None:
 
     spec = spec_of(demo_model(), Settings(data_dir=tmp_path))(70)
     k, v = (torch.zeros(spec.layers, *spec.shape, dtype=spec.torch_dtype) for _ in "kv")
-    assert encode_chunk(spec, k, v).nbytes == chunk_file_bytes(spec)
+    assert encode_chunk(spec, list(k), list(v)).nbytes == chunk_file_bytes(spec)
 
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,13 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import cast
 
 import pytest
 
 from service.cluster.actor import ClusterWorker, free_address
 from service.cluster.actor_state import ActorState
+from service.cluster.plan import PreparedWorker
 from service.errors import InvalidSetting, ModelRefused
 from service.shared.worker_settings import WorkerSettings
 
@@ -35,7 +37,7 @@ async def supervised(
 ) -> AsyncIterator[ClusterWorker]:
     worker = ClusterWorker(
         ActorState("kvstitch-worker-1"),
-        prepare,
+        cast("Callable[[], PreparedWorker]", prepare),
         partial(free_address, "127.0.0.1", None),
         command=(*FAKE, *arguments),
         backoff_s=(0.05, 0.1),

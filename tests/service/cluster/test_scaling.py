@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from service.cluster.actor_state import ActorState, Phase, name_of, workers_among
 from service.cluster.plan import WorkerPlan
 from service.cluster.scaling import NotReady, Scaling
+
+if TYPE_CHECKING:
+    from service.cluster.ray_cluster import RayCluster
 
 PLAN = WorkerPlan(settings={})
 
@@ -56,7 +59,7 @@ class Actors:
 
 def scaling(actors: Actors) -> tuple[Scaling, list[str]]:
     said: list[str] = []
-    return Scaling(actors, PLAN, say=said.append, timeout_s=0.01), said
+    return Scaling(cast("RayCluster", actors), PLAN, say=said.append, timeout_s=0.01), said
 
 
 def test_up_starts_what_is_missing_and_nothing_the_second_time() -> None:

@@ -272,8 +272,8 @@ def test_postgresql(postgresql_url: str, tmp_path: Path) -> None:
         database.start()
         Membership(database, "host:1", tmp_path).join()
         holds_all(database, KeyStore(database), tmp_path / "spool")
-    with closing(RangeTable(postgresql_url)) as table:
-        table.start()
-        assert table.runs() == [Run("r", "in", "", "c", {"a": 1}, 1.5)]
-        (number,) = table.free("r")
-        assert table.claim(number, "me") is not None
+    with closing(RangeTable(postgresql_url)) as ranges:
+        ranges.start()
+        assert ranges.runs() == [Run("r", "in", "", "c", {"a": 1}, 1.5)]
+        (number,) = ranges.free("r")
+        assert ranges.claim(number, "me") is not None

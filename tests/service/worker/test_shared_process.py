@@ -20,8 +20,8 @@ from service.messages.requests import Generate, Hello, Method, Ping, Sampling, S
 from service.messages.wire import PROTOCOL
 from service.shared import fleet_secret
 from service.shared.worker_settings import WorkerSettings
-from tests.service.worker.test_process import DOCUMENTS, START_S, Peer, Q, S, spawn, tiers
-from tests.service.worker.tiny import random_model, tiny_config
+from tests.service.worker.test_process import DOCUMENTS, START_S, Peer, spawn, tiers
+from tests.service.worker.tiny import Q, S, random_model, tiny_config
 
 SECRET = "0123456789abcdef" * 2
 LEASE_S = 3.0

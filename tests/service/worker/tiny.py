@@ -38,6 +38,7 @@ from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import Prefix, PromptLayout, union
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.layer_view import LayerView, PrefillResult
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
@@ -327,7 +328,7 @@ class Tiny:
 
     def stitch(
         self,
-        method: DenseMethod,
+        method: FusionMethod,
         system: Sequence[int] = S,
         documents: Sequence[Sequence[int]] = (D1, D2, D3),
         question: Sequence[int] = Q,
@@ -345,6 +346,7 @@ class Tiny:
         Args:
             uncached: numbers of the segments without stored KV, 0 for S.
         """
+        assert isinstance(method, DenseMethod)
         segments = [system, *documents]
         is_uncached = [i in uncached or not ids for i, ids in enumerate(segments)]
         if stored is None:

@@ -110,7 +110,7 @@ def test_a_delete_between_finding_the_chunk_and_writing_its_extra(tier, raw, mon
     """A deleted chunk must not leave extra tensors behind."""
     tier.put(make_key(), make_chunk())
     multi = redis.client.Pipeline.multi
-    raced = []
+    raced: list[int] = []
 
     def delete_first(pipeline):
         if not raced:

@@ -134,7 +134,12 @@ def test_what_a_listener_raises_ends_the_read_before_the_file_is_closed(tier, co
                 open_reads[0] -= 1
 
     monkeypatch.setattr(os, "preadv", slow)
-    monkeypatch.setattr(os, "close", lambda fd: (at_close.append(open_reads[0]), close(fd))[1])
+
+    def closed(fd):
+        at_close.append(open_reads[0])
+        close(fd)
+
+    monkeypatch.setattr(os, "close", closed)
 
     def refuse(header, data, done):
         raise ChunkRefused("not this one")

@@ -121,6 +121,7 @@ def test_under_the_name_of_a_chunk_or_sketch(root, make):
         make(path)
     with TieredStore([SsdTier(root, 1 << 24)]) as store:
         tier = store._tiers[0]._tier
+        assert isinstance(tier, SsdTier)
         assert {chunk, sketch} <= set(tier.scan.foreign)
         assert store.read(KEYS[1]).problems == () and store.read_extra(KEYS[0], "other", 1) is None
         for _ in range(8):

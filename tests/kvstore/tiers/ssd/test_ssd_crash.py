@@ -42,10 +42,13 @@ def kill_writers(root: Path) -> dict[str, int]:
         report["kept"] += tier.scan.kept
         report["unreadable"] += tier.scan.removed_unreadable
         report["swept"] += tier.scan.swept_temporary
-        report["over"] += tier.usage().used_bytes > CAPACITY
+        used = tier.usage().used_bytes
+        assert used is not None
+        report["over"] += used > CAPACITY
         known = {chunk.header_bytes for chunk in chunks}
         for key in list(tier.keys()):
             chunk = tier.read(key)
+            assert chunk is not None
             chunk.verify()
             report["different"] += chunk.header_bytes not in known
         tier.close()

@@ -221,7 +221,8 @@ def test_the_reranker_decides(folder: Path, data: Path) -> None:
         texts = body["texts"]
         return 200, [{"index": i, "score": float("blue" in t)} for i, t in enumerate(texts)]
 
-    patient = {"rerank_deadline_s": 20}  # a busy machine may keep the reranker waiting
+    # A busy machine may keep the reranker waiting.
+    patient: dict[str, Any] = {"rerank_deadline_s": 20}
     with endpoint(scores) as model, running(folder, data, reranker_url=model.url, **patient) as rig:
         rig.ingest(YEARS)
         result = rig.ask(question="Which bridge was painted green?", rerank=True, top_k=1).json()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from email.message import EmailMessage
 from io import BytesIO
@@ -108,7 +108,7 @@ def make_eml(text: str, *, html: str = "") -> bytes:
     return made.as_bytes()
 
 
-def make_zip(files: dict[str, str | bytes]) -> bytes:
+def make_zip(files: Mapping[str, str | bytes]) -> bytes:
     out = BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
@@ -116,11 +116,11 @@ def make_zip(files: dict[str, str | bytes]) -> bytes:
     return out.getvalue()
 
 
-def changed_zip(content: bytes, changes: dict[str, str | bytes]) -> bytes:
+def changed_zip(content: bytes, changes: Mapping[str, str | bytes]) -> bytes:
     """The archive with some files replaced or added."""
     with zipfile.ZipFile(BytesIO(content)) as archive:
         files: dict[str, str | bytes] = {name: archive.read(name) for name in archive.namelist()}
-    return make_zip(files | changes)
+    return make_zip({**files, **changes})
 
 
 def saved(made: object) -> bytes:

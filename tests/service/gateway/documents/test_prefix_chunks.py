@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def settled(rig: Rig) -> bool:
     return not rig.gateway.retriever.retriever.prefix_chunks.open(kind, 1)  # type: ignore[arg-type]
 
 
-def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> list[ChunkTokens]:
+def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> Sequence[ChunkTokens]:
     answer = rig.ask(question=question, top_k=top_k)
     assert answer.status_code == 200, answer.text
     message = fake(rig).seen(Generate)[-1]

@@ -102,7 +102,7 @@ def test_every_job_that_ends_is_told_once(folder: Path, data: Path, receiver: Re
 
 
 def test_a_restart_sends_what_is_owed(folder: Path, data: Path, receiver: Receiver) -> None:
-    away = {"webhook_url": "http://127.0.0.1:9/nobody", "webhook_secret": SECRET}
+    away: dict[str, Any] = {"webhook_url": "http://127.0.0.1:9/nobody", "webhook_secret": SECRET}
     with running(folder, data, **away) as rig:
         job = rig.ingest()
         until(lambda: rig.metric("kvstitch_webhooks_total", outcome="retried") == 1, "in vain")

@@ -31,8 +31,7 @@ async def pooled(
     for number, worker in enumerate(workers):
         worker.address = f"ipc://{data}/w{number}.sock"
         client = WorkerClient(heartbeat_timeout_s=1.0, hello_every_s=0.05)
-        settings = WorkerSettings("", "", "")
-        supervisor = Supervisor(client, lambda address, s=settings: s, on_refused=print)
+        supervisor = Supervisor(client, lambda _: WorkerSettings("", "", ""), on_refused=print)
         members.append(Member(number, client, supervisor))
         await worker.start()
         client.connect(worker.address)
@@ -131,19 +130,21 @@ async def test_a_purge_leaves_out_who_has_ended_and_waits_for_who_may_hold_some(
     async with pooled(data, FakeWorker(""), FakeWorker("")) as (pool, workers, _metrics):
         workers[1].unreached = ["redis"]
         lost = pool.members[0]
+        supervisor = lost._supervisor
+        assert supervisor is not None
         lost.client.disconnect("gone")
         assert lost.holds_nothing  # its supervisor has no process
         done = await pool.purge(Purge("x", [0], [ChunkTokens(1, [1])]))
         assert done.unreached == ["redis"] and not workers[0].seen(Purge)
         process = await asyncio.create_subprocess_exec("sleep", "60")
         try:
-            lost._supervisor._process = process
+            supervisor._process = process
             lost.became_ready()
-            assert not lost.holds_nothing  # silent, and alive
+            assert not pool.members[0].holds_nothing  # silent, and alive
             with pytest.raises(WorkerUnavailable):
                 await pool.purge(Purge("x", [0], [ChunkTokens(1, [1])]))
         finally:
-            lost._supervisor._process = None
+            supervisor._process = None
             process.kill()
             await process.wait()
 

@@ -65,8 +65,8 @@ def test_loopback_names_are_answered(shared: Rig, host: str) -> None:
 
 
 def test_hosts_and_origins_that_are_allowed(folder: Path, data: Path) -> None:
-    settings = {"allowed_hosts": "kv.example, 127.0.0.1", "allowed_origins": "https://app.example"}
-    with running(folder, data, **settings) as rig:
+    hosts, origins = "kv.example, 127.0.0.1", "https://app.example"
+    with running(folder, data, allowed_hosts=hosts, allowed_origins=origins) as rig:
         assert rig.http.get("/v1/models", headers={"Host": "KV.example:443"}).status_code == 200
         assert rig.http.get("/v1/models", headers={"Host": "localhost"}).status_code == 421
         for origin, status in (("https://app.example", 404), ("https://other.example", 403)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_documents_in_the_request(rig: Rig) -> None:
     assert request.documents and all(not control(rig, c.ids) for c in request.documents)
 
 
-def control(rig: Rig, ids: list[int]) -> list[int]:
+def control(rig: Rig, ids: Sequence[int]) -> list[int]:
     """The control tokens among these ids."""
     tokenizer = rig.gateway.prompts.tokenizer
     known = {tokenizer._obeying.token_to_id(t) for t in (*NOT_SPECIAL, BOS, EOS, USER)}

@@ -34,7 +34,8 @@ def test_special_tokens_have_a_name_and_no_bytes_added_ones_are_text() -> None:
     tokenizer.add_tokens([AddedToken("<think>", special=False)])
     found = pieces(tokenizer)
     assert found(1) == ("</s>", None)
-    assert found(tokenizer.token_to_id("<think>")) == ("<think>", b"<think>")
+    think = tokenizer.token_to_id("<think>")
+    assert think is not None and found(think) == ("<think>", b"<think>")
 
 
 def test_an_id_that_the_tokenizer_does_not_know_is_empty() -> None:

@@ -172,7 +172,7 @@ def test_an_unknown_collection_and_an_empty_ranking_are_told_apart(shared: Rig) 
 def test_results_say_where_in_their_document_they_are(rig: Rig) -> None:
     """Metadata, and of a file the heading and the page."""
     markdown = "# Kettle\n\nIt boils.\n\n## Warranty\n\nTwo years.\n\n## Cleaning\n\nVinegar.\n"
-    files = [
+    files: list[tuple[str, Any]] = [
         ("metadata", (None, '{"year": 2024}')),
         ("file", ("kettle.md", markdown * 3, "text/markdown")),
         ("file", ("two.pdf", make_pdf(["First page. " * 12, "Second zebra. " * 12]))),

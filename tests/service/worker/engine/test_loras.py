@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_two_adapters_and_the_base_in_one_batch_equal_their_separate_runs(
 ) -> None:
     with rig(adapted, draft_tokens=3) as r:
         r.precompute(prefix_mode=prefix_mode, loras=NAMES)
-        wanted = {"prefix_mode": prefix_mode, "max_tokens": 20, "logprobs": 2}
+        wanted: dict[str, Any] = {"prefix_mode": prefix_mode, "max_tokens": 20, "logprobs": 2}
         alone = []
         for name in NAMES:
             alone.append(r.submit(method, lora=name, **wanted))

@@ -6,7 +6,7 @@ import pytest
 
 from service.worker.engine.scheduler import IDLE_WORK_SHARE, StepBudget
 from service.worker.forward import layer_ops
-from tests.service.worker.engines import A3, DOCUMENTS, VANILLA, rig
+from tests.service.worker.engines import A3, DOCUMENTS, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 
 
@@ -92,7 +92,7 @@ def test_streams_go_on_between_the_tiles_of_a_long_prompt(
         r.run()
 
 
-def ended(r, name: str) -> bool:  # type: ignore[no-untyped-def]
+def ended(r: Rig, name: str) -> bool:
     return any(e.id == name and hasattr(e, "finish_reason") for e in r.events)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from service.worker.forward.decode import decode_step
 from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.eviction.snapkv import Method as SnapKV
@@ -144,7 +145,7 @@ def test_budget_that_fits_changes_nothing(model: Tiny) -> None:
 class Ragged(EvictionMethod):
     """Head h of layer l keeps its own, different number of document tokens."""
 
-    def applies(self, layout) -> bool:  # type: ignore[no-untyped-def]
+    def applies(self, layout: PromptLayout) -> bool:
         return True
 
     def keep(self, prompt: PromptAttention) -> list[Tensor]:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.prefill import prefill
+from service.worker.methods.api import PrefillResult
 from service.worker.methods.bases.dense import DenseMethod
-from service.worker.methods.bases.fusion import Reads
 from service.worker.methods.eviction.snapkv import Method as SnapKV
 from service.worker.methods.registry import fusion_methods
-from service.worker.steps import run
+from service.worker.steps import Steps, run
 from tests.references.prefill import bottom_right_mask, index_mask
 from tests.service.worker.tiny import (
     BOS,
@@ -33,8 +33,9 @@ from tests.service.worker.tiny import (
 
 IDS = [*S, *D1, *D2, *D3, *Q]
 SCATTERED = (8, 9, 14, 20, 22, 27, 31)
+BUILT_IN = {name: cls() for name, cls in fusion_methods().items()}
 METHODS: dict[str, DenseMethod] = {
-    **{name: cls() for name, cls in fusion_methods().items() if cls.reads is not Reads.PARTS},
+    **{name: method for name, method in BUILT_IN.items() if isinstance(method, DenseMethod)},
     "forced rows": ForcedRows(SCATTERED),
 }
 OWN_WAYS = ("agentkvshift", "question_scout", "relaxkv")
@@ -166,7 +167,7 @@ def test_pauses_after_every_layer(model: Tiny) -> None:
     assert list(dropped) == []
 
 
-def prefill_steps(model: Tiny):  # type: ignore[no-untyped-def]
+def prefill_steps(model: Tiny) -> Steps[PrefillResult]:
     done: Run = model.stitch(METHODS["vanilla"])
     stored = [model.precompute(ids) for ids in (S, D1, D2, D3)]
     return prefill(model.decoder, done.layout, stored, METHODS["pie"], done.sequence)

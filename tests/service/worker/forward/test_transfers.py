@@ -17,7 +17,7 @@ from torch import Tensor
 from kvstore import ChunkSpec, EncodedChunk, MemoryTier, ReadOutcome, TieredStore, encode_chunk
 from service.messages.requests import Method
 from service.worker.forward import kv_placement as place
-from service.worker.forward.transfers import StagedLayer, Transfers
+from service.worker.forward.transfers import InTurn, StagedLayer, Transfers
 from service.worker.kernels.gpu import kv_placement_gpu
 from service.worker.kernels.gpu.kv_placement_gpu import Placement
 from service.worker.loading import chunk_stream as streaming
@@ -37,7 +37,7 @@ LAYERS = 3
 
 
 @dataclass
-class RecordingSide:
+class RecordingSide(InTurn):
     """A side that records the calls of its methods."""
 
     events: list[str] = field(default_factory=list)
@@ -166,7 +166,7 @@ def parts_of(
     return parts
 
 
-def assert_same(ours: Parts, theirs: Parts) -> None:
+def assert_same(ours: Parts, theirs: Sequence[Sequence[Tensor]]) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         for one, another in zip(mine, other, strict=True):
             assert one.dtype == another.dtype and one.equal(another) and one.is_contiguous()

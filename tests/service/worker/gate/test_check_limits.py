@@ -143,7 +143,7 @@ def test_an_explanation_is_of_what_would_run(model: Tiny) -> None:
         for _ in range(4):
             ask(r, BROKEN)
         r.engine.explain(Generate("explained", S, DOCUMENTS, Q, BROKEN))
-        explained = []
+        explained: list[Explained] = []
         while not explained:
             explained = [e for e in r.engine.step() if isinstance(e, Explained)]
     forecast = explained[0].forecast

@@ -59,13 +59,13 @@ def test_random_operations(seed: int) -> None:
         else:
             size = draw.randint(1, max(1, capacity // 3))
             fitting = [have for _, have in bitmap.holes() if have >= size]
-            start = allocator.allocate(size)
-            assert (start is None) == (not fitting)
-            if start is not None:
-                hole = next(have for at, have in bitmap.holes() if at <= start < at + have)
+            given = allocator.allocate(size)
+            assert (given is None) == (not fitting)
+            if given is not None:
+                hole = next(have for at, have in bitmap.holes() if at <= given < at + have)
                 assert hole == min(fitting)
-                bitmap.mark(start, size, used=True)
-                held.append((start, size))
+                bitmap.mark(given, size, used=True)
+                held.append((given, size))
         check(allocator, bitmap)
     for start, size in held:
         allocator.free(start, size)

@@ -222,9 +222,9 @@ def test_random_life_of_many_sequences(seed: int) -> None:
             assert (sequence is not None) == fits
             if sequence is not None:
                 filled = fill(sequence, n, step + 1)
-                k = [[layer[0][h] for h in range(KV_HEADS)] for layer in filled]
-                v = [[layer[1][h] for h in range(KV_HEADS)] for layer in filled]
-                alive.append(Held(sequence, room, k, v))
+                keys = [[layer[0][h] for h in range(KV_HEADS)] for layer in filled]
+                values = [[layer[1][h] for h in range(KV_HEADS)] for layer in filled]
+                alive.append(Held(sequence, room, keys, values))
         elif action < 0.6:
             one = draw.choice(alive)
             if one.room:

@@ -15,7 +15,7 @@ from service.worker.model.addressing import Address
 from tests.kvstore.fake_tier import FakeTier
 
 SPEC = ChunkSpec("f", "raw", "float32", layers=2, kv_heads=1, head_dim=4, tokens=3)
-ADDRESS = Address("0" * 32, SPEC, (), (1, 2, 3))
+ADDRESS = Address("0" * 32, SPEC, (1, 2, 3))
 
 
 @pytest.fixture

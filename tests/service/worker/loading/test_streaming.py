@@ -46,7 +46,7 @@ def test_parts_are_of_about_equal_size(
     monkeypatch: pytest.MonkeyPatch, layers: int, share: float
 ) -> None:
     """Every layer is in the part that the planner takes it to be in, and none is far too small."""
-    address = Address("k", ChunkSpec("f", "raw", "float32", layers, 2, 16, 100), (), (1,) * 100)
+    address = Address("k", ChunkSpec("f", "raw", "float32", layers, 2, 16, 100), (1,) * 100)
     stored = streaming.stored_bytes(address)
     monkeypatch.setattr(streaming, "PART_BYTES", stored / share)
     parts = streaming.parts_of(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +114,8 @@ def test_rules(name: str) -> None:
         q, k, v = tensors(len(keys), len(rows), 2, 2, 8, seed=number)
         expected = naive_by_rule(q, k, rows, keys, rule)
         at, index = torch.tensor(rows), torch.tensor(keys)
-        given = {"key_rows": None if keys == list(range(len(keys))) else index, "rule": rule}
+        given: dict[str, Any] = {"rule": rule}
+        given["key_rows"] = None if keys == list(range(len(keys))) else index
         ours = attention_probabilities(q, k, at, 0.5, **given)
         assert_close("weights by a rule", ours, expected, 2e-6)
         mixed = torch.einsum("hmn,hnd->mhd", expected, v.repeat_interleave(2, 0)).flatten(1)

@@ -88,7 +88,7 @@ def test_flops_are_the_exact_count(any_family: Tiny, method: FusionMethod) -> No
     finished = finished_rows(computed, LAST)
     question = list(range(len(IDS) - len(Q), len(IDS)))
     scored = [question] if isinstance(method, A3) else []
-    expected = flops(shape_of(any_family), computed, finished, scored)
+    expected: float = flops(shape_of(any_family), computed, finished, scored)
     if isinstance(method, QuestionScout):
         expected += first_pass(any_family, question, 4)
     assert any_family.stitch(method).result.flops == pytest.approx(expected, rel=1e-9)

@@ -34,7 +34,7 @@ from tests.service.worker.tiny import difference, random_model, tiny_config, tin
 from tuning.single_prompts import kv_pool, prefill_ids
 
 IDS = [5, 9, 3, 17, 4, 22, 8, 41, 13, 2, 30, 7]
-WIDTHS = {"hidden_size": 192, "intermediate_size": 96, "head_dim": 32}
+WIDTHS: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 96, "head_dim": 32}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidRequest, InvalidSetting, ModelRefused
-from service.messages.requests import Generate
+from service.messages.requests import Generate, Method
 from service.shared.worker_settings import WorkerSettings
 from service.worker.forward import selfcheck
 from service.worker.gate.correctness_gate import GateSettings
@@ -26,7 +26,7 @@ from service.worker.loading import chunk_stream
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import LayerView
-from service.worker.methods.registry import fusion_methods
+from service.worker.methods.registry import make_fusion
 from service.worker.model.addressing import Addressing
 from service.worker.model.load import load
 from service.worker.model.lora.folder import MODULES
@@ -36,7 +36,7 @@ from service.worker.parallel.processes import TensorParallel, refuse
 from service.worker.parallel.sharded_model import refuse_model
 from service.worker.sequences.admission import Admission
 from tests.kvstore.fake_tier import FakeTier
-from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Method, rig
+from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, rig
 from tests.service.worker.lora_folders import write_lora
 from tests.service.worker.parallel.served import Served, answered, assert_same, decoded_together
 from tests.service.worker.tiny import (
@@ -62,7 +62,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {},
 }
-FUSIONS = {
+FUSIONS: dict[str, dict[str, Any]] = {
     "vanilla": {},
     "pie": {},
     "a3": {"ratio": 0.3},
@@ -71,7 +71,7 @@ FUSIONS = {
     "legolink": {"first": 2, "last": 1},
     "full_reuse": {},
 }
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 EVICTIONS = ("snapkv", "ada_snapkv", "pyramidkv", "h2o")
 
 
@@ -117,7 +117,7 @@ def test_prompts_and_answers_are_those_of_one_rank(both: tuple[Served, Served]) 
             for x, y in zip(a.layer(layer), b.layer(layer), strict=True):
                 assert_close("chunk of two ranks", y, x)
     for name, parameters in FUSIONS.items():
-        method = fusion_methods()[name](**parameters)
+        method = make_fusion(name, parameters)
         assert isinstance(method, DenseMethod)
         order, missing = [0, 1, 3, 2], 2 if name in ("question_scout", "cacheblend") else None
         cached = [None if i == missing else written[i] for i in order]
@@ -134,7 +134,7 @@ def test_eviction_keeps_what_one_rank_keeps(both: tuple[Served, Served]) -> None
     one, two = both
     written = one.chunks()
     cached = [written[i] for i in (0, 1, 3, 2)]
-    pie = fusion_methods()["pie"]()
+    pie = make_fusion("pie", {})
     assert isinstance(pie, DenseMethod)
     for name in EVICTIONS:
         expected = answered(one, pie, cached, name)
@@ -155,7 +155,7 @@ def answered_by_both(
     one: Served, two: Served, claim: str, lora: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chunks of both, a prompt with some of them computed anew, and an answer."""
-    method = fusion_methods()["question_scout"](ratio=0.3)
+    method = make_fusion("question_scout", {"ratio": 0.3})
     assert isinstance(method, DenseMethod)
     written, together = one.chunks(lora), two.chunks(lora)
     for a, b in zip(written, together, strict=True):
@@ -205,7 +205,7 @@ def test_quantised_weights_of_two_ranks_are_those_of_one(
     quantize: str, ranks: TensorParallel, tmp_path: Path
 ) -> None:
     """The same levels and scales, cut; in sizes that int4's groups of 32 columns divide."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
     model = random_model(tiny_config("qwen2", **HEADS, **sizes))
     model.save_pretrained(tmp_path)
     whole = load(str(tmp_path), dtype="float32", quantize=quantize)
@@ -220,7 +220,7 @@ def test_quantised_weights_of_two_ranks_are_those_of_one(
 
 
 def test_int4_whose_groups_would_be_cut_is_refused(ranks: TensorParallel, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
     model = random_model(tiny_config("llama", **HEADS, **sizes))
     model.save_pretrained(tmp_path)
     with pytest.raises(ModelRefused, match="int4 needs multiples of 32") as refused:

@@ -65,6 +65,12 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> CostModel
             ProphetKV(),
         ]
     )
+    rest: dict[str, Any] = source.choice(
+        [
+            {"uncached_tokens": uncached},
+            {"as_stored": True, "alone": [(uncached, 50)], "documents": [uncached]},
+        ]
+    )
     return prompt_model(
         tiny,
         tokens,
@@ -72,12 +78,7 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> CostModel
         method,
         overhead_s=0.01,
         flop_s=10 ** source.uniform(-11, -8),
-        **source.choice(
-            [
-                {"uncached_tokens": uncached},
-                {"as_stored": True, "alone": [(uncached, 50)], "documents": [uncached]},
-            ]
-        ),
+        **rest,
     )
 
 

@@ -140,11 +140,11 @@ def test_repaired_rows_serve_no_other_question_method_or_tenant(kept: Rig, fresh
         {"fusion": SCOUT, "question": ASKED, "token_fates": True},
         {"fusion": SCOUT, "question": ASKED, "eviction": Method("snapkv", {"budget": 40})},
     ):
-        tokens, report = kept.answer(documents=DOCUMENTS, **asked)  # type: ignore[arg-type]
+        tokens, report = kept.answer(documents=DOCUMENTS, **asked)
         assert report.reused_tokens == 0, asked
         if asked.get("tenant") is None and "prefix_mode" not in asked:
             asked.pop("prefix_cache", None)
-            assert tokens == fresh.answer(documents=DOCUMENTS, **asked)[0]  # type: ignore[arg-type]
+            assert tokens == fresh.answer(documents=DOCUMENTS, **asked)[0]
 
 
 def test_exact_rows_are_not_taken_by_a_fused_request(kept: Rig) -> None:

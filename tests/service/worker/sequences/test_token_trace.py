@@ -24,7 +24,7 @@ pytestmark = pytest.mark.exhaustive
 DENSE = sorted(name for name, cls in fusion_methods().items() if cls.reads is not Reads.PARTS)
 # headkv needs the head scores of a calibrated model; it gathers like the others.
 EVICTIONS = [None, *sorted(set(eviction_methods()) - {"headkv"})]
-HALF = {"ratio": 0.5}
+HALF: dict[str, object] = {"ratio": 0.5}
 
 
 def segments(report: Report) -> list[SegmentTrace]:

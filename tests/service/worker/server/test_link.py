@@ -45,7 +45,7 @@ def test_what_is_queued_is_sent_before_it_stops(tmp_path: Path) -> None:
         closing.start()
         closing.join(0.2)  # its request to stop is queued too
         go_on.set()
-        sent = []
+        sent: list[int] = []
         while len(sent) < MESSAGES and gateway.poll(10_000):
             sent.append(int(gateway.recv()))
         closing.join(30)

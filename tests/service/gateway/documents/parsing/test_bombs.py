@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -58,7 +59,7 @@ def nested() -> bytes:
     return changed(b"/Title ()", b"/Title " + b"[" * 100_000 + b"]" * 100_000)
 
 
-PDFS = {
+PDFS: dict[str, tuple[Callable[[], bytes], str]] = {
     "unpacks to 2 GiB": (partial(unpacks_to, 2), "memory|CPU|readable|OCR|failed"),
     "xref loop": (xref_loop, ""),
     "page tree loop": (page_tree_loop, ""),

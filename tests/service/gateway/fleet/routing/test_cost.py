@@ -53,13 +53,17 @@ def test_a_tier_that_was_never_read_has_an_assumed_speed() -> None:
 
 
 def test_a_kept_prompt_saves_what_it_covers_and_never_costs() -> None:
-    asked, places = work([100, 100], 50), ["nowhere", "nowhere"]
-    fresh = cost(asked, LOAD, places)  # type: ignore[arg-type]
-    continued = cost(asked, LOAD, places, reused=230)  # type: ignore[arg-type]
+    asked = work([100, 100], 50)
+    places: list[Place] = ["nowhere", "nowhere"]
+    fresh = cost(asked, LOAD, places)
+    continued = cost(asked, LOAD, places, reused=230)
     assert continued.prefill_s == pytest.approx(2e-3 + 20e-3)
     held = cost(asked, LOAD, ["memory", "memory"])
     assert cost(asked, LOAD, ["memory", "memory"], reused=64) == held
     assert continued.total_s < fresh.total_s
+
+
+PLACES: tuple[Place, ...] = ("memory", "slow", "nowhere")
 
 
 def test_every_document_held_makes_it_cheaper_and_order_is_nothing() -> None:
@@ -67,7 +71,7 @@ def test_every_document_held_makes_it_cheaper_and_order_is_nothing() -> None:
     for _ in range(50):
         tokens = [rng.randrange(1, 500) for _ in range(3)]
         totals = {}
-        for places in itertools.product(("memory", "slow", "nowhere"), repeat=3):
+        for places in itertools.product(PLACES, repeat=3):
             totals[places] = cost(work(tokens, 5, 1.0, 0.15), LOAD, places).total_s
             pairs = sorted(zip(tokens, places, strict=True))
             other = cost(

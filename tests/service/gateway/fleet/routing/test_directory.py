@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from service.gateway.fleet.routing import directory as module
 from service.gateway.fleet.routing.directory import EXPECTED_S, Directory
 from service.messages.replies import Holdings, WorkerLoad
@@ -71,7 +73,7 @@ def test_what_is_deleted_is_nowhere() -> None:
     assert directory.apply(0, holdings(2, [], [A]))  # the worker's own news of it
 
 
-def test_what_is_remembered_is_bounded(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_STORED", 2)
     directory = Directory()
     directory.note_stored([A, B, C])

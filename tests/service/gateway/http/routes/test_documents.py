@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.gateway.rig import Rig
 
-DOCUMENTS = [
+DOCUMENTS: list[dict[str, Any]] = [
     {"doc_id": "a/one", "title": "Zürich", "text": "1", "metadata": {"year": 2019}},
     {"doc_id": "b_two", "title": "GENÈVE", "text": "2", "metadata": {"year": 2020}},
     {"doc_id": "c%three", "title": "", "text": "3", "metadata": {"year": 2021}},

@@ -117,7 +117,7 @@ def grammar(rig: Rig, path: str = CHAT, **body: Any) -> str:
 
 def test_all_names_of_a_form_are_one_form(rig: Rig) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
-    schemas = [
+    schemas: list[dict[str, Any]] = [
         {"response_format": wanted},
         {"guided_json": SCHEMA},
         {"guided_json": json.dumps(SCHEMA)},
@@ -126,7 +126,8 @@ def test_all_names_of_a_form_are_one_form(rig: Rig) -> None:
     for path in (CHAT, TEXT):
         assert len({grammar(rig, path, **body) for body in schemas}) == 1
     for ours, name in (("ab+", "regex"), (["a", "b"], "choice"), ('start: "a"', "grammar")):
-        one = grammar(rig, **{f"guided_{name}": ours})
+        guided: dict[str, Any] = {f"guided_{name}": ours}
+        one = grammar(rig, **guided)
         assert one and one == grammar(rig, structured_outputs={name: ours})
     anything = grammar(rig, response_format={"type": "json_object"})
     assert anything == grammar(rig, structured_outputs={"json_object": True}) != ""

@@ -92,7 +92,7 @@ def test_it_computes_what_the_operations_compute(
 def test_heads_of_every_kind(
     by_kernel: None, monkeypatch: pytest.MonkeyPatch, head_dim: int, heads: int, kv_heads: int
 ) -> None:
-    changes = {
+    changes: dict[str, Any] = {
         "head_dim": head_dim, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
         "num_hidden_layers": 2,
     }  # fmt: skip
@@ -201,7 +201,8 @@ def test_what_it_does_not_take(compiled: Any) -> None:
     assert not decode_step.supports(weights, [x.float() for x in pool], pool)
     assert not decode_step.supports(replace(weights, cos=weights.cos.double()), pool, pool)
     assert not decode_step.supports(replace(weights, norm=weights.norm[::2]), pool, pool)
-    for changes in ({"head_dim": 16}, {"intermediate_size": 80}, {"hidden_size": 48}):
+    for size, value in (("head_dim", 16), ("intermediate_size", 80), ("hidden_size", 48)):
+        changes: dict[str, Any] = {size: value}
         other = kernel_weights(model_of("qwen3", **changes))
         assert other is not None and not decode_step.supports(other, pool, pool)
     assert kernel_weights(model_of("qwen3", hidden_act="gelu")) is None

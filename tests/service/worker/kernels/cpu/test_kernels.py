@@ -9,7 +9,7 @@ from torch import nn
 
 from service.worker.kernels.cpu import cpu_linear
 from service.worker.kernels.cpu.weight import MIN_HUGE_BYTES, zeros_in_huge_pages
-from service.worker.model.projection import fuse
+from service.worker.model.projection import DenseProjection, fuse
 from service.worker.steps import run
 from tests.service.worker.tiny import assert_close
 
@@ -86,6 +86,7 @@ def test_joined_modules_go_on_working(bias: bool) -> None:
     x = torch.randn(5, 12)
     before = torch.cat([m(x) for m in modules], -1)
     fused = fuse(*modules)
+    assert isinstance(fused, DenseProjection)
     assert_close("joined", F.linear(x, fused.weight, fused.bias), before, 1e-6)
     assert torch.cat([m(x) for m in modules], -1).equal(before)
     fused.weight.zero_()

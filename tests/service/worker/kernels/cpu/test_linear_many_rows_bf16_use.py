@@ -25,7 +25,9 @@ from tests.service.worker.conftest import use_bf16_dot
 from tests.service.worker.tiny import assert_close, random_model, tiny_config
 
 BF16 = 2**-7  # one rounding of a result of size about 1 to 2
-WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320}
+WIDTHS: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320,
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -153,12 +153,14 @@ def test_rows_of_a_batch_do_not_depend_on_its_size(
         assert all(some.equal(every[:size]) for some, every in zip(part, whole, strict=True))
     assert not used.called
     own = steps_of(decoder, x, attended, batch=False)
-    assert used.called
+    assert used.call_count
     for ours, theirs in zip(own, whole, strict=True):
         assert_close("either kernel", ours.double(), theirs.double(), 4 * BF16)
 
 
-WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320}
+WIDTHS: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 320,
+}  # fmt: skip
 
 
 def steps_of(decoder: DecoderModel, x: Tensor, attended: Tensor, *, batch: bool) -> list[Tensor]:

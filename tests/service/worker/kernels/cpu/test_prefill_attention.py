@@ -90,8 +90,9 @@ def test_row_weights_of_any_dtype_but_not_of_any_number() -> None:
     share = torch.arange(len(rows)) * 2
 
     def scores(row_weights: Tensor) -> Tensor:
-        given = {"row_weights": row_weights, "scale": SCALE}
-        return prefill_attention.attend_with_scores(q, k, v, rows + 1, **given)[1]
+        return prefill_attention.attend_with_scores(
+            q, k, v, rows + 1, row_weights=row_weights, scale=SCALE
+        )[1]
 
     expected = scores(share.float())
     for other in (share, share.double(), share.float().repeat_interleave(2)[::2]):

@@ -75,7 +75,7 @@ def through_place(device: str) -> None:
     stream = ChunkStream(Address("", chunks[1].spec, (), ()), None)
     stream.whole(ReadOutcome(chunks[1], "memory", 0, 0.0))
     strided = StoredSegment(*([x.repeat(1, 2, 1)[:, :2]] * 2 for x in chunks[4].layer(1)))
-    cached = [chunks[0], stream, None, chunks[3], strided]
+    cached: list[Any] = [chunks[0], stream, None, chunks[3], strided]
     ids = [[0] * n for n in sizes]
     cold = [stored is None for stored in cached]
     layout = PromptLayout.of(ids[0], ids[1:], [0, 0], uncached=cold, device=torch.device(device))

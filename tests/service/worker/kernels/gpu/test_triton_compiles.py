@@ -3,6 +3,7 @@ other tests use, is Python and takes what its compiler does not."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def compiled(
     kernel: Any,
     capability: int,
     types: list[str],
-    constants: dict[str, object],
+    constants: Mapping[str, object],
     **options: object,
 ) -> Any:
     """The kernel compiled for pointers and strides that are aligned, as most are. types: of the

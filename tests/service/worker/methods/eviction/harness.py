@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -140,7 +140,7 @@ def view_of(layout: PromptLayout, number: int, qk: QK, layers: int) -> LayerView
         cached=[None] * len(layout.segments),
         scale=sizes.scale,
         rotate=lambda x, rows: x,
-        flops=FlopCount(sizes),
+        flops=FlopCount(cast(Any, sizes)),
     )
 
 

@@ -37,19 +37,20 @@ def counts(scores: list[list[float]], **given: object) -> list[list[int]]:
 
 def test_by_hand() -> None:
     """b = 12, β = 2: six for every head; 4 · 6 in the pool, by the share of a group's sum."""
-    scores = [[1.0, 1, 0, 0, 0, 0], [1, 1, 2, 2, 4, 4]]  # groups: 2, 0; 4, 10 of 16
+    # The groups' sums are 2 and 0, and 4 and 10, of 16.
+    scores: list[list[float]] = [[1.0, 1, 0, 0, 0, 0], [1, 1, 2, 2, 4, 4]]
     assert counts(scores, budget=FIXED + 12, beta=2.0) == [[9, 6], [12, 21]]
 
 
 def test_beta_one_gives_nothing_to_heads_without_score() -> None:
-    scores = [[1.0, 1, 0, 0, 0, 0], [1, 1, 2, 2, 4, 4]]
+    scores: list[list[float]] = [[1.0, 1, 0, 0, 0, 0], [1, 1, 2, 2, 4, 4]]
     assert counts(scores, budget=FIXED + 12, beta=1.0) == [[6, 0], [12, 30]]
 
 
 def test_more_than_there_is_goes_to_the_others() -> None:
     """One group has all the score: its 4 · 50 are 60 tokens at most; the rest is shared evenly
     among the others, which have none."""
-    scores = [[0.0] * 6, [0, 0, 0, 3, 2, 1]]
+    scores: list[list[float]] = [[0.0] * 6, [0, 0, 0, 3, 2, 1]]
     assert counts(scores, budget=FIXED + 50, beta=1.0) == [[47, 47], [46, 60]]
 
 

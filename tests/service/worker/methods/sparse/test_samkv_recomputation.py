@@ -43,7 +43,7 @@ def crafted(
     important as no other does. Layer 0, which alone says how much is needed, stays as it is."""
     method = replace(PAPER, outliers_of=pool, update=update)
     plain = expected(model, documents, method, stable_layers=(0,))
-    sketches = [reference_samkv.document_sketches(model.reference, ids, (), 4) for ids in documents]
+    sketches = [expected_sketch.document_sketches(model.reference, ids, (), 4) for ids in documents]
     for layer in layers:
         for number, own in enumerate(sketches):
             kept = [j for i, j in plain.blocks[layer] if i == number]

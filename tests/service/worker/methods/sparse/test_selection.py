@@ -84,7 +84,7 @@ def test_the_references_blocks(normalise: str, bias: bool) -> None:
     seen = set()
     for _ in range(30):
         documents = [made_up(source, source.randint(1, 16)) for _ in range(source.randint(1, 5))]
-        options = {
+        options: dict[str, Any] = {
             "stable_layers": source.choice([(2,), (0, 2), (0, 1, 2)]),
             "limit": source.choice([None, None, 0, 1, 2]),
             "normalise": normalise,

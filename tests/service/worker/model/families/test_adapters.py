@@ -209,7 +209,8 @@ def test_a_window_is_what_transformers_makes_of_it(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_windows_are_looked_for_in_these_families(family: str) -> None:
     """What `kvstitch doctor` says without torch is what the decoders do."""
-    facts = {"sliding_window": 9, "use_sliding_window": True, "no_rope_layers": [1, 0, 1, 0, 0]}
+    facts: dict[str, Any] = {"sliding_window": 9, "use_sliding_window": True}
+    facts["no_rope_layers"] = [1, 0, 1, 0, 0]
     if family in WINDOW_BY_LAYER:
         facts["layer_types"] = ["full_attention", "sliding_attention", *["full_attention"] * 3]
     made = tiny_config(family, **facts)

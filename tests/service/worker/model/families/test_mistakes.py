@@ -82,7 +82,9 @@ def own_order(decoder: DecoderModel) -> None:
 
 
 def sinks_in_reverse(decoder: DecoderModel) -> None:
-    decoder.rules = [replace(rule, sinks=rule.sinks.flip(0)) for rule in decoder.rules]
+    decoder.rules = [
+        replace(rule, sinks=rule.sinks.flip(0)) for rule in decoder.rules if rule.sinks is not None
+    ]
 
 
 def mlp_after_attention(decoder: DecoderModel) -> None:

@@ -73,7 +73,7 @@ def test_a3_is_the_reference_and_full_prefill_at_ratio_1(other_family: Tiny, rat
 
 
 def test_the_default_method_is_the_reference(other_family: Tiny) -> None:
-    ours = other_family.stitch(make_fusion("question_scout", {}))  # type: ignore[arg-type]
+    ours = other_family.stitch(make_fusion("question_scout", {}))
     assert_same("scout", ours, question_scout(other_family.reference, other_family.prompt()))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.fusion.vanilla import Method as Vanilla
@@ -84,6 +85,7 @@ def test_stitching_is_that_of_merged_weights(method: str, tmp_path: Path) -> Non
     whole = merged(model, folder, dict.fromkeys(ALL, 3.0))
     prompt = whole.prompt(prefix=S)
     ours = adapted(with_loras(model, own=folder), "own")
+    fusion: FusionMethod
     if method == "pie":
         expected, fusion = whole.reference.pie(prompt), Pie()
     else:
