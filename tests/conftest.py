@@ -29,7 +29,7 @@ FIRST = (
 
 
 # Of an exhaustive module's combinations, one in so many is part of `make test`.
-EXHAUSTIVE_PART = 3
+EXHAUSTIVE_PART = 5
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")

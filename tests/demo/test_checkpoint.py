@@ -114,6 +114,7 @@ def test_large_trains_in_slices_from_nothing(tmp_path: Path) -> None:
     assert all(shard.stat().st_size <= LIMIT + 2**20 for shard in shards)
 
 
+@pytest.mark.slow
 def test_the_script_trains_and_keeps_small_files(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -22,6 +22,7 @@ import httpx
 import pytest
 from redis import Redis
 
+from tests import preloaded
 from tests.ops import tools
 from tests.ops.conftest import Rendered
 from tests.ops.test_chart import environment, one, server
@@ -100,7 +101,7 @@ def url(rendered: Rendered, redis: str, tmp_path_factory: pytest.TempPathFactory
     }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "serve"],
+            [*preloaded.python(), "-m", "service.cli", "serve"],
             env=env, stdout=log, stderr=log, cwd=tools.REPOSITORY,
         )  # fmt: skip
     address = f"http://127.0.0.1:{port}"

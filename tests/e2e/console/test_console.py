@@ -11,6 +11,8 @@ import pytest
 from tests.e2e.console.browser import Console, tallies
 from tests.e2e.service import Service
 
+pytestmark = pytest.mark.exhaustive
+
 QUESTION = "Which colour does the family wear?"
 SOURCES = ("memory", "ssd", "redis", "s3", "recomputed", "cold", "question")
 

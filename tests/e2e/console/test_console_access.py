@@ -8,6 +8,8 @@ import pytest
 
 from tests.e2e.console.browser import Console
 
+pytestmark = pytest.mark.exhaustive
+
 NAMED = {
     *(
         "button",

@@ -12,6 +12,8 @@ from tests.e2e.console.browser import Console
 from tests.e2e.console.looks import BOTH, Look
 from tests.e2e.service import Service
 
+pytestmark = pytest.mark.exhaustive
+
 FIRST = "Which colour does the family wear?"
 SECOND = "And which animal does it keep?"
 

@@ -15,6 +15,8 @@ from tests.e2e.console.browser import Console
 from tests.e2e.console.looks import BOTH, Look
 from tests.e2e.service import Service
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def stocked(

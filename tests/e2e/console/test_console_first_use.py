@@ -13,6 +13,8 @@ from tests.e2e.console.looks import ONE_AT_ONCE
 from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.service import Service
 
+pytestmark = pytest.mark.exhaustive
+
 ANSWERS = {
     "Which animal does Quentin Bruvik keep?": "goat",
     "Which tree grows in Saint Zelmund?": "oak",

@@ -13,6 +13,8 @@ from tests.e2e.console.browser import Console
 from tests.e2e.console.looks import ONE_AT_ONCE
 from tests.e2e.service import HANG_S, Service
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture
 def own(serve: Serve) -> Iterator[Service]:

@@ -15,6 +15,8 @@ from tests.e2e.console.looks import BOTH, Look
 from tests.e2e.service import Service
 from tests.e2e.test_tenants import acting, make_key
 
+pytestmark = pytest.mark.exhaustive
+
 MISSING = "This service asks for an API key."
 WRONG = "The service refuses this API key: it was mistyped, revoked, or has expired."
 PREFERENCES = "JSON.parse(localStorage.getItem('kvstitch.preferences') ?? '{}')"

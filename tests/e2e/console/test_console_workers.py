@@ -17,6 +17,8 @@ from tests.e2e.console.looks import ALL, NARROW, Look
 from tests.e2e.console.test_console_layout import TOO_SMALL, UNSEEN_FOCUS, axe
 from tests.e2e.service import START_S, Service
 
+pytestmark = pytest.mark.exhaustive
+
 __all__ = ["axe"]
 
 

@@ -15,6 +15,8 @@ from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
 from tests.kvstore.chunks import chunk_file
 
+pytestmark = pytest.mark.exhaustive
+
 OPERATIONS = "kvstitch_tier_operations_total"
 
 

@@ -20,6 +20,8 @@ from tests.e2e.conftest import Documents
 from tests.e2e.models import tiny
 from tests.e2e.service import Service
 
+pytestmark = pytest.mark.exhaustive
+
 CLIENTS = 3
 METRIC = "kvstitch_tokens_after_leaving"
 CHAT = {"messages": [{"role": "user", "content": "Which colour is it?"}]}

@@ -102,7 +102,7 @@ def ask(engine: Rig, name: str, form: str, **fields: object) -> str:
     return name
 
 
-@pytest.mark.parametrize("draft_tokens", [0, 7])
+@pytest.mark.parametrize("draft_tokens", [pytest.param(0, marks=pytest.mark.slow), 7])
 def test_several_answers_in_one_batch_each_in_its_form(
     model: Tiny, grammars: Grammars, tokenizer: Tokenizer, draft_tokens: int
 ) -> None:

@@ -42,7 +42,9 @@ def back(rig: Rig) -> None:
     rig.call(start)
 
 
-@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize(
+    "bom", [pytest.param(b"", marks=pytest.mark.slow), b"\xef\xbb\xbf"], ids=["plain", "bom"]
+)
 def test_a_large_file_goes_through_a_file(rig: Rig, data: Path, bom: bytes) -> None:
     away(rig)
     large_pdf = make_pdf(["One." + " kettle" * 20_000])

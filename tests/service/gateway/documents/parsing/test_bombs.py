@@ -21,6 +21,8 @@ from service.gateway.documents.parsing.parsed_file import Bounds
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
 from tests.service.gateway.documents.pdfs import make_pdf
 
+pytestmark = pytest.mark.exhaustive
+
 BOUNDS = Bounds(10, 10_000)
 LIMITS = FileLimits(pages=10, chars=10_000, cpu_s=1, memory_bytes=512 << 20)
 ONE = make_pdf(["x"])
