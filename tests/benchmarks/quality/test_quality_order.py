@@ -70,6 +70,7 @@ def test_answers_come_nearer(measured: dict[str, list[Record]]) -> None:
     assert kl["question_scout"] < min(kl["a3"], kl["cacheblend"], kl["legolink"]), kl
 
 
+@pytest.mark.slow
 def test_kv_comes_nearer(measured: dict[str, list[Record]]) -> None:
     error = {name: fmean(fmean(r.k_error) for r in rows) for name, rows in measured.items()}
     assert error["vanilla"] < 1e-6
