@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -219,6 +220,13 @@ class Catalog:
             found = read.execute(ordered).mappings().all()
         infos = [queries.info(row) for row in found[:limit]]
         return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
+
+    def metadata_of(
+        self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
+    ) -> dict[str, dict[str, Any]]:
+        """Return the metadata of documents by doc_id, without those that are not stored."""
+        with self.database.read() as read:
+            return queries.metadata_of(read, doc_ids, scope)
 
     def revision(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> str | None:
         """Return the stored revision of a document, or None if there is no such document."""

@@ -66,6 +66,11 @@ _THE_DOCUMENT = and_(
 )
 _CHUNKS_OF = Prepared(_CHUNK.where(_THE_DOCUMENT).order_by(chunks.c.ordinal))
 _PLACE = Prepared(select(*_place(documents.c.document, bindparam("start"))).where(_THE_DOCUMENT))
+_METADATA = Prepared(
+    select(documents.c.doc_id, documents.c.metadata).where(
+        documents.c.scope_id == bindparam("scope_id"), among(documents.c.doc_id, "doc_ids")
+    )
+)
 _SCOPE = Prepared(
     select(scopes.c.scope_id).where(
         scopes.c.tenant == bindparam("tenant"), scopes.c.collection == bindparam("collection")
@@ -171,6 +176,14 @@ def remove(write: Connection, scope_id: int, numbers: Sequence[int], words: Full
     words.remove(write, scope_id, rows)
     write.execute(documents.delete().where(among(documents.c.document, numbers)))
     return sorted(chunk_id for chunk_id, *_ in rows)
+
+
+def metadata_of(
+    connection: Connection, doc_ids: Collection[str], scope: Scope
+) -> dict[str, dict[str, Any]]:
+    """Return the metadata of documents by doc_id, without those that are not stored."""
+    values = {"scope_id": find_scope(connection, scope), "doc_ids": list(doc_ids)}
+    return {doc_id: json.loads(text) for doc_id, text in _METADATA.rows(connection, **values)}
 
 
 def find_scope(connection: Connection, scope: Scope) -> int | None:

@@ -204,8 +204,9 @@ class PassageSearch:
 
     def urls_of(self, passages: Iterable[Passage], scope: Scope) -> dict[str, str]:
         """Return, by doc_id, the URLs in the metadata of the passages' documents. Blocks."""
-        found = self.documents_of(passages, scope)
-        urls = {doc_id: info.metadata.get("url") for doc_id, info in found.items()}
+        doc_ids = {passage.chunk.doc_id for passage in passages}
+        found = self._retriever.catalog.metadata_of(doc_ids, scope=scope)
+        urls = {doc_id: metadata.get("url") for doc_id, metadata in found.items()}
         return {doc_id: url for doc_id, url in urls.items() if isinstance(url, str) and url}
 
     def why_nothing(self, choices: SearchChoices, found: FoundPassages) -> str:
