@@ -86,6 +86,19 @@ def test_small_limits_hold_too(counters: dict[str, TokenCounter], counter: str, 
     assert_covers(text, spans)
 
 
+class PieceCounter(WordCounter):
+    """A piece of the text has one token more than it had within the text."""
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        found = super().encode_offsets(text)
+        return [*found, (len(text), len(text))] if 0 < len(found) < 100 else found
+
+
+def test_a_piece_with_more_tokens_than_within_the_text_still_fits() -> None:
+    spans = split("word " * 100, tokenizer=PieceCounter(), max_tokens=10)
+    assert max(span.tokens for span in spans) == 10
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n\r\n\t \u3000"])
 def test_nothing_to_read_gives_no_chunks(text: str) -> None:
     assert split(text, tokenizer=WordCounter()) == []
