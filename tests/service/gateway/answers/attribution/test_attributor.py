@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.gateway.answers.attribution.attributor import attribute
+from service.gateway.answers.attribution.support import SupportScorer
 
 TENT = (
     "The Corrie 3",
@@ -75,3 +76,11 @@ def test_other_scripts() -> None:
     passages = [("", "大阪城は一五八三年に建てられた。"), ("", "東京は日本の首都である。")]
     found = attribute("日本の首都は東京である。", passages, "日本の首都は？")
     assert found.sentences[0].citations == [2]
+
+
+def test_words_of_the_question_support_less_than_others() -> None:
+    """Every answer repeats them, whatever it was read from."""
+    sentence = "The tent is purple."
+    asked = SupportScorer([TENT], "Which tent?").scores(sentence)[0].score
+    unasked = SupportScorer([TENT], "Which colour?").scores(sentence)[0].score
+    assert 0 < asked < unasked < 1
