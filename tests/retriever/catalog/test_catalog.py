@@ -13,6 +13,7 @@ from retriever.chunking import ChunkSpan, split
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders import space_of
 from retriever.filters import parse_filter
+from retriever.scope import Scope
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
@@ -146,6 +147,15 @@ def test_chunks_come_in_the_order_asked_for(catalog: Catalog) -> None:
     ids = [chunk.chunk_id for chunk in put(catalog, Document("a", "a b c d e f g h i")).chunks]
     asked = [ids[2], 999, ids[0]]
     assert [chunk.chunk_id for chunk in catalog.chunks(asked)] == [ids[2], ids[0]]
+
+
+def test_metadata_of_documents_of_one_scope_alone(catalog: Catalog) -> None:
+    put(catalog, Document("a", "One.", metadata={"url": "https://a", "pages": [1, 2]}))
+    put(catalog, Document("b", "Two."))
+    found = catalog.metadata_of({"a", "b", "c"})
+    assert found == {"a": {"url": "https://a", "pages": [1, 2]}, "b": {}}
+    assert catalog.metadata_of({"a"}, scope=Scope("other", "default")) == {}
+    assert catalog.metadata_of([]) == {}
 
 
 def test_pages_go_over_all_documents_once(catalog: Catalog) -> None:
