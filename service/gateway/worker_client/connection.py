@@ -286,9 +286,13 @@ class WorkerConnection:
                 )
             waits = self._hello_every_s if self._refused is None else REFUSED_HELLO_S
             await asyncio.sleep(waits)
-        while loop.time() - self.last_heard < self._heartbeat_timeout_s:
+        # Time in which this process stood still is no silence: what came then is not read yet.
+        silent_s, heard = 0.0, self.last_heard
+        while silent_s < self._heartbeat_timeout_s:
             self._renew()
             await asyncio.sleep(self._pause_s)
+            silent_s = silent_s + self._pause_s if self.last_heard == heard else 0.0
+            heard = self.last_heard
         logger.error("the worker has been silent for %.0f s", self._heartbeat_timeout_s)
         self.connect(address)
         self.silent.set()

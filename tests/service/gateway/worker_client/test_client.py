@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,6 +97,14 @@ async def test_a_long_prefill_is_no_silence(data: Path) -> None:
     async with connected(data, FakeWorker("", prefill_delay_s=1.5)) as (client, _):
         events = [e async for e in client.submit(request("r", 1))]
         assert isinstance(events[-1], Done)
+
+
+async def test_a_gateway_that_stood_still_blames_no_worker(data: Path) -> None:
+    async with connected(data) as (client, _):
+        ready = client.require()
+        time.sleep(1.5)  # noqa: ASYNC251  nothing runs, as on a machine that is far too busy
+        await asyncio.sleep(0.3)
+        assert client.require() is ready
 
 
 async def test_precompute_and_purge(data: Path) -> None:
