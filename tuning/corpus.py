@@ -91,7 +91,7 @@ class Corpus:
         asked = self._prompts.encode_question([Turn("user", question)])
         self._prompts.check_length(segments, asked, max_context=self._max_context - NEXT - 2)
         documents = tuple(tuple(document.ids) for document in segments)
-        behind: dict[str, Sequence[Sequence[Sequence[Sequence[int]]]]] = {
+        behind: dict[str, Sequence[Sequence[Sequence[int]]]] = {
             kind: [(), *(self._prefix(kind, chunk) for chunk in chunks[1:])] for kind in KINDS
         }
         return Prompt(task, tuple(self._prompts.system), documents, tuple(asked), behind=behind)

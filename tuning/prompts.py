@@ -23,9 +23,8 @@ class Prompt:
     Attributes:
         answers: The accepted texts, empty if none is known.
         behind: For a prefix mode in which other documents stand between S and a document when it is
-            precomputed, the prefixes of each document, each of them some documents; in mode
-            `primer` there may be several. Further modes to compare have names that begin with
-            `primer` or `neighbours`.
+            precomputed, these, for each document. Further modes to compare have names that begin
+            with `primer` or `neighbours`; `A&B` is the mean of what two of them store.
     """
 
     task: str
@@ -33,7 +32,7 @@ class Prompt:
     documents: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]
     answers: tuple[str, ...] = ()
-    behind: Mapping[str, Sequence[Sequence[Sequence[Sequence[int]]]]] = field(
+    behind: Mapping[str, Sequence[Sequence[Sequence[int]]]] = field(
         default_factory=dict, compare=False
     )
 
@@ -105,11 +104,12 @@ class SegmentStore:
 
     def _document(self, prompt: Prompt, number: int, prefix_mode: str) -> Address:
         ids = prompt.documents[number]
-        behind = prompt.behind.get(prefix_mode)
-        if behind is None:
+        names = prefix_mode.split("&")
+        if not prompt.behind.keys() >= set(names):
             return self._addressing.document(ids, prefix_mode, prompt.system, "")
+        behind = [prompt.behind[name][number] for name in names]
         mode = "neighbours" if prefix_mode.startswith("neighbours") else "primer"
-        return self._addressing.document(ids, mode, prompt.system, "", behind[number])
+        return self._addressing.document(ids, mode, prompt.system, "", list(filter(None, behind)))
 
     def _chunk(self, address: Address, codec: str) -> EncodedChunk:
         found = self._encoded.get((address.key, codec))

@@ -124,9 +124,7 @@ class ChunkPrefill:
                 before += cost
             # A sketch says where a chunk's tokens look within it, which the first prefix shows.
             first = not runs
-            rows = yield from chunk_rows(
-                decoder, addresses, needed, parts, sketch=sketch and first
-            )
+            rows = yield from chunk_rows(decoder, addresses, needed, parts, sketch=sketch and first)
             runs.append(rows)
         pin = decoder.device.type == "cuda"
         computed = []
