@@ -25,6 +25,8 @@ class Prompt:
         behind: For a prefix mode in which other documents stand between S and a document when it is
             precomputed, these, for each document. Further modes to compare have names that begin
             with `primer` or `neighbours`; `A&B` is the mean of what two of them store.
+        sources: Where each document comes from, if that is known: the name of the whole document,
+            and the number of this piece within it, from 0.
     """
 
     task: str
@@ -35,6 +37,7 @@ class Prompt:
     behind: Mapping[str, Sequence[Sequence[Sequence[int]]]] = field(
         default_factory=dict, compare=False
     )
+    sources: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
     def tokens(self) -> int:
