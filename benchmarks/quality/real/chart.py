@@ -95,9 +95,9 @@ def _draw(panel: Axes, results: Sequence[dict[str, Any]], column: str, mode: str
     for name, points in lines(results, column, mode).items():
         if name != "pie":
             ours = name == "question_scout"
-            x, y = zip(*points, strict=True)
+            seconds, shares = zip(*points, strict=True)
             panel.plot(
-                x, y, "o-", label=name, color=COLOURS.get(name, "black"), markersize=4,
+                seconds, shares, "o-", label=name, color=COLOURS.get(name, "black"), markersize=4,
                 linewidth=2.2 if ours else 1, zorder=3 if ours else 2,
             )  # fmt: skip
     for which, marker in ((mode, "s"), ("system", "D")):
