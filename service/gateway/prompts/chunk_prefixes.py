@@ -48,11 +48,15 @@ class ChunkPrefixes:
         self._count = count
 
     def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
-        """Return the segments of a prompt, in its order, each with its prefix."""
+        """Return the segments of a prompt, in its order, each with its prefix.
+
+        A chunk that is not stored behind its prefix yet comes without: it may be stored alone.
+        """
         segments = self._prompts.segments(chunks)
         if self.kind is None or len(segments) < 2:
             return segments
-        prefixes = self.remembered.of([chunk.chunk_id for chunk in chunks[1:]], self.kind)
+        chunk_ids = [chunk.chunk_id for chunk in chunks[1:]]
+        prefixes = self.remembered.of(chunk_ids, self.kind, made=True)
         return segments[:1] + [
             replace(segment, behind=self._ids(prefixes.get(segment.chunk_id, [])))
             for segment in segments[1:]
@@ -97,7 +101,9 @@ class ChunkPrefixes:
 
     def incomplete(self, limit: int) -> list[tuple[Scope, str]]:
         """Documents of which something is still to be stored; see `PrefixChunks.open`."""
-        return [] if self.kind is None else self.remembered.open(self.kind, limit)
+        if self.kind is None:
+            return []
+        return self.remembered.open(self.kind, limit, count=self._count)
 
     def _copy(self, chunk: Chunk, prefix: Sequence[Chunk]) -> ChunkTokens:
         return ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk), self._ids(prefix))

@@ -119,9 +119,13 @@ class Addressing:
         tenant: str,
         behind: Sequence[Sequence[int]],
     ) -> set[str]:
-        """Return every key under which these tokens may be stored, in whatever prefix mode."""
+        """Return every key under which these tokens may be stored, in whatever prefix mode.
+
+        Behind documents it is only what was computed behind them: without them it has not seen
+        them, and its own purge names it.
+        """
         keys: set[str] = set()
-        for mode in PREFIX_MODES:
+        for mode in CHUNK_PREFIX_MODES if behind else PREFIX_MODES:
             address = self.document(ids, mode, system, tenant, behind)
             keys.add(address.key)
             keys.update(part.key for part in self._prefix(ids, address.parts, tenant)[-1:])
