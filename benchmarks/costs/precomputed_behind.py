@@ -153,7 +153,7 @@ def time_modes(
     def address(chunk: Chunk, mode: str) -> Address:
         behind = [] if mode == "system" else prefixes[mode][chunk.chunk_id]  # type: ignore[index]
         ids = [prompts.segment(other) for other in behind]
-        return addressing.document(prompts.segment(chunk), mode, prompts.system, "", ids)
+        return addressing.document(prompts.segment(chunk), mode, prompts.system, "", [ids])
 
     def run(mode: str, fresh: bool = False) -> float:
         store = Store()

@@ -4,7 +4,8 @@
         --modes primer-r3 neighbours-n3 --out nq_behind.jsonl
 
 The other chunks are those of all passages of the split, cut as the prompts' are, with `--pool file`
-those of all the file's prompts, with `--pool both` both. A mode is
+those of all the file's prompts, with `--pool both` both, with `--pieces` those of a file that was
+written with the prompts of the suite `docs`: the pieces of the whole collection. A mode is
 `primer-` (their KV is that of one prefill) or `neighbours-` (they are stitched together), then
 
     n3   its three nearest ones by the retriever's embeddings, the nearest one last
@@ -12,10 +13,13 @@ those of all the file's prompts, with `--pool both` both. A mode is
     c3   the same three for all chunks, those nearest to the centres of three clusters
     e3   three chunks of the built-in essays, which are of another kind, the same for all chunks
     g3/16  the same three for all chunks of a group, of 16 on average: its most central ones
+    d1024  the pieces that precede it in its own document, as many whole ones as 1,024 tokens hold,
+           in the document's order; nothing before the first piece (needs `--pieces`)
 
-with `,all` for the prompt's first chunk too (else that one is behind the system prompt alone, where
-its KV is exact), and `,first` for the nearest one first. `python -m benchmarks.fidelity --real`
-measures the modes of such a file under their names.
+or several, one behind the other (`primer-g3/32+d1024`), with `,all` for the prompt's first chunk
+too (else that one is behind the system prompt alone, where its KV is exact), and `,first` for the
+nearest one first. `python -m benchmarks.fidelity --real` measures the modes of such a file under
+their names.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +37,12 @@ from numpy.typing import NDArray
 
 from benchmarks.fidelity.prompts import of_file, write
 from benchmarks.quality.real.chunks import Ids, chunked
+from benchmarks.quality.real.collection import Piece, read_pieces
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
 from retriever.primer_groups import central
-from service.errors import KvstitchError
+from service.errors import InvalidRequest, KvstitchError
 from tuning.prompts import Prompt
 
 Vectors = NDArray[np.float32]
@@ -55,6 +60,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", choices=SPLITS, default="dev")
     parser.add_argument("--pool", choices=("split", "file", "both"), default="split")
     parser.add_argument("--chunk-tokens", type=int, help="of the prompts")
+    parser.add_argument("--pieces", type=Path, help="JSONL, the collection's")
     parser.add_argument("--modes", nargs="+", default=["primer-r3", "neighbours-n3"])
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--out", type=Path, required=True)
@@ -66,11 +72,15 @@ def main(given: Sequence[str] | None = None) -> int:
             suites = Suites(args.model, embedder.embed)
             prompts = of_file(args.model, args.prompts)
             pool: tuple[Ids, ...] = ()
-            if args.pool != "file":
+            pieces: list[Piece] = []
+            if args.pieces is not None:
+                pieces = read_pieces(args.pieces)
+                pool = tuple(dict.fromkeys(piece.ids for piece in pieces))
+            elif args.pool != "file":
                 pool = chunked(suites.passages(args.split), args.chunk_tokens)
             if args.pool != "split":
                 pool = tuple(dict.fromkeys([*pool, *(d for p in prompts for d in p.documents)]))
-            neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed)
+            neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed, pieces)
             made = [neighbourhood.add(prompt, args.modes) for prompt in prompts]
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
@@ -80,32 +90,83 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 class Neighbourhood:
-    """The chunks of a corpus, and which of them another chunk is precomputed behind."""
+    """The chunks of a corpus, and which of them another chunk is precomputed behind.
 
-    def __init__(self, suites: Suites, embed: Embed, pool: Sequence[Ids], seed: int) -> None:
+    Args:
+        pool: the chunks.
+        seed: of what is drawn.
+        pieces: the same with their places in whole documents, for `d`.
+    """
+
+    def __init__(
+        self,
+        suites: Suites,
+        embed: Embed,
+        pool: Sequence[Ids],
+        seed: int,
+        pieces: Iterable[Piece] = (),
+    ) -> None:
         self._suites, self._embed, self._pool, self._seed = suites, embed, pool, seed
+        self._pieces = {(piece.document, piece.number): piece.ids for piece in pieces}
         self._vectors = self._embedded(pool)
         self._groups: dict[tuple[int, int], Places] = {}
 
     def add(self, prompt: Prompt, modes: Sequence[str]) -> Prompt:
+        """The prompt with what its chunks stand behind in these modes.
+
+        Raises:
+            InvalidRequest: the places of its chunks are not known, or others stand there.
+        """
         vectors = self._embedded(prompt.documents)
-        behind = {mode: self._mode(mode, prompt.documents, vectors) for mode in modes}
+        behind = {mode: self._mode(mode, prompt, vectors) for mode in modes}
         return replace(prompt, behind=behind)
 
-    def _mode(self, mode: str, documents: Sequence[Ids], vectors: Vectors) -> list[list[Ids]]:
+    def _mode(self, mode: str, prompt: Prompt, vectors: Vectors) -> list[list[Ids]]:
         (_, which), flags = mode.split(",")[0].split("-"), mode.split(",")[1:]
-        kind, (count, *of) = which[0], [int(number) for number in which[1:].split("/")]
         found: list[list[Ids]] = []
-        for number, (ids, vector) in enumerate(zip(documents, vectors, strict=True)):
-            if kind == "n":
-                chosen = self._nearest(ids, vector, count)
-            elif kind == "g":
-                chosen = self._of_group(ids, vector, count, *of)
-            else:
-                chosen = [other for other in self._fixed(kind, count) if other != ids]
-            exact = number == 0 and "all" not in flags
-            found.append([] if exact else chosen if "first" in flags else chosen[::-1])
+        for number, vector in enumerate(vectors):
+            if number == 0 and "all" not in flags:
+                found.append([])
+                continue
+            chosen: list[Ids] = []
+            for part in which.split("+"):
+                if part[0] == "d":
+                    chosen += self._preceding(prompt, number, int(part[1:]))
+                    continue
+                others = self._others(part, prompt.documents[number], vector)
+                chosen += others if "first" in flags else others[::-1]
+            # What two parts have chosen stands where the later one wants it.
+            found.append(list(dict.fromkeys(chosen[::-1]))[::-1])
         return found
+
+    def _others(self, part: str, ids: Ids, vector: Vectors) -> list[Ids]:
+        """What a part of a mode chooses from the pool, the nearest first."""
+        kind, (count, *of) = part[0], [int(number) for number in part[1:].split("/")]
+        if kind == "n":
+            return self._nearest(ids, vector, count)
+        if kind == "g":
+            return self._of_group(ids, vector, count, *of)
+        return [other for other in self._fixed(kind, count) if other != ids]
+
+    def _preceding(self, prompt: Prompt, number: int, tokens: int) -> list[Ids]:
+        """The pieces of its document right before a piece, in order, of at most so many tokens."""
+        ids = prompt.documents[number]
+        if not prompt.sources or self._pieces.get(prompt.sources[number]) != ids:
+            raise InvalidRequest(
+                "for modes with d every prompt must say where its documents come from, and the "
+                "collection must hold them there: use prompts of the suite docs, and --pieces with "
+                "the file that was written with them",
+                field="pieces",
+            )
+        document, place = prompt.sources[number]
+        found: list[Ids] = []
+        for before in range(place - 1, -1, -1):
+            piece = self._pieces[document, before]
+            tokens -= len(piece)
+            if tokens < 0:
+                break
+            found.append(piece)
+        return found[::-1]
 
     def _nearest(self, ids: Ids, vector: Vectors, count: int) -> list[Ids]:
         ranked = np.argsort(-(self._vectors @ vector), kind="stable")

@@ -254,7 +254,9 @@ def calls(items: Sequence[T], chunk_of: Callable[[T], ChunkKV]) -> Iterator[tupl
 
     def order(item: T) -> tuple[str, list[list[int]]]:
         chunk = chunk_of(item)
-        return chunk.tenant, [ids for copy in chunk.copies for ids in copy.behind]
+        return chunk.tenant, [
+            ids for copy in chunk.copies for prefix in copy.prefixes for ids in prefix
+        ]
 
     ordered = sorted(items, key=order)
     for tenant, group in groupby(ordered, lambda item: chunk_of(item).tenant):
