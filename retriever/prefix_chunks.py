@@ -142,31 +142,52 @@ class PrefixChunks:
     def choose(
         self, chunk: Chunk, kind: PrefixKind, *, scope: Scope, count: int, max_tokens: int
     ) -> list[Chunk]:
-        """Choose a chunk's prefix: at most `count` chunks, of at most `max_tokens` together.
+        """Choose one chunk's prefix, as `choose_all` does."""
+        made = self.choose_all([(chunk, max_tokens)], kind, scope=scope, count=count)
+        return made[chunk.chunk_id]
+
+    def choose_all(
+        self, wanted: Sequence[tuple[Chunk, int]], kind: PrefixKind, *, scope: Scope, count: int
+    ) -> dict[int, list[Chunk]]:
+        """Choose the prefixes of chunks, and store them in one transaction.
 
         A primer has its own order; of neighbours the nearest stands next to the chunk.
+
+        Args:
+            wanted: The chunks, each with the most tokens of its prefix.
+            kind: Of the prefixes.
+            scope: The chunks' tenant and collection.
+            count: The most chunks of a prefix.
+
+        Returns:
+            The prefix of each chunk, by its id.
         """
-        query = select(vectors.c.vector, documents.c.readers).select_from(
+        if not wanted:
+            return {}
+        query = select(vectors.c.chunk_id, vectors.c.vector, documents.c.readers).select_from(
             vectors.join(chunks, chunks.c.chunk_id == vectors.c.chunk_id).join(documents)
         )
+        named = among(vectors.c.chunk_id, [chunk.chunk_id for chunk, _ in wanted])
         with self._database.read() as read:
-            row = read.execute(query.where(vectors.c.chunk_id == chunk.chunk_id)).one_or_none()
-        if row is None:  # it was removed meanwhile
-            return []
-        vector = np.frombuffer(row.vector, dtype="<f4")
-        if kind == "primer":
-            found = self._primer(chunk, vector, scope, row.readers, count)
-        else:
-            found = self._nearest(vector, scope, row.readers, count + _SPARE)
-        others = [other for other in found if other.text != chunk.text]
-        few_of = self._sizes.visible(scope, row.readers) if len(others) < count else 0
-        fitting: list[Chunk] = []
-        for other in others:
-            if other.tokens <= max_tokens and len(fitting) < count:
-                fitting.append(other)
-                max_tokens -= other.tokens
-        chosen = fitting if kind == "primer" else fitting[::-1]
-        self._store(chunk.chunk_id, kind, [other.chunk_id for other in chosen], few_of)
+            there = {row.chunk_id: row for row in read.execute(query.where(named))}
+        chosen: dict[int, list[Chunk]] = {}
+        few_of: dict[int, int] = {}
+        for chunk, max_tokens in wanted:
+            row = there.get(chunk.chunk_id)
+            if row is None:  # it was removed meanwhile
+                chosen[chunk.chunk_id] = []
+                continue
+            vector = np.frombuffer(row.vector, dtype="<f4")
+            if kind == "primer":
+                found = self._primer(chunk, vector, scope, row.readers, count)
+            else:
+                found = self._nearest(vector, scope, row.readers, count + _SPARE)
+            others = [other for other in found if other.text != chunk.text]
+            enough = len(others) >= count
+            few_of[chunk.chunk_id] = 0 if enough else self._sizes.visible(scope, row.readers)
+            fitting = _fitting(others, count, max_tokens)
+            chosen[chunk.chunk_id] = fitting if kind == "primer" else fitting[::-1]
+        self._store(kind, {i: chosen[i] for i in few_of}, few_of)
         return chosen
 
     def set_made(self, chunk_ids: Collection[int]) -> None:
@@ -235,17 +256,19 @@ class PrefixChunks:
                 break
         return out
 
-    def _store(self, chunk_id: int, kind: PrefixKind, prefix: Sequence[int], few_of: int) -> None:
+    def _store(
+        self, kind: PrefixKind, prefixes: dict[int, list[Chunk]], few_of: dict[int, int]
+    ) -> None:
         with self._database.write() as write:
-            write.execute(companions.delete().where(companions.c.chunk_id == chunk_id))
-            exists = select(chunks.c.chunk_id).where(chunks.c.chunk_id == chunk_id)
-            if write.execute(exists).first() is None:
-                return  # it was removed meanwhile
-            write.execute(accompanied.delete().where(accompanied.c.chunk_id == chunk_id))
-            row = {"chunk_id": chunk_id, "kind": kind, "made": 0, "few_of": few_of}
-            write.execute(accompanied.insert(), row)
-            rows = [{"chunk_id": chunk_id, "position": position, "companion_id": other}
-                    for position, other in enumerate(prefix)]  # fmt: skip
+            for table in (companions, accompanied):
+                write.execute(table.delete().where(among(table.c.chunk_id, prefixes)))
+            query = select(chunks.c.chunk_id).where(among(chunks.c.chunk_id, prefixes))
+            present = write.scalars(query).all()  # others were removed meanwhile
+            rows = [{"chunk_id": i, "kind": kind, "made": 0, "few_of": few_of[i]} for i in present]
+            if rows:
+                write.execute(accompanied.insert(), rows)
+            rows = [{"chunk_id": i, "position": position, "companion_id": other.chunk_id}
+                    for i in present for position, other in enumerate(prefixes[i])]  # fmt: skip
             if rows:
                 write.execute(companions.insert(), rows)
 
@@ -272,6 +295,16 @@ class PrefixChunks:
             # Others may have come between the two.
             still = visible(read, hits, readers)
         return self._catalog.chunks([chunk_id for chunk_id in hits if chunk_id in still])
+
+
+def _fitting(others: Sequence[Chunk], count: int, max_tokens: int) -> list[Chunk]:
+    """Return the first chunks, as many as fit."""
+    fitting: list[Chunk] = []
+    for other in others:
+        if other.tokens <= max_tokens and len(fitting) < count:
+            fitting.append(other)
+            max_tokens -= other.tokens
+    return fitting
 
 
 def _prefixed(read: Connection, chunk_ids: Collection[int]) -> list[PrefixedChunk]:

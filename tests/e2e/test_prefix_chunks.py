@@ -72,3 +72,29 @@ def test_deleting_a_text_deletes_what_stood_behind_it(serve: Serve, twelve: Docu
         assert sum(receipt["kv"].values()) > 2 * receipt["chunks"] - own
         answer = service.ask(f"What is {twelve[0]['title']} known for?", top_k=4, max_tokens=2)
         assert twelve[3]["doc_id"] not in {c["doc_id"] for c in answer["citations"]}
+
+
+def test_documents_of_another_mode_are_hits_while_they_are_computed_again(
+    serve: Serve, twelve: Documents
+) -> None:
+    """As after an upgrade: what is stored answers, until what is better is stored."""
+    with serve(prefix_mode="system") as service:
+        service.ingest(twelve)
+        service.kill_nine()
+        service.configure(prefix_mode="primer", companions=2)
+        service.start()
+        names = [document["doc_id"] for document in twelve]
+
+        def all_behind() -> bool:
+            behind: set[int] = set()
+            for first in range(0, 12, 3):
+                answer = service.ask(
+                    "What is it known for?", documents=names[first : first + 3], top_k=3,
+                    fusion={"method": "pie"}, max_tokens=1,
+                )  # fmt: skip
+                assert "cold" not in tiers(answer), answer["cache"]
+                behind |= {each["behind"] for each in answer["cache"]["documents"][1:]}
+            return 0 not in behind
+
+        service.until(all_behind, "every chunk behind a primer")
+        until_complete(service)

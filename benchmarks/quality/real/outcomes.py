@@ -111,12 +111,17 @@ def of_full_prefill(record: Record, prompt: Prompt) -> Outcome:
 def right(text: str, prompt: Prompt) -> float:
     """Whether the words of an accepted answer occur in the text, one after the other, 0 or 1; for
     tasks that ask for all answers the share that occurs."""
-    said = f" {' '.join(normalised_words(text))} "
-    wanted = [" ".join(normalised_words(answer)) for answer in prompt.answers]
-    found = [f" {answer} " in said for answer in wanted if answer]
+    found = occurring(text, prompt.answers)
     if prompt.task in _ASKS_FOR_ALL:
         return sum(found) / len(found)
     return float(any(found))
+
+
+def occurring(text: str, answers: Sequence[str]) -> list[bool]:
+    """Whether the words of each answer that has any occur in the text, one after the other."""
+    said = f" {' '.join(normalised_words(text))} "
+    wanted = [" ".join(normalised_words(answer)) for answer in answers]
+    return [f" {answer} " in said for answer in wanted if answer]
 
 
 def _exact(text: str, answers: Sequence[str]) -> float:

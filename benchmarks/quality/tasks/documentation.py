@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -79,8 +79,8 @@ def default_folder() -> Path:
     return Path(base) / "kvstitch" / "benchmarks" / "docs"
 
 
-def read(folder: Path) -> list[Document]:
-    """The files as the service parses them.
+def contents(folder: Path) -> list[tuple[str, bytes]]:
+    """Every file of the collection with its name.
 
     Raises:
         InvalidRequest: files are missing.
@@ -92,17 +92,24 @@ def read(folder: Path) -> list[Document]:
             f"`python -m benchmarks.quality.fetch_docs --out {folder}`",
             field="docs",
         )
-    return asyncio.run(_parsed(folder))
+    return [(name, (folder / name).read_bytes()) for name in names()]
 
 
-async def _parsed(folder: Path) -> list[Document]:
+def read(folder: Path) -> list[Document]:
+    """The files as the service parses them.
+
+    Raises:
+        InvalidRequest: files are missing.
+    """
+    return asyncio.run(_parsed(contents(folder)))
+
+
+async def _parsed(files: Iterable[tuple[str, bytes]]) -> list[Document]:
     parser = DocumentParser(FileLimits.of(Settings.model_validate({})))
     turn = asyncio.Semaphore(PARSERS)
 
-    async def parse(name: str) -> Document:
+    async def parse(name: str, content: bytes) -> Document:
         async with turn:
-            return await parser.document(
-                IngestDocument(name, "", "html", (folder / name).read_bytes(), "", {})
-            )
+            return await parser.document(IngestDocument(name, "", "html", content, "", {}))
 
-    return list(await asyncio.gather(*map(parse, names())))
+    return list(await asyncio.gather(*(parse(*file) for file in files)))

@@ -95,9 +95,7 @@ class ChunkKVs:
         stored = await self.retriever.run(
             self.retriever.catalog.chunks, [each.chunk_id for each in chunks]
         )
-        chosen = await self.retriever.change(
-            lambda: [self.prefixes.choose(chunk, scope, max_context) for chunk in stored]
-        )
+        chosen = await self.retriever.change(self.prefixes.choose, stored, scope, max_context)
         made = {each.chunk.chunk_id: each for each in chosen}
         present = [each for each in chunks if each.chunk_id in made]
         replaced = [

@@ -62,28 +62,34 @@ class ChunkPrefixes:
             for segment in segments[1:]
         ]
 
-    def choose(self, chunk: Chunk, scope: Scope, max_context: int) -> ChosenPrefix:
-        """Choose the prefix of a chunk that is about to be computed.
+    def choose(self, chunks: Sequence[Chunk], scope: Scope, max_context: int) -> list[ChosenPrefix]:
+        """Choose the prefixes of chunks that are about to be computed.
 
-        It stays as it is unless it has fewer chunks than wanted: the collection may have grown.
+        A prefix stays as it is unless it has fewer chunks than wanted: the collection may have
+        grown.
 
         Args:
-            chunk: The chunk.
-            scope: Its tenant and collection.
+            chunks: The chunks.
+            scope: Their tenant and collection.
             max_context: Tokens that the model takes.
         """
         assert self.kind is not None
-        before = self.remembered.of([chunk.chunk_id], self.kind).get(chunk.chunk_id, [])
-        if len(before) >= self._count:
-            return ChosenPrefix(self._copy(chunk, before))
-        old = [self._copy(a.chunk, a.prefix)
-               for a in self.remembered.prefixed([chunk.chunk_id])]  # fmt: skip
-        room = max_context - len(self._prompts.system) - len(self._prompts.segment(chunk))
-        now = self.remembered.choose(
-            chunk, self.kind, scope=scope, count=self._count, max_tokens=room // 2
-        )
-        copy = self._copy(chunk, now)
-        return ChosenPrefix(copy, [other for other in old if other != copy])
+        before = self.remembered.of([chunk.chunk_id for chunk in chunks], self.kind)
+        short = [c for c in chunks if len(before.get(c.chunk_id, ())) < self._count]
+        old: dict[int, list[ChunkTokens]] = {}
+        for each in self.remembered.prefixed([chunk.chunk_id for chunk in short]):
+            copy = self._copy(each.chunk, each.prefix)
+            old.setdefault(each.chunk.chunk_id, []).append(copy)
+        room = max_context - len(self._prompts.system)
+        wanted = [(chunk, (room - len(self._prompts.segment(chunk))) // 2) for chunk in short]
+        now = self.remembered.choose_all(wanted, self.kind, scope=scope, count=self._count)
+        prefixes = before | now
+        out: list[ChosenPrefix] = []
+        for chunk in chunks:
+            copy = self._copy(chunk, prefixes[chunk.chunk_id])
+            replaced = [other for other in old.get(chunk.chunk_id, []) if other != copy]
+            out.append(ChosenPrefix(copy, replaced))
+        return out
 
     def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[ChunkTokens]]:
         """Return what is stored of these chunks with a prefix, and of chunks with them in theirs.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from retriever import Chunk, Document, PrefixKind
+from retriever import Chunk, PrefixKind
+from service.gateway.auth.access import ANONYMOUS
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from tests.fakes.worker import FakeWorker, stored_key
 from tests.service.gateway.model_folders import byte_tokenizer
@@ -213,15 +215,24 @@ def test_nobody_stands_behind_what_its_readers_may_not_read(
 ) -> None:
     """Also in what the worker is asked to compute, and in what prompts ask for."""
     readers = ("", "finance", "staff")
-    own = {group: [Document(f"{group}-{n}", f"fox forest hunts {group} number{n}", readers=group)
-                   for n in range(5)] for group in readers}  # fmt: skip
+    own = {
+        f"{group}-{n}": IngestDocument(
+            f"{group}-{n}", "default", "text" if n % 2 else "md",
+            f"fox forest hunts {group} number{n}".encode(), "t", readers=group,
+        )
+        for n in range(5)
+        for group in readers
+    }  # fmt: skip
     with running(folder, data, prefix_mode=mode, companions=2) as rig:
-        retriever = rig.gateway.retriever.retriever
-        retriever.ingest([doc for n in range(5) for doc in (own[group][n] for group in readers)])
-        rig.ingest(CORPUS[:1])  # wakes it up
+
+        async def sent() -> AsyncIterator[IngestDocument]:
+            for document in own.values():
+                yield document
+
+        job = rig.call(lambda: rig.gateway.corpus.jobs.submit(ANONYMOUS, sent()))
+        assert rig.finished(job.job_id)["state"] == "succeeded"
         until(lambda: complete(rig), "all computed")
-        group_of = {text_of(rig, doc.doc_id): doc.readers for docs in own.values() for doc in docs}
-        group_of[text_of(rig, CORPUS[0]["doc_id"])] = ""
+        group_of = {text_of(rig, name): document.readers for name, document in own.items()}
         computed = [
             chunk
             for message in fake(rig).seen(Precompute)
