@@ -23,8 +23,9 @@ class Prompt:
     Attributes:
         answers: The accepted texts, empty if none is known.
         behind: For a prefix mode in which other documents stand between S and a document when it is
-            precomputed, these, for each document. Further modes to compare have names that begin
-            with `primer` or `neighbours`; `A&B` is the mean of what two of them store.
+            precomputed, the prefixes of each document: each of them some documents, and in a mode
+            `primer` there may be several. Further modes to compare have names that begin with
+            `primer` or `neighbours`.
         sources: Where each document comes from, if that is known: the name of the whole document,
             and the number of this piece within it, from 0.
     """
@@ -34,7 +35,7 @@ class Prompt:
     documents: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]
     answers: tuple[str, ...] = ()
-    behind: Mapping[str, Sequence[Sequence[Sequence[int]]]] = field(
+    behind: Mapping[str, Sequence[Sequence[Sequence[Sequence[int]]]]] = field(
         default_factory=dict, compare=False
     )
     sources: tuple[tuple[str, int], ...] = field(default=(), compare=False)
@@ -107,12 +108,11 @@ class SegmentStore:
 
     def _document(self, prompt: Prompt, number: int, prefix_mode: str) -> Address:
         ids = prompt.documents[number]
-        names = prefix_mode.split("&")
-        if not prompt.behind.keys() >= set(names):
+        behind = prompt.behind.get(prefix_mode)
+        if behind is None:
             return self._addressing.document(ids, prefix_mode, prompt.system, "")
-        behind = [prompt.behind[name][number] for name in names]
         mode = "neighbours" if prefix_mode.startswith("neighbours") else "primer"
-        return self._addressing.document(ids, mode, prompt.system, "", list(filter(None, behind)))
+        return self._addressing.document(ids, mode, prompt.system, "", behind[number])
 
     def _chunk(self, address: Address, codec: str) -> EncodedChunk:
         found = self._encoded.get((address.key, codec))

@@ -45,7 +45,7 @@ def test_other_modes_know_what_the_service_would_put_before_each_passage(tmp_pat
         first, *others = prompt.behind[kind]
         assert first == (), "the first passage of a prompt is exact"
         for passage, behind in zip(prompt.documents[1:], others, strict=True):
-            texts = [tuple(ids) for ids in behind]
+            texts = [tuple(ids) for prefix in behind for ids in prefix]
             assert len(texts) <= 1 and passage not in texts
             assert set(texts) <= set(prompt.documents)
     assert any(prompt.behind["neighbours"])

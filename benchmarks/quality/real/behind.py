@@ -13,6 +13,7 @@ written with the prompts of the suite `docs`: the pieces of the whole collection
     c3   the same three for all chunks, those nearest to the centres of three clusters
     e3   three chunks of the built-in essays, which are of another kind, the same for all chunks
     g3/16  the same three for all chunks of a group, of 16 on average: its most central ones
+    g3/16x2  the mean of what is computed behind these three and behind the three next to them
     d1024  the pieces that precede it in its own document, as many whole ones as 1,024 tokens hold,
            in the document's order; nothing before the first piece (needs `--pieces`)
 
@@ -121,32 +122,36 @@ class Neighbourhood:
         behind = {mode: self._mode(mode, prompt, vectors) for mode in modes}
         return replace(prompt, behind=behind)
 
-    def _mode(self, mode: str, prompt: Prompt, vectors: Vectors) -> list[list[Ids]]:
+    def _mode(self, mode: str, prompt: Prompt, vectors: Vectors) -> list[list[list[Ids]]]:
+        """The prefixes of each chunk."""
         (_, which), flags = mode.split(",")[0].split("-"), mode.split(",")[1:]
-        found: list[list[Ids]] = []
+        found: list[list[list[Ids]]] = []
         for number, vector in enumerate(vectors):
             if number == 0 and "all" not in flags:
                 found.append([])
                 continue
-            chosen: list[Ids] = []
+            prefixes: list[list[Ids]] = [[]]
             for part in which.split("+"):
                 if part[0] == "d":
-                    chosen += self._preceding(prompt, number, int(part[1:]))
-                    continue
-                others = self._others(part, prompt.documents[number], vector)
-                chosen += others if "first" in flags else others[::-1]
-            # What two parts have chosen stands where the later one wants it.
-            found.append(list(dict.fromkeys(chosen[::-1]))[::-1])
+                    chosen = [self._preceding(prompt, number, int(part[1:]))]
+                else:
+                    others = self._others(part, prompt.documents[number], vector)
+                    chosen = others if "first" in flags else [each[::-1] for each in others]
+                prefixes = [before + each for before in prefixes for each in chosen]
+            if "+" in which:  # what two parts have chosen stands where the later one wants it
+                prefixes = [list(dict.fromkeys(each[::-1]))[::-1] for each in prefixes]
+            found.append([each for each in prefixes if each])
         return found
 
-    def _others(self, part: str, ids: Ids, vector: Vectors) -> list[Ids]:
-        """What a part of a mode chooses from the pool, the nearest first."""
+    def _others(self, part: str, ids: Ids, vector: Vectors) -> list[list[Ids]]:
+        """What a part of a mode chooses from the pool, the nearest first: one prefix or several."""
+        part, _, prefixes = part.partition("x")
         kind, (count, *of) = part[0], [int(number) for number in part[1:].split("/")]
         if kind == "n":
-            return self._nearest(ids, vector, count)
+            return [self._nearest(ids, vector, count)]
         if kind == "g":
-            return self._of_group(ids, vector, count, *of)
-        return [other for other in self._fixed(kind, count) if other != ids]
+            return self._of_group(ids, vector, count, *of, prefixes=int(prefixes or 1))
+        return [[other for other in self._fixed(kind, count) if other != ids]]
 
     def _preceding(self, prompt: Prompt, number: int, tokens: int) -> list[Ids]:
         """The pieces of its document right before a piece, in order, of at most so many tokens."""
@@ -173,16 +178,22 @@ class Neighbourhood:
         others = (self._pool[place] for place in ranked if self._pool[place] != ids)
         return [next(others) for _ in range(count)]
 
-    def _of_group(self, ids: Ids, vector: Vectors, count: int, size: int) -> list[Ids]:
+    def _of_group(
+        self, ids: Ids, vector: Vectors, count: int, size: int, *, prefixes: int
+    ) -> list[list[Ids]]:
         """As the service divides a collection (`retriever.primer_groups`)."""
-        if (count, size) not in self._groups:
+        wanted = count * prefixes
+        if (wanted, size) not in self._groups:
             number = max(1, round(len(self._pool) / size))
-            self._groups[count, size] = central(self._vectors, number, count)
-        groups = self._groups[count, size]
+            self._groups[wanted, size] = central(self._vectors, number, wanted)
+        groups = self._groups[wanted, size]
         nearest = np.argsort(-(self._vectors[groups].mean(axis=1) @ vector), kind="stable")
-        found = [[self._pool[place] for place in groups[group]] for group in nearest]
-        others = (each for each in found if ids not in each)
-        return next(others, [other for other in found[0] if other != ids])
+        for group in nearest:
+            members = [self._pool[place] for place in groups[group]]
+            runs = [members[start : start + count] for start in range(0, wanted, count)]
+            if without := [run for run in runs if ids not in run]:
+                return without
+        return [[self._pool[place] for place in groups[nearest[0]] if self._pool[place] != ids]]
 
     def _fixed(self, kind: str, count: int) -> list[Ids]:
         if kind == "e":

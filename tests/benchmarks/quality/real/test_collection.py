@@ -78,9 +78,10 @@ def test_the_pieces_right_before_one_that_fit(
     lengths = set()
     for prompt in map(lambda p: neighbourhood(pieces).add(p, [mode]), prompts):
         assert prompt.behind[mode][0] == []
-        for (document, number), behind in list(
+        for (document, number), prefixes in list(
             zip(prompt.sources, prompt.behind[mode], strict=True)
         )[1:]:
+            [behind] = prefixes or [[]]
             first = number - len(behind)
             assert behind == [of[document, n] for n in range(first, number)]
             taken = sum(map(len, behind))
@@ -98,10 +99,10 @@ def test_a_groups_primer_comes_before_the_documents_own_pieces(
     for prompt in map(lambda p: neighbourhood(pieces).add(p, modes), prompts):
         primer, own, both = (prompt.behind[mode] for mode in modes)
         for number in range(1, len(prompt.documents)):
-            of_both = list(both[number])
-            assert of_both[len(of_both) - len(own[number]) :] == list(own[number])
-            rest = of_both[: len(of_both) - len(own[number])]
-            assert rest == [ids for ids in primer[number] if ids not in own[number]]
+            [of_both], [of_group], [preceding] = both[number], primer[number], own[number] or [[]]
+            assert of_both[len(of_both) - len(preceding) :] == preceding
+            rest = of_both[: len(of_both) - len(preceding)]
+            assert rest == [ids for ids in of_group if ids not in preceding]
         assert list(chain.from_iterable(primer[1:]))
 
 
