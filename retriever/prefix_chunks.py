@@ -243,7 +243,10 @@ class PrefixChunks:
         """
         missing = or_(accompanied.c.kind.is_(None), accompanied.c.kind != kind,
                       accompanied.c.exact == 0, accompanied.c.made == 0)  # fmt: skip
-        query = _DOCUMENTS.distinct().where(missing).limit(limit)
+        query = _DOCUMENTS.distinct().where(missing)
+        if self._database.shared:  # so that several processes do not all begin with the same
+            query = select(query.subquery()).order_by(func.random())
+        query = query.limit(limit)
         with self._database.read() as read:
             found = [(Scope(tenant, name), doc) for tenant, name, doc in read.execute(query)]
         return found or self._outgrown(kind, count, limit)

@@ -29,6 +29,8 @@ from service.models.gguf_file import GgufHeader, type_name
 
 _FOLDER = "give the model's own folder"
 _TOKENIZERS = ("gpt2", "llama")
+# RoPE has a check of its own, and a text model does without what its images need.
+_LOOKED_AT_APART = ("rope.scaling.", "vision.", "mm.")
 # Parts of `rope.scaling.` that are understood, by its type.
 YARN = {
     "yarn_attn_factor": "attention_factor",
@@ -145,7 +147,7 @@ def _faults_of_keys(header: GgufHeader, family: GgufFamily) -> Iterator[str]:
         for key, value in header.metadata.items()
         if key.startswith(prefix)
         and (part := key.removeprefix(prefix)) not in known
-        and not part.startswith("rope.scaling.")
+        and not part.startswith(_LOOKED_AT_APART)
         and not _says_nothing(part, value)
     )
     if unknown:

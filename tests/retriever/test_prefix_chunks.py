@@ -318,6 +318,15 @@ def test_other_readers_are_another_revision(retriever: Retriever) -> None:
     assert "fox-2" not in choose(retriever, "fox-1", "neighbours", 9)
 
 
+@pytest.mark.parametrize("open_database", ["postgresql"], indirect=True)
+def test_in_a_shared_catalog_all_that_is_open_is_found(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    retriever.ingest(corpus(8))
+    found = [doc_id for _, doc_id in retriever.prefix_chunks.open("primer", 99, count=3)]
+    assert sorted(found) == sorted(document.doc_id for document in corpus(8))
+    assert len(retriever.prefix_chunks.open("primer", 5, count=3)) == 5
+
+
 def test_a_deleted_document_leaves_nothing(retriever: Retriever) -> None:
     choose(retriever, "fox-2", "neighbours")
     retriever.delete(["fox-2"])

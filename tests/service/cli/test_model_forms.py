@@ -59,6 +59,17 @@ def test_one_of_another_architecture_fails_everywhere(
     assert not list(cache.glob("[!.]*"))
 
 
+def test_what_a_file_says_and_nobody_understands_is_named(
+    tmp_path: Path, given: tuple[str, ...], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.gguf"
+    write_gguf(file, tiny_config("qwen2"), keys={"attention.sliding_window": 4096})
+    found = doctor(capsys, "--model", str(file), *given)
+    assert found["level"] == "fail" and not cache.exists()
+    assert "sets qwen2.attention.sliding_window" in found["message"]
+    assert "the model's own folder" in found["message"]
+
+
 @pytest.mark.parametrize("model", ["smollm2", "owner/model"])
 def test_what_has_to_be_downloaded(
     model: str, given: tuple[str, ...], cache: Path, capsys: pytest.CaptureFixture[str]

@@ -100,7 +100,8 @@ def test_a_tensor_that_the_family_does_not_have(tmp_path: Path) -> None:
 
 def test_what_says_that_there_is_nothing_of_it_is_passed_over(tmp_path: Path) -> None:
     keys = {"expert_count": 0, "rope.scaling.type": "none", "attention.causal": True}
-    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), keys=keys)
+    images = {"mm.tokens_per_image": 256, "vision.attention.head_count": 16}
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), keys={**keys, **images})
     check(read_header(tmp_path / "a.gguf"))
 
 
