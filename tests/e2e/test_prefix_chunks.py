@@ -23,7 +23,7 @@ def test_every_order_hits_completely_also_after_a_restart(
     serve: Serve, twelve: Documents, mode: str
 ) -> None:
     names = [document["doc_id"] for document in twelve]
-    with serve(prefix_mode=mode, companions=2, primers=1) as service:
+    with serve(prefix_mode=mode, companions=2, primers=2) as service:
         service.ingest(twelve)
         until_complete(service)
         for attempt in range(2):
@@ -38,7 +38,9 @@ def test_every_order_hits_completely_also_after_a_restart(
                 first, *others = answer["cache"]["documents"]
                 firsts.add(first["doc_id"])
                 assert first["behind"] == 0
-                assert all(1 <= other["behind"] <= 2 for other in others)
+                most = 4 if mode == "primer" else 2
+                assert all(1 <= other["behind"] <= most for other in others)
+                assert mode != "primer" or max(other["behind"] for other in others) > 2
             assert len(firsts) > 1
             if attempt == 0:
                 service.kill_nine()
