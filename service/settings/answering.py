@@ -142,6 +142,13 @@ class RetrievalSettings(BaseModel):
     companions: int = Field(
         3, ge=1, le=16, description="chunks that others are computed behind: primer, neighbours"
     )
+    primers: int = Field(
+        3,
+        ge=1,
+        le=8,
+        description="sets of such chunks that each chunk is computed behind in prefix mode primer; "
+        "their mean is stored, and ingestion takes so many times as long",
+    )
 
     @field_validator("prefix_mode")
     @classmethod
