@@ -170,8 +170,10 @@ def _pack_ids(ids: Sequence[int]) -> bytes:
         packed = array("i", ids)
     except (OverflowError, TypeError) as error:
         raise ChunkSpecError(f"token ids must be integers in [0, 2**31): {error}") from error
-    if packed and min(packed) < 0:
-        raise ChunkSpecError(f"token ids must be integers in [0, 2**31), got {min(packed)}")
     if sys.byteorder == "big":
         packed.byteswap()
-    return packed.tobytes()
+    raw = packed.tobytes()
+    # The sign bits, because a prompt's prefixes are thousands of tokens and looked at each time.
+    if max(raw[3::4], default=0) > 127:
+        raise ChunkSpecError(f"token ids must be integers in [0, 2**31), got {min(ids)}")
+    return raw

@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from kvstore import ChunkSpec, chunk_key
 from service.prompt import CHUNK_PREFIX_MODES, PREFIX_MODES
@@ -55,6 +56,11 @@ class Address:
         return Prefix(self.prefix_ids, exact=not self.stitched and not self.other_parts)
 
 
+MAX_PREFIXES = 1024
+"""Remembered by one `Addressing`."""
+_PrefixKey = tuple[tuple[int, ...], str, str, str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Addressing:
     """Makes addresses for one model and codec.
@@ -71,6 +77,9 @@ class Addressing:
     secret: bytes = b""
     tenants_secret: bytes = b""
     lora: str = ""
+    _prefixes: dict[_PrefixKey, tuple[Address, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def with_lora(self, name: str) -> Addressing:
         """Return the addresses of chunks that are computed with a LoRA adapter; "": the base
@@ -109,8 +118,7 @@ class Addressing:
             return self._address(ids, mode, start, tenant)
         if prefix_mode == "primer":
             first, *others = [
-                self._prefix([token for each in primer for token in each], start, tenant)
-                for primer in behind
+                self._prefix(list(chain.from_iterable(primer)), start, tenant) for primer in behind
             ]
             if not others:
                 return self._address(ids, "system", first, tenant)
@@ -164,8 +172,16 @@ class Addressing:
         """
         if not ids:
             return before
-        mode = "system" if before else "none"
-        return (*before, self._address(ids, mode, before, tenant, codec="raw"))
+        # Many chunks stand behind the same primers, at every prompt, and hashing them takes long.
+        asked = (tuple(ids), before[-1].key if before else "", tenant, self.lora)
+        known = self._prefixes.get(asked)
+        if known is None:
+            if len(self._prefixes) >= MAX_PREFIXES:
+                self._prefixes.clear()
+            mode = "system" if before else "none"
+            known = (*before, self._address(ids, mode, before, tenant, codec="raw"))
+            self._prefixes[asked] = known
+        return known
 
     def _address(
         self,
@@ -190,9 +206,10 @@ class Addressing:
             head_dim=decoder.head_dim,
             tokens=len(ids),
         )
-        prefix_ids = list(_ids(parts))
-        for each in other_parts:  # the lengths tell where one ends
-            prefix_ids = [len(prefix_ids), *prefix_ids, *_ids(each)]
+        prefix_ids: Sequence[int] = _ids(parts)
+        if other_parts:  # a part's key stands for its own tokens, and for those before it
+            keys = [each[-1].key for each in (parts, *other_parts)]
+            prefix_ids = [int(key[at : at + 4], 16) for key in keys for at in range(0, 32, 4)]
         key = chunk_key(
             fingerprint=spec.fingerprint,
             dtype=spec.dtype,
@@ -212,4 +229,4 @@ class Addressing:
 
 
 def _ids(parts: Sequence[Address]) -> tuple[int, ...]:
-    return tuple(token for part in parts for token in part.ids)
+    return tuple(chain.from_iterable(part.ids for part in parts))
