@@ -17,6 +17,8 @@ from service.worker.kv.pool import SequenceKV
 
 MIN_TOKENS = 32
 """Copying fewer gains nothing."""
+MIN_HISTORY = 64
+"""Tokens of earlier turns: to compute fewer takes hardly any time."""
 BLOCK = 64
 """Tokens between two hashes of the index. A shorter prompt is not found."""
 
@@ -81,12 +83,19 @@ class CachedPrompt(PromptRecord):
     Attributes:
         logits: of the first answer token `[vocabulary]`.
         repeats: whether it repeated an earlier prompt itself, so that it may well be repeated, too.
+        seen: what other prompts held before the earlier turns that it took from them, as token ids
+            `[m]` each: its KV has seen them, though it does not hold them.
     """
 
     logits: Tensor
     kv: CachedKV
     repeats: bool = False
     place: Place = "pool"
+    seen: tuple[Tensor, ...] = ()
+
+    def has_seen(self, texts: Collection[Sequence[int]]) -> bool:
+        """Return whether it holds one of these texts, or its earlier turns have seen one."""
+        return any(holds(tokens, ids) for tokens in (self.tokens, *self.seen) for ids in texts)
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,33 @@ class Reuse:
     def lost(self) -> bool:
         """Whether that prompt has been evicted meanwhile."""
         return not self.prompt.kv.reserved_tokens
+
+
+@dataclass(frozen=True)
+class History:
+    """Earlier turns: the first `tokens` tokens of a prompt's question stand in an earlier prompt.
+
+    Attributes:
+        prompt: whose question begins with them, and goes on in its answer.
+    """
+
+    prompt: CachedPrompt
+    tokens: int
+
+    @property
+    def lost(self) -> bool:
+        """Whether that prompt has been evicted meanwhile."""
+        return not self.prompt.kv.reserved_tokens
+
+    @property
+    def behind(self) -> Tensor:
+        """Token ids that they were computed behind `[m]`."""
+        return self.prompt.tokens[: self.prompt.question_start]
+
+    @property
+    def seen(self) -> tuple[Tensor, ...]:
+        """What their KV has seen beside themselves, as token ids."""
+        return (self.behind, *self.prompt.seen)
 
 
 @dataclass(frozen=True)
@@ -130,6 +166,21 @@ class NewPrompt:
         # Without cached logits the last token is computed for its own.
         whole = shared == len(self.tokens) == earlier.prompt_tokens
         return shared if whole else min(shared, len(self.tokens) - 1)
+
+    def shared_history(self, earlier: PromptRecord, tokens: int) -> int:
+        """Return how many of the first `tokens` tokens of its question begin an earlier prompt's.
+
+        None, if they do not go on in that prompt's answer: who asks must have been given it.
+        """
+        ours = (earlier.tenant, earlier.lora) == (self.tenant, self.lora)
+        if not ours or not (earlier.method == self.method or earlier.exact):
+            return 0
+        first = self.question_start
+        shared = shared_tokens(
+            earlier.tokens[earlier.question_start :], self.tokens[first : first + tokens]
+        )
+        asked = earlier.prompt_tokens - earlier.question_start
+        return shared if shared > asked else 0
 
 
 def holds(tokens: Tensor, text: Sequence[int]) -> bool:

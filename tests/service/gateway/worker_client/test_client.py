@@ -102,7 +102,7 @@ async def test_a_long_prefill_is_no_silence(data: Path) -> None:
 async def test_a_gateway_that_stood_still_blames_no_worker(data: Path) -> None:
     async with connected(data) as (client, _):
         ready = client.require()
-        time.sleep(1.5)  # noqa: ASYNC251  nothing runs, as on a machine that is far too busy
+        time.sleep(1.5)
         await asyncio.sleep(0.3)
         assert client.require() is ready
 
