@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality.conversations --model FOLDER --conversations 12 --out FILE.jsonl
 
-Writes a line for each way and turn. A stopped run goes on with the same command.
+Writes a line for each way and turn, and the means. A stopped run goes on with the same command.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from benchmarks.quality.conversations.drawn import DrawnTurn, draw
 from benchmarks.quality.conversations.measure import Conversations, Way
@@ -30,20 +32,20 @@ from tuning.prompts import Prompt
 
 
 def ways(mode: str) -> list[Way]:
-    """Computed anew first: what is done without any reuse of history."""
-    scout = QuestionScout()
+    """In the question; computed beside it, as the service does; and reused."""
+    scout, pie = QuestionScout(), Pie()
     return [
-        Way("scout, anew", scout, mode),
-        Way("scout, anew, apart", scout, mode, apart=lambda shared, asked: shared),
-        Way("scout, reused", scout, mode, reused=lambda shared, asked: shared),
-        Way("scout, last answer anew", scout, mode, reused=lambda shared, asked: asked),
-        Way(
-            "scout, last answer apart", scout, mode,
-            reused=lambda shared, asked: asked, apart=lambda shared, asked: shared - asked,
-        ),
-        Way("pie, anew", Pie(), mode),
-        Way("pie, reused", Pie(), mode, reused=lambda shared, asked: shared),
-    ]  # fmt: skip
+        Way("question_scout, in the question", scout, mode),
+        Way("question_scout, compute", scout, mode, reused=whole, anew=True),
+        Way("question_scout, reuse", scout, mode, reused=whole),
+        Way("pie, compute", pie, mode),
+        Way("pie, reuse", pie, mode, reused=whole),
+    ]
+
+
+def whole(shared: int, asked: int) -> int:
+    """All of the history that stood in the turn before."""
+    return shared
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -99,7 +101,20 @@ def main(given: Sequence[str] | None = None) -> int:
             with args.out.open("a", encoding="utf-8") as out:
                 out.writelines(lines)
             print(f"{number}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    print(table([json.loads(line) for line in args.out.read_text().splitlines()]))
     return 0
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """Means over the turns after the first."""
+    later = [record for record in records if record["turn"] > 1]
+    columns = ("operations", "kl", "kl_first", "agreement", "same")
+    lines = [f"| way | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
+    for way in dict.fromkeys(record["way"] for record in later):
+        own = [record for record in later if record["way"] == way]
+        means = [f"{fmean(record[name] for record in own):.4f}" for name in columns]
+        lines.append(f"| {way} | {' | '.join(means)} |")
+    return "\n".join(lines)
 
 
 class Writer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
@@ -39,6 +39,7 @@ class PromptRecord:
         lora: fingerprint of the LoRA adapter that it was computed with; "" for the base model.
         method: how it was computed; equal for requests that would be computed alike.
         exact: whether its KV is that of a full prefill.
+        history: first tokens of its Q that are earlier turns.
     """
 
     tokens: Tensor
@@ -49,11 +50,12 @@ class PromptRecord:
     lora: str
     method: str
     exact: bool
+    history: int = 0
 
     @property
     def facts(self) -> dict[str, Any]:
         """The attributes of this class, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(PromptRecord)}
+        return {each.name: getattr(self, each.name) for each in fields(PromptRecord)}
 
     def is_repeated(self, tokens: int) -> bool:
         """Return whether a prompt that takes its first `tokens` tokens repeats it.
@@ -87,8 +89,8 @@ class CachedPrompt(PromptRecord):
             `[m]` each: its KV has seen them, though it does not hold them.
     """
 
-    logits: Tensor
-    kv: CachedKV
+    logits: Tensor = field(kw_only=True)
+    kv: CachedKV = field(kw_only=True)
     repeats: bool = False
     place: Place = "pool"
     seen: tuple[Tensor, ...] = ()
@@ -170,7 +172,8 @@ class NewPrompt:
     def shared_history(self, earlier: PromptRecord, tokens: int) -> int:
         """Return how many of the first `tokens` tokens of its question begin an earlier prompt's.
 
-        None, if they do not go on in that prompt's answer: who asks must have been given it.
+        None, if no answer is among them: who asks must have been given one that the documents
+        before them led to. It is that prompt's own, or one of its earlier turns.
         """
         ours = (earlier.tenant, earlier.lora) == (self.tenant, self.lora)
         if not ours or not (earlier.method == self.method or earlier.exact):
@@ -180,7 +183,7 @@ class NewPrompt:
             earlier.tokens[earlier.question_start :], self.tokens[first : first + tokens]
         )
         asked = earlier.prompt_tokens - earlier.question_start
-        return shared if shared > asked else 0
+        return shared if shared > asked or 0 < earlier.history <= shared else 0
 
 
 def holds(tokens: Tensor, text: Sequence[int]) -> bool:

@@ -107,6 +107,7 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         kv=kv,
         repeats=sequence.repeats,
         seen=seen_by(sequence),
+        history=sequence.request.history,
     )
 
 

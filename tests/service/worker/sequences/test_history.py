@@ -124,7 +124,7 @@ def expected(model: Tiny, method: Method, first: list[int]) -> tuple[torch.Tenso
 
 def _behind(model: Tiny, before: Prompt, chosen: Trace) -> Trace:
     """The first turn with its answer: the documents' KV as the question left it."""
-    stored = [
+    stored: list[Stored | None] = [
         Stored(
             [_unrotated(model, k, rows, layer) for layer, k in enumerate(chosen.k)],
             [v[rows] for v in chosen.v],
@@ -312,6 +312,18 @@ def test_a_forecast_says_what_would_be_reused(running: Rig) -> None:
     _, report = second_turn(running, PIE, first)
     assert report.recomputed_tokens == forecast.recomputed_tokens
     assert report.flops == pytest.approx(forecast.flops, rel=0.02)
+
+
+def test_another_question_after_the_same_turns(running: Rig) -> None:
+    """Also where the earlier answer is not among them: their own answers are."""
+    first = first_turn(running, PIE)
+    second_turn(running, PIE, first, history_mode="compute")
+    history = [*ASKED, *first]
+    running.engine.forget([], [tuple(DOCUMENTS[0].ids)])  # of the first turn
+    _, report = running.answer(
+        PIE, DOCUMENTS[:2], question=[*history, *words(9, 9)], history=72, history_mode="reuse"
+    )
+    assert report.history_tokens == len(history) == 72
 
 
 def test_the_whole_question_is_no_history(running: Rig) -> None:
