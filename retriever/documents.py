@@ -60,6 +60,7 @@ class Document:
         title: The title, which becomes part of every chunk.
         metadata: JSON that filters can use.
         marks: Where pages and headings begin, sorted by `start`.
+        readers: Its reading group (catalog/reading_groups.py); "": everybody's.
     """
 
     doc_id: str
@@ -67,6 +68,7 @@ class Document:
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[Mark, ...] = ()
+    readers: str = ""
 
 
 @dataclass(frozen=True)
@@ -208,12 +210,12 @@ def validate_document(document: Document) -> None:
     """
     if not isinstance(document.doc_id, str) or not document.doc_id.strip():
         raise InvalidDocument("doc_id must be a non-empty string")
-    if len(document.doc_id) > MAX_ID_CHARS:
-        raise InvalidDocument(f"doc_id is longer than {MAX_ID_CHARS} characters")
-    for name in ("doc_id", "title", "text"):
+    for name in ("doc_id", "title", "text", "readers"):
         value = getattr(document, name)
         if not isinstance(value, str):
             raise InvalidDocument(f"{name} must be a string, not {type(value).__name__}")
+        if name in ("doc_id", "readers") and len(value) > MAX_ID_CHARS:
+            raise InvalidDocument(f"{name} is longer than {MAX_ID_CHARS} characters")
         try:
             value.encode()
         except UnicodeEncodeError as error:
@@ -239,11 +241,13 @@ def validate_document(document: Document) -> None:
 
 
 def document_revision(document: Document, chunking: str) -> str:
-    """sha256 of text, title, metadata, marks and the fingerprint of the chunking parameters."""
+    """sha256 of the document, but for its id, and of the fingerprint of the chunking parameters."""
     parts: list[Any] = [document.text, document.title, canonical_metadata(document.metadata)]
     parts.append(chunking)
     if document.marks:  # without any the hash is that of earlier releases
         parts.append([[mark.start, mark.kind, mark.label] for mark in document.marks])
+    if document.readers:  # likewise
+        parts.append({"readers": document.readers})
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

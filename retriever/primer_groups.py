@@ -1,7 +1,9 @@
 """The groups of a collection in prefix mode `primer`, and the chunks at the centre of each.
 
 A collection is divided into groups of about `GROUP` chunks. All chunks of a group are precomputed
-behind the same central chunks, its primer, so a primer's own KV is computed once for so many.
+behind the same central chunks, its primers, so a primer's own KV is computed once for so many: the
+chunks nearest to the centre are the first primer, those next to them the second, and so on. The
+documents of each reading group are divided by themselves (catalog/reading_groups.py).
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import Select, bindparam, func, select
 
 from retriever.catalog import queries
+from retriever.catalog.reading_groups import GroupSizes, visible_to
 from retriever.catalog.tables import chunks, documents, primers, vectors
 from retriever.embedders.base import Vectors
-from retriever.index.vector_search import VectorSearch
 from retriever.scope import Scope
 from retriever.sql.database import Database
 from retriever.sql.expressions import among
@@ -32,10 +34,17 @@ _REMEMBERED = 64  # collections whose groups are held in memory
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of a collection: their central chunks, and the mean of these chunks' vectors."""
+    """Groups of documents with the same readers.
 
-    chunk_ids: list[list[int]]
+    Attributes:
+        primers: Of each group, each the ids of its chunks.
+        means: Of these chunks' vectors, `[groups, dim]`.
+        last: Number of the newest group, also of one that has lost chunks; 0: there was none.
+    """
+
+    primers: list[list[list[int]]]
     means: Vectors
+    last: int
 
 
 class PrimerGroups:
@@ -43,101 +52,140 @@ class PrimerGroups:
 
     Args:
         database: The catalog's; it must have been started.
-        index: Tells how many chunks a collection has.
+        sizes: Of the collections.
     """
 
-    def __init__(self, database: Database, index: VectorSearch) -> None:
+    def __init__(self, database: Database, sizes: GroupSizes) -> None:
         self._database = database
-        self._index = index
-        self._groups: OrderedDict[tuple[Scope, int, int], _Groups] = OrderedDict()
+        self._sizes = sizes
+        self._groups: OrderedDict[tuple[Scope, str, int, int, int], _Groups] = OrderedDict()
         self._lock = Lock()
 
-    def primers_near(self, vector: Vectors, scope: Scope, count: int, most: int) -> list[list[int]]:
-        """Return the chunk ids of the primers of the `most` groups nearest to a vector.
+    def primers_near(
+        self, vector: Vectors, scope: Scope, readers: str, *, count: int, primers: int, most: int
+    ) -> list[list[list[int]]]:
+        """Return the primers of the `most` groups nearest to a vector, as ids of their chunks.
 
         Args:
             vector: `[dim]`.
             scope: The collection.
+            readers: Of the document of which the vector is: groups of others are left out.
             count: Chunks of a primer.
-            most: How many primers, nearest first; fewer if there are fewer groups.
+            primers: Of a group; fewer where a small collection has none with so many.
+            most: How many groups, nearest first; fewer if there are fewer.
         """
+        dim = len(vector)
         with self._lock:
-            groups = self._groups_of(scope, count, len(vector))
-        if not groups.chunk_ids:
-            return []
-        nearest = np.argsort(-(groups.means @ vector), kind="stable")
-        return [groups.chunk_ids[place] for place in nearest[:most]]
+            found = [
+                self._groups_of(scope, each, count, primers, dim) for each in visible_to(readers)
+            ]
+        of_group = [own for groups in found for own in groups.primers]
+        means = np.concatenate([groups.means.reshape(-1, dim) for groups in found])
+        nearest = np.argsort(-(means @ vector), kind="stable")
+        return [of_group[place] for place in nearest[:most]]
 
     def forget(self) -> None:
         """Read the groups again when they are needed: some of their chunks were removed."""
         with self._lock:
             self._groups.clear()
 
-    def _groups_of(self, scope: Scope, count: int, dim: int) -> _Groups:
-        """Return the groups; further ones are made when the collection has outgrown them twice."""
-        groups = self._groups.get((scope, count, dim))
+    def _groups_of(self, scope: Scope, readers: str, count: int, primers: int, dim: int) -> _Groups:
+        """Return the groups; further ones are made when the documents have outgrown them twice.
+
+        So they are when there are enough documents for groups with more primers.
+        """
+        key = scope, readers, count, primers, dim
+        groups = self._groups.get(key)
         if groups is None:
-            groups = self._stored(scope, count, dim)
-        chunks = self._index.count(scope)
+            groups = self._stored(*key)
+        chunks = self._sizes.own(scope, readers)
+        possible = min(primers, max(1, (chunks - 1) // count))
+        there = sum(len(own) >= possible for own in groups.primers)
         wanted = max(1, round(chunks / GROUP))
-        missing = min(wanted - len(groups.chunk_ids), MAX_GROUPS)
-        if chunks > count and missing >= max(1, len(groups.chunk_ids)):
-            ids, sampled = self._sample(scope, MAX_SAMPLE, dim)
-            if len(ids) >= max(count, missing):
-                places = central(sampled, missing, count)
-                self._add(scope, [[ids[place] for place in row] for row in places])
-                groups = self._stored(scope, count, dim)
-        self._groups[scope, count, dim] = groups
-        self._groups.move_to_end((scope, count, dim))
+        missing = min(wanted - there, MAX_GROUPS)
+        if chunks > count and missing >= max(1, there):
+            ids, sampled = self._sample(scope, readers, MAX_SAMPLE, dim)
+            if len(ids) >= max(possible * count, missing):
+                places = central(sampled, missing, possible * count)
+                further = [[ids[place] for place in row] for row in places]
+                self._add(scope, readers, further, after=groups.last)
+                groups = self._stored(*key)
+        self._groups[key] = groups
+        self._groups.move_to_end(key)
         while len(self._groups) > _REMEMBERED:
             self._groups.popitem(last=False)
         return groups
 
-    def _stored(self, scope: Scope, count: int, dim: int) -> _Groups:
-        """Return the groups of a collection that have all their `count` central chunks."""
+    def _stored(self, scope: Scope, readers: str, count: int, most: int, dim: int) -> _Groups:
+        """Return the groups, with those of their first `most` primers that have all their chunks.
+
+        Those with the most primers, that is: a collection may have been too small for more once.
+        """
         query = (
-            select(primers.c.number, primers.c.chunk_id, vectors.c.vector)
+            select(primers.c.number, primers.c.position, primers.c.chunk_id, vectors.c.vector)
             .join(vectors, vectors.c.chunk_id == primers.c.chunk_id)
-            .where(primers.c.scope_id == bindparam("scope_id"))
+            .where(primers.c.scope_id == bindparam("scope_id"), primers.c.readers == readers)
+            .where(primers.c.position < count * most)
             .where(func.length(vectors.c.vector) == 4 * dim)
             .order_by(primers.c.number, primers.c.position)
         )
         with self._database.read() as read:
-            rows = read.execute(query, {"scope_id": queries.find_scope(read, scope)}).all()
-        members: dict[int, list[tuple[int, Vectors]]] = {}
-        for number, chunk_id, blob in rows:
-            members.setdefault(number, []).append((chunk_id, np.frombuffer(blob, dtype="<f4")))
-        whole = [group for group in members.values() if len(group) == count]
-        means = [np.mean([vector for _, vector in group], axis=0) for group in whole]
-        chunk_ids = [[chunk_id for chunk_id, _ in group] for group in whole]
-        return _Groups(chunk_ids, np.array(means, dtype=np.float32))
+            scope_id = queries.find_scope(read, scope)
+            rows = read.execute(query, {"scope_id": scope_id}).all()
+            last = read.execute(_last_number(scope_id, readers)).scalar_one()
+        members: dict[tuple[int, int], list[tuple[int, Vectors]]] = {}
+        for number, position, chunk_id, blob in rows:
+            member = chunk_id, np.frombuffer(blob, dtype="<f4")
+            members.setdefault((number, position // count), []).append(member)
+        whole: dict[int, list[list[tuple[int, Vectors]]]] = {}
+        for (number, _), primer in members.items():
+            if len(primer) == count:
+                whole.setdefault(number, []).append(primer)
+        best = max(map(len, whole.values()), default=0)
+        groups = [own for own in whole.values() if len(own) == best]
+        means = [np.mean([vector for own in each for _, vector in own], axis=0) for each in groups]
+        ids = [[[chunk_id for chunk_id, _ in own] for own in each] for each in groups]
+        return _Groups(ids, np.array(means, dtype=np.float32), last)
 
-    def _add(self, scope: Scope, groups: Sequence[Sequence[int]]) -> None:
-        """Store further groups, by the ids of their central chunks."""
+    def _add(
+        self, scope: Scope, readers: str, groups: Sequence[Sequence[int]], *, after: int
+    ) -> None:
+        """Store further groups, by the ids of their central chunks, unless others have done so.
+
+        Args:
+            scope: The collection.
+            readers: Of the groups' documents.
+            groups: The central chunks of each.
+            after: The last group that is known.
+        """
         with self._database.write() as write:
             scope_id = queries.find_scope(write, scope)
-            last = select(func.coalesce(func.max(primers.c.number), 0))
-            first = write.execute(last.where(primers.c.scope_id == scope_id)).scalar_one() + 1
+            if write.execute(_last_number(scope_id, readers)).scalar_one() != after:
+                return
+            first = write.execute(_last_number(scope_id)).scalar_one() + 1
             wanted = {chunk_id for group in groups for chunk_id in group}
             query = select(chunks.c.chunk_id).where(among(chunks.c.chunk_id, wanted))
             there = set(write.scalars(query))
             rows = [
-                {"scope_id": scope_id, "number": number, "position": place, "chunk_id": chunk_id}
+                {"scope_id": scope_id, "number": number, "position": place,
+                 "chunk_id": chunk_id, "readers": readers}
                 for number, group in enumerate(groups, first)
                 for place, chunk_id in enumerate(group)
                 if chunk_id in there
-            ]
+            ]  # fmt: skip
             if rows:
                 write.execute(primers.insert(), rows)
 
-    def _sample(self, scope: Scope, limit: int, dim: int) -> tuple[list[int], Vectors]:
+    def _sample(
+        self, scope: Scope, readers: str, limit: int, dim: int
+    ) -> tuple[list[int], Vectors]:
         """Return ids and vectors `[n, dim]` of some chunks, the same ones every time."""
         shuffled = (vectors.c.chunk_id * 2654435761) % 4294967291
         query = (
             select(vectors.c.chunk_id, vectors.c.vector)
             .join(chunks, chunks.c.chunk_id == vectors.c.chunk_id)
             .join(documents, documents.c.document == chunks.c.document)
-            .where(documents.c.scope_id == bindparam("scope_id"))
+            .where(documents.c.scope_id == bindparam("scope_id"), documents.c.readers == readers)
             .where(func.length(vectors.c.vector) == 4 * dim)
             .order_by(shuffled)
             .limit(limit)
@@ -146,6 +194,13 @@ class PrimerGroups:
             rows = read.execute(query, {"scope_id": queries.find_scope(read, scope)}).all()
         found = [np.frombuffer(row.vector, dtype="<f4") for row in rows]
         return [row.chunk_id for row in rows], np.array(found, dtype=np.float32)
+
+
+def _last_number(scope_id: int | None, readers: str | None = None) -> Select[int]:
+    """Select the number of the newest group, of these readers if they are given; 0: none."""
+    last = select(func.coalesce(func.max(primers.c.number), 0))
+    last = last.where(primers.c.scope_id == scope_id)
+    return last if readers is None else last.where(primers.c.readers == readers)
 
 
 _ITERATIONS = 10

@@ -139,17 +139,23 @@ def _why(rule: FieldRule) -> str:
 
 
 def models_page(page: str) -> str:
-    """Return docs/models.md, `page`, with a row per family: what it is, and how it decodes."""
+    """Return docs/models.md, `page`, with a row per family: what it is, how it decodes, and which
+    GGUF files hold it."""
+    from service.models.gguf_families import architectures_of
     from service.worker.model.families import family_decoder  # which needs torch
     from service.worker.model.supported import FAMILIES
 
-    rows = ["| `model_type` | models, and what is different about them | a decode step on a CPU |"]
-    rows.append("|---|---|---|")
+    rows = [
+        "| `model_type` | models, and what is different about them | a decode step on a CPU "
+        "| architecture of GGUF files |",
+        "|---|---|---|---|",
+    ]
     for name in sorted(FAMILIES):
         family = family_decoder(name)
         said = " ".join((family.__doc__ or "").split())
         decodes = "one kernel call" if family.has_plain_layers else "layer by layer"
-        rows.append(f"| `{name}` | {said} | {decodes} |")
+        files = ", ".join(f"`{found}`" for found in architectures_of(name)) or "none"
+        rows.append(f"| `{name}` | {said} | {decodes} | {files} |")
     return _with_tables(page, "families", "\n".join(rows) + "\n")
 
 

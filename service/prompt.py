@@ -98,8 +98,8 @@ class PromptFormat:
         max_tokens: Tokens per answer.
         prefix_mode: What a chunk attends to when it is precomputed: nothing (none), BOS (bos), BOS
             that stays in the prompt (bos_keep), the system prompt (system), or the system prompt
-            and other chunks of the collection: the same ones for all (primer), or the nearest
-            (neighbours).
+            and other chunks of the collection: the same ones for a group (primer, which was closest
+            to full prefill on every chat model that was measured), or the nearest (neighbours).
         stop: Strings that end an answer.
         bos: The token that starts a prompt. Empty: the tokenizer's own; None: none.
     """
@@ -113,7 +113,7 @@ class PromptFormat:
     top_k: int = 5
     passage_order: str = "best_first"
     max_tokens: int = 256
-    prefix_mode: str = "system"
+    prefix_mode: str = "primer"
     stop: tuple[str, ...] = ()
     bos: str | None = ""
 

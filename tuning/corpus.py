@@ -62,7 +62,7 @@ class Corpus:
         self._settings = settings
         self._scope = scope
         self._max_context = max_context
-        self._chosen: dict[tuple[PrefixKind, int], Sequence[Sequence[int]]] = {}
+        self._chosen: dict[tuple[PrefixKind, int], Sequence[Sequence[Sequence[int]]]] = {}
 
     def passages(self, count: int, rng: random.Random) -> list[Chunk]:
         """Up to `count` passages in random order, each of another document while there are some."""
@@ -91,12 +91,12 @@ class Corpus:
         asked = self._prompts.encode_question([Turn("user", question)])
         self._prompts.check_length(segments, asked, max_context=self._max_context - NEXT - 2)
         documents = tuple(tuple(document.ids) for document in segments)
-        behind: dict[str, Sequence[Sequence[Sequence[int]]]] = {
-            kind: [(), *(self._prefix(kind, chunk) for chunk in chunks[1:])] for kind in KINDS
+        behind: dict[str, Sequence[Sequence[Sequence[Sequence[int]]]]] = {
+            kind: [(), *(self._prefixes(kind, chunk) for chunk in chunks[1:])] for kind in KINDS
         }
         return Prompt(task, tuple(self._prompts.system), documents, tuple(asked), behind=behind)
 
-    def _prefix(self, kind: PrefixKind, chunk: Chunk) -> Sequence[Sequence[int]]:
+    def _prefixes(self, kind: PrefixKind, chunk: Chunk) -> Sequence[Sequence[Sequence[int]]]:
         """Return what the service would compute this chunk behind, as token ids."""
         known = self._chosen.get((kind, chunk.chunk_id))
         if known is None:
@@ -105,9 +105,11 @@ class Corpus:
                 kind,
                 scope=self._scope,
                 count=self._settings.companions,
+                primers=self._settings.primers,
                 max_tokens=(self._max_context - self._prompts.format.chunk_tokens) // 2,
             )
-            known = self._chosen[kind, chunk.chunk_id] = [self._prompts.segment(c) for c in found]
+            known = [[self._prompts.segment(c) for c in prefix] for prefix in found]
+            self._chosen[kind, chunk.chunk_id] = known
         return known
 
     @property

@@ -23,8 +23,11 @@ class Prompt:
     Attributes:
         answers: The accepted texts, empty if none is known.
         behind: For a prefix mode in which other documents stand between S and a document when it is
-            precomputed, these, for each document. Further modes to compare have names that begin
-            with `primer` or `neighbours`.
+            precomputed, the prefixes of each document: each of them some documents, and in a mode
+            `primer` there may be several. Further modes to compare have names that begin with
+            `primer` or `neighbours`.
+        sources: Where each document comes from, if that is known: the name of the whole document,
+            and the number of this piece within it, from 0.
     """
 
     task: str
@@ -32,9 +35,10 @@ class Prompt:
     documents: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]
     answers: tuple[str, ...] = ()
-    behind: Mapping[str, Sequence[Sequence[Sequence[int]]]] = field(
+    behind: Mapping[str, Sequence[Sequence[Sequence[Sequence[int]]]]] = field(
         default_factory=dict, compare=False
     )
+    sources: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
     def tokens(self) -> int:

@@ -3,8 +3,10 @@
     python -m benchmarks.costs.precomputed_behind --model FOLDER
 
 Natural Questions' passages (test part) are one collection. Time: all chunks of some groups are
-computed in every prefix mode, in turns, round by round; tokens per second relative to mode system
-as it was before prefixes were kept (S computed with every chunk). Change: a tenth of the documents
+computed in every prefix mode, in turns, round by round; tokens per second of the processor (so that
+what else the machine does counts little), and relative to mode system as it was before prefixes
+were kept (S computed with every chunk). Bytes: of these chunks' KV in the codec raw; in primer and
+neighbours of both copies, and of the primers. Change: a tenth of the documents
 gets another text; counted are the unchanged chunks that have to be computed again.
 """
 
@@ -17,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -43,9 +45,11 @@ from tuning.single_prompts import compute_chunk
 
 OUT = Path("benchmarks/results/real")
 KINDS: tuple[PrefixKind, PrefixKind] = ("primer", "neighbours")
+MODES = ("system", *KINDS)
 COUNT = 3
+Prefixes = list[list[Chunk]]
+"""What a chunk is computed behind."""
 CHANGED = 0.1
-GROUPS = 3  # whose chunks are timed
 
 
 class Store:
@@ -70,9 +74,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--most", type=int, default=96, help="chunks that are timed")
+    parser.add_argument("--groups", type=int, default=3, help="whose chunks are timed")
+    parser.add_argument("--passages", type=int, help="of the collection; default: all")
+    parser.add_argument("--primers", type=int, default=Settings().primers, help="of a chunk")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--name", default="precomputed_behind", help="of the result")
     args = parser.parse_args(given)
     torch.set_num_threads(args.threads)
     decoder = load_model(str(args.model), dtype=args.dtype, device="cpu")
@@ -82,24 +91,45 @@ def main(given: Sequence[str] | None = None) -> int:
         retriever = Retriever.in_folder(Path(folder), embedder, prompts.chunking())
         retriever.start()
         with closing(retriever):
-            retriever.ingest(documents("test"))
-            prefixes = {kind: choose(retriever, kind) for kind in KINDS}
-            chunks = of_groups(retriever, prefixes["primer"], args.most)
-            timed = time_modes(decoder, prompts, chunks, prefixes, args.rounds)
+            retriever.ingest(documents("test")[: args.passages])
+            prefixes = {kind: choose(retriever, kind, args.primers) for kind in KINDS}
+            chunks = of_groups(retriever, prefixes["primer"], args.groups, args.most)
+            timing = Timing(decoder, prompts, chunks, prefixes)
+            seconds = timing.rounds(args.modes, args.rounds)
             churn = changed(retriever, prefixes, args.seed)
     result: dict[str, Any] = {
         "model": {"folder": args.model.name, "fingerprint": model_fingerprint(str(args.model))},
         "environment": describe(),
         "threads": args.threads,
         "seed": args.seed,
-        "chunks": {"collection": len(prefixes["primer"]), "timed": len(chunks)},
-        "speed": timed,
+        "chunks": {
+            "collection": len(prefixes["primer"]),
+            "timed": len(chunks),
+            "tokens": timing.tokens,
+            "primers": len(
+                {
+                    tuple(other.chunk_id for other in primer)
+                    for chunk in chunks
+                    for primer in prefixes["primer"][chunk.chunk_id]
+                }
+            ),
+            "primers_of_a_chunk": args.primers,
+        },
+        "speed": {
+            mode: [round(b / t, 3) for b, t in zip(seconds["before"], seconds[mode], strict=True)]
+            for mode in args.modes
+        },
+        "tokens_per_processor_second": {
+            mode: [round(timing.tokens / each, 1) for each in taken]
+            for mode, taken in seconds.items()
+        },
+        "bytes": {mode: timing.bytes[mode] for mode in args.modes},
         "computed_again": churn,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "precomputed_behind.json"
+    path = args.out / f"{args.name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for mode, speeds in timed.items():
+    for mode, speeds in result["speed"].items():
         print(f"{mode:12} {statistics.median(speeds):.2f} of before, rounds {speeds}")
     print({kind: f"{share:.0%} of the unchanged chunks" for kind, share in churn.items()})
     print(path)
@@ -111,11 +141,11 @@ def documents(split: str) -> list[Document]:
     return [Document(str(n), p.text, p.title) for n, p in enumerate(passages)]
 
 
-def choose(retriever: Retriever, kind: PrefixKind) -> dict[int, list[Chunk]]:
-    """The prefix of every chunk."""
+def choose(retriever: Retriever, kind: PrefixKind, primers: int) -> dict[int, Prefixes]:
+    """The prefixes of every chunk."""
     return {
         chunk.chunk_id: retriever.prefix_chunks.choose(
-            chunk, kind, scope=Scope(), count=COUNT, max_tokens=4096
+            chunk, kind, scope=Scope(), count=COUNT, primers=primers, max_tokens=4096
         )
         for chunk in every_chunk(retriever)
     }
@@ -130,70 +160,93 @@ def every_chunk(retriever: Retriever) -> list[Chunk]:
     ]
 
 
-def of_groups(retriever: Retriever, primers: dict[int, list[Chunk]], most: int) -> list[Chunk]:
+def of_groups(
+    retriever: Retriever, primers: dict[int, Prefixes], count: int, most: int
+) -> list[Chunk]:
     """The chunks of the largest groups, in the order in which they were ingested."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for chunk_id, prefixes in primers.items():
-        groups.setdefault(tuple(c.chunk_id for c in prefixes), []).append(chunk_id)
-    largest = sorted(groups.values(), key=len, reverse=True)[:GROUPS]
+        of_group = tuple(other.chunk_id for primer in prefixes for other in primer)
+        groups.setdefault(of_group, []).append(chunk_id)
+    largest = sorted(groups.values(), key=len, reverse=True)[:count]
     chosen = sorted(chunk_id for group in largest for chunk_id in group)[:most]
     return retriever.catalog.chunks(chosen)
 
 
-def time_modes(
-    decoder: DecoderModel,
-    prompts: PromptBuilder,
-    chunks: Sequence[Chunk],
-    prefixes: dict[PrefixKind, dict[int, list[Chunk]]],
-    rounds: int,
-) -> dict[str, list[float]]:
-    """Speed of every mode over that of `before`, by round."""
-    addressing = Addressing(decoder, fingerprint="companions", codec="raw")
+class Timing:
+    """Computes the same chunks in several prefix modes.
 
-    def address(chunk: Chunk, mode: str) -> Address:
-        behind = [] if mode == "system" else prefixes[mode][chunk.chunk_id]  # type: ignore[index]
-        ids = [prompts.segment(other) for other in behind]
-        return addressing.document(prompts.segment(chunk), mode, prompts.system, "", ids)
+    Args:
+        decoder: The model.
+        prompts: Writes chunks as the service does.
+        chunks: That are computed.
+        prefixes: Of each chunk, by kind.
 
-    def run(mode: str, fresh: bool = False) -> float:
+    Attributes:
+        tokens: Of the chunks.
+        bytes: Stored, by mode.
+    """
+
+    def __init__(
+        self,
+        decoder: DecoderModel,
+        prompts: PromptBuilder,
+        chunks: Sequence[Chunk],
+        prefixes: dict[PrefixKind, dict[int, Prefixes]],
+    ) -> None:
+        self._decoder = decoder
+        self._prompts = prompts
+        self._chunks = chunks
+        self._prefixes = {str(kind): chosen for kind, chosen in prefixes.items()}
+        self._addressing = Addressing(decoder, fingerprint="companions", codec="raw")
+        self.tokens = sum(len(prompts.segment(chunk)) for chunk in chunks)
+        self.bytes: dict[str, int] = {}
+
+    def rounds(self, modes: Sequence[str], count: int) -> dict[str, list[float]]:
+        """Return processor seconds of every mode and of `before`, by round."""
+        taken: dict[str, list[float]] = {name: [] for name in ("before", *modes)}
+        with torch.inference_mode():
+            for number in range(count):
+                for name, seconds in taken.items():
+                    seconds.append(self._run(name))
+                print(f"round {number + 1} of {count}", file=sys.stderr)
+        return taken
+
+    def _run(self, name: str) -> float:
+        mode = "system" if name == "before" else name
         store = Store()
-        if mode == "neighbours":  # all chunks are stored alone first, and counted
-            alone = ChunkPrefill(decoder)
-        prefill = made(store)
-        started = time.perf_counter()
-        for chunk in chunks if mode == "neighbours" else ():
-            of = address(chunk, "system")
+        alone, prefill = ChunkPrefill(self._decoder), self._prefill(store)
+        copies = 0
+        started = time.process_time()
+        for chunk in self._chunks if mode == "neighbours" else ():  # alone first, and counted
+            of = self._address(chunk, "system")
             store.held[of.key] = compute_chunk(alone, of)
-        for chunk in chunks:
-            compute_chunk(made(store) if fresh else prefill, address(chunk, mode))
-        return time.perf_counter() - started
+        for chunk in self._chunks:
+            made = self._prefill(store) if name == "before" else prefill
+            copies += compute_chunk(made, self._address(chunk, mode)).nbytes
+        seconds = time.process_time() - started
+        # Every chunk of a mode with prefixes is stored alone, too. S is stored once for all.
+        self.bytes[name] = copies if mode == "system" else 2 * copies
+        if mode == "primer":
+            system = self._addressing.system(self._prompts.system, "").part_key
+            held = (chunk.nbytes for key, chunk in store.held.items() if key != system)
+            self.bytes[name] += sum(held)
+        return seconds
 
-    def made(store: Store) -> ChunkPrefill:
-        prefill = ChunkPrefill(decoder, store.read)
+    def _address(self, chunk: Chunk, mode: str) -> Address:
+        behind = [] if mode == "system" else self._prefixes[mode][chunk.chunk_id]
+        ids = [[self._prompts.segment(other) for other in prefix] for prefix in behind]
+        of, system = self._prompts.segment(chunk), self._prompts.system
+        return self._addressing.document(of, mode, system, "", ids)
+
+    def _prefill(self, store: Store) -> ChunkPrefill:
+        prefill = ChunkPrefill(self._decoder, store.read)
         prefill.write = lambda part, computed: store.held.update({part.key: computed.chunk})
         return prefill
 
-    modes: dict[str, Callable[[], float]] = {
-        "before": lambda: run("system", fresh=True),
-        "system": lambda: run("system"),
-        "primer": lambda: run("primer"),
-        "neighbours": lambda: run("neighbours"),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in modes}
-    with torch.inference_mode():
-        for number in range(rounds):
-            for name, measure in modes.items():
-                taken[name].append(measure())
-            print(f"round {number + 1} of {rounds}", file=sys.stderr)
-    return {
-        name: [round(b / t, 3) for b, t in zip(taken["before"], seconds, strict=True)]
-        for name, seconds in taken.items()
-        if name != "before"
-    }
-
 
 def changed(
-    retriever: Retriever, prefixes: dict[PrefixKind, dict[int, list[Chunk]]], seed: int
+    retriever: Retriever, prefixes: dict[PrefixKind, dict[int, Prefixes]], seed: int
 ) -> dict[str, float]:
     """Share of the unchanged chunks that stand behind a changed one, by kind."""
     names = sorted({chunk.doc_id for chunk in every_chunk(retriever)})
@@ -202,7 +255,10 @@ def changed(
     kept = [chunk_id for chunk_id, doc_id in owner.items() if doc_id not in gone]
     return {
         kind: round(
-            sum(any(other.doc_id in gone for other in chosen[chunk_id]) for chunk_id in kept)
+            sum(
+                any(other.doc_id in gone for prefix in chosen[chunk_id] for other in prefix)
+                for chunk_id in kept
+            )
             / len(kept),
             3,
         )

@@ -37,6 +37,7 @@ class Reference:
         maps: the question's attention `[heads, |Q|, n]` at some layers.
         attention_scores: the question's attention summed over layers, heads and rows, `[n]`.
         logits: along the greedy answer, `[m, vocabulary]`.
+        seconds: of the prefill, as in `Record`.
     """
 
     k: list[Tensor]
@@ -44,6 +45,7 @@ class Reference:
     maps: dict[int, Tensor]
     attention_scores: Tensor
     logits: Tensor
+    seconds: float
 
     @property
     def answer(self) -> Tensor:
@@ -87,6 +89,7 @@ class Measurer:
         self._decode = decode
         self._together = together
         self._depths = metrics.depths(decoder.layers)
+        self._clock = time.process_time if decoder.device.type == "cpu" else time.perf_counter
         self._parts = part_store()
         self._pool = kv_pool(decoder, (longest + NEXT + 1) * together)
 
@@ -117,7 +120,9 @@ class Measurer:
             self._decoder, prompt, store, kv,
             prefix_mode="none", codec="raw", attention_scores=torch.empty(0),
         )  # fmt: skip
+        started = self._clock()
         result = case.prefill(Vanilla())
+        seconds = self._clock() - started
         filled = Filled(self._decoder, case.layout, kv, result.observed)
         layers = [filled.layer(layer) for layer in range(self._decoder.layers)]
         k, v = [k.clone() for k, _ in layers], [v.clone() for _, v in layers]
@@ -126,7 +131,7 @@ class Measurer:
         kv.set_length(n)
         logits = greedy(self._decoder, kv, n, result.logits)
         kv.release()
-        return Reference(k, v, maps, attention_scores, logits)
+        return Reference(k, v, maps, attention_scores, logits, seconds)
 
     def _prefill(
         self,
@@ -142,9 +147,9 @@ class Measurer:
             codec=configuration.codec,
             attention_scores=reference.attention_scores,
         )  # fmt: skip
-        started = time.perf_counter()
+        started = self._clock()
         result = configuration.run(case)
-        seconds = time.perf_counter() - started
+        seconds = self._clock() - started
         kv.set_length(prompt.tokens)
         return _Run(configuration, case, result, seconds)
 
@@ -200,6 +205,7 @@ class Measurer:
             flops=run.result.flops / full_prefill_flops(self._decoder, prompt.tokens),
             bytes=run.case.stored_bytes if configuration.reads_cache else 0,
             seconds=run.seconds,
+            full_seconds=reference.seconds,
             map_l2=[
                 metrics.map_distance(reference.maps[depth], filled.question_attention(depth))
                 for depth in self._depths

@@ -2,9 +2,10 @@
 
     {"system": "...", "documents": ["...", ...], "question": "...", "answers": ["...", ...]}
 
-`answers` may be missing or empty; `task` names a group of lines. Texts are used as they are, so
-they must contain templates and separators. Segments are encoded one by one, without special tokens
-except BOS in S. A list of token ids may stand for any text.
+`answers` may be missing or empty; `task` names a group of lines; `sources` says where each document
+comes from, as [name of the whole document, number of the piece within it]. Texts are used as they
+are, so they must contain templates and separators. Segments are encoded one by one, without special
+tokens except BOS in S. A list of token ids may stand for any text.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ def _of_line(tokenizer: ServingTokenizer, path: Path, number: int, raw: Any) -> 
             question,
             tuple(map(str, raw.get("answers", ()))),
             raw.get("behind", {}),
+            _sources(raw.get("sources", ()), len(documents)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidRequest(
@@ -103,6 +105,13 @@ def _of_line(tokenizer: ServingTokenizer, path: Path, number: int, raw: Any) -> 
             "of texts), question and, if known, answers",
             field="prompts",
         ) from error
+
+
+def _sources(raw: list[list[Any]], documents: int) -> tuple[tuple[str, int], ...]:
+    found = tuple((str(name), int(number)) for name, number in raw)
+    if found and len(found) != documents:
+        raise ValueError(f"there are {documents} documents and {len(found)} sources")
+    return found
 
 
 def _ids(raw: str | list[int], encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]:

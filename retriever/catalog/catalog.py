@@ -172,16 +172,17 @@ class Catalog:
     def get(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
         """Return a document, or None if there is no such document."""
         with self.database.read() as read:
-            query = queries.INFO.add_columns(documents.c.document, documents.c.text)
+            query = queries.INFO.add_columns(*documents.c["document", "text", "readers"])
             named = _named(queries.find_scope(read, scope), doc_id)
             found = read.execute(query.where(named)).mappings().one_or_none()
             if found is None:
                 return None
             info = queries.info(found)
             marks = queries.marks_of(read, found["document"])
-        return StoredDocument(
-            Document(doc_id, found["text"], info.title, info.metadata, marks), info
+        document = Document(
+            doc_id, found["text"], info.title, info.metadata, marks, found["readers"]
         )
+        return StoredDocument(document, info)
 
     def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
         """Return page and heading of a character of a document; of none if it does not exist."""

@@ -128,6 +128,7 @@ def insert(
         "title": document.title,
         "metadata": canonical_metadata(document.metadata),
         "text": document.text,
+        "readers": document.readers,
     }
     if write.dialect.name == "postgresql":
         # Folded here: what PostgreSQL folds depends on its locale.

@@ -2,8 +2,8 @@
 
 `state` has one row. With each change the generation rises by one and the token is new, so that a
 restored backup that reaches the same generation again is still recognised as different. A row of
-`documents` is the current revision of one document. A scope's row exists as long as the scope has
-documents.
+`documents` is the current revision of one document; `readers` is its reading group
+(reading_groups.py). A scope's row exists as long as the scope has documents.
 
 Where they differ: SQLite has the words of chunks in tables of FTS5, one per scope (bm25.py), and
 `scopes.stale` marks those that hold removed words. PostgreSQL has them in `postings`; `changes` is
@@ -83,8 +83,10 @@ documents = sa.Table(
     sa.Column("fields", Jsonb, sa.Computed("CAST(metadata AS JSONB)", persisted=True),
               nullable=False, info=POSTGRESQL_ONLY),
     *required(sa.Text, "folded_id", "folded_title", default="", info=POSTGRESQL_ONLY),
+    *required(Name, "readers", default=""),
     sa.UniqueConstraint("scope_id", "doc_id"),
     sa.Index("documents_by_space", "space_id"),
+    sa.Index("documents_by_readers", "scope_id", "readers"),
 )  # fmt: skip
 chunks = sa.Table(
     "chunks", metadata,
@@ -113,11 +115,18 @@ marks = sa.Table(
 
 # Which chunks a chunk is precomputed behind (prefix_chunks.py). `companion_id` is no foreign key,
 # because the rows that name it outlive it.
+#     made     its KV behind them is stored
+#     exact    its KV behind the instructions alone is stored
+#     few_of   chunks that it could stand behind when they were too few; 0: there were enough
+_FEW = sa.text("few_of > 0")
 accompanied = sa.Table(
     "accompanied", metadata,
     _of_chunk(),
     *required(sa.Text, "kind"),
     *required(sa.Integer, "exact", default="0"),
+    *required(sa.Integer, "made", default="1"),  # as in rows of gateways of earlier releases
+    *required(sa.Integer, "few_of", default="0"),
+    sa.Index("accompanied_few", "few_of", sqlite_where=_FEW, postgresql_where=_FEW),
 )  # fmt: skip
 companions = sa.Table(
     "companions", metadata,
@@ -133,6 +142,7 @@ primers = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True),
     sa.Column("chunk_id", Number, _refers("chunks.chunk_id"), nullable=False),
+    *required(Name, "readers", default=""),
     sa.Index("primers_by_chunk", "chunk_id"),
 )  # fmt: skip
 
@@ -178,7 +188,7 @@ def _log_empty(table: sa.Table, connection: sa.Connection, **_: object) -> None:
     connection.execute(changes.insert(), row | {"removed": [], "added": []})
 
 
-SCHEMA = Schema("catalog", metadata, "catalog_1", Path(__file__).with_name("revisions"))
+SCHEMA = Schema("catalog", metadata, "catalog_2", Path(__file__).with_name("revisions"))
 
 
 def catalog_database(where: Path | str, *, connections: int = 16) -> Database:

@@ -185,7 +185,9 @@ class RangeActor:
         """
         corpus, reader = self._corpus, self._reader
         assert corpus is not None and reader is not None
-        queue = RangeQueue(reader.read(part), counts, corpus.record_sizes)
+        queue = RangeQueue(
+            reader.read(part), counts, corpus.record_sizes, whole=corpus.chooses_prefixes
+        )
         ingestor = corpus.ingestor(queue)
 
         async def index() -> bool:

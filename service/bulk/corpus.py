@@ -31,7 +31,6 @@ from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
 from service.gateway.service_database import shared_database
 from service.gateway.worker_client.client import WorkerClient
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.prompt import CHUNK_PREFIX_MODES
 from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.worker_settings import WorkerSettings
@@ -59,10 +58,10 @@ def check(settings: Settings, prompts: PromptBuilder) -> None:
     written = [name for name in settings.write_tiers.split(",") if name]
     if written and not {"redis", "s3"} & set(written):
         raise InvalidSetting(f"write_tiers = {settings.write_tiers!r} names no tier that is shared")
-    if prompts.prefix_mode in CHUNK_PREFIX_MODES:
+    if prompts.prefix_mode == "neighbours":
         raise InvalidSetting(
-            f"bulk does not choose companions, which prefix_mode {prompts.prefix_mode} needs: "
-            "ingest through a gateway, or serve with another prefix mode"
+            "bulk has no index to find neighbours in: ingest through a gateway, or serve with "
+            "prefix_mode primer"
         )
 
 
@@ -126,7 +125,9 @@ class BulkCorpus:
         )
         self._retriever = AsyncRetriever(retriever)
         self._worker = WorkerClient()
-        prefixes = ChunkPrefixes(self._prompts, retriever.prefix_chunks, 0)
+        prefixes = ChunkPrefixes(
+            self._prompts, retriever.prefix_chunks, settings.companions, settings.primers
+        )
         self._chunks = ChunkKVs(self._retriever, self._prompts, prefixes)
         self._purges = PurgeQueue(
             DeletionStore(self._jobs), self._chunks, self._worker, CatalogLock(self._jobs)
@@ -194,8 +195,16 @@ class BulkCorpus:
         finally:
             waiting.cancel()
 
+    @property
+    def chooses_prefixes(self) -> bool:
+        """Whether chunks are computed behind others, which are chosen among the catalog's."""
+        return self._chunks.has_copies
+
     def ingestor(self, queue: RangeQueue) -> Ingestor:
-        """Return what ingests the documents of a range."""
+        """Return what ingests the documents of a range.
+
+        Nothing is left to the gateways: chunks are stored without a prefix, too.
+        """
         return Ingestor(
             queue,
             self._chunks,
@@ -204,6 +213,7 @@ class BulkCorpus:
             settings=self.settings,
             on_reply=queue.on_reply,
             wait_again_s=WAIT_AGAIN_S,
+            complete=True,
         )
 
     def record_sizes(self, documents: Sequence[IngestDocument]) -> None:

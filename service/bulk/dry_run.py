@@ -17,6 +17,7 @@ from service.errors import KvstitchError, ModelRefused
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.prompt import CHUNK_PREFIX_MODES
 from service.settings import Settings
 from service.settings.calibration import calibrated
 
@@ -29,8 +30,8 @@ class Estimate:
         documents: Documents that can be read.
         failed: Documents that cannot.
         chunks, tokens: Chunks of the documents, and their tokens.
-        tier_bytes: Size of the chunks' KV in each tier, with headers and checksums.
-            A text that comes several times counts each time.
+        tier_bytes: Size of the chunks' KV in each tier, with headers and checksums; without that
+            of primers. A text that comes several times counts each time.
         errors: (doc_id, what is wrong) of the first that fail.
     """
 
@@ -81,8 +82,9 @@ def estimate(
                 if span.tokens not in sizes:
                     sizes[span.tokens] = chunk_file_bytes(spec(span.tokens))
                 found.tier_bytes += sizes[span.tokens]
-    copies = 1 + len(settings.precomputed_loras)
-    found.tier_bytes *= copies
+    found.tier_bytes *= 1 + len(settings.precomputed_loras)
+    if prompts.prefix_mode in CHUNK_PREFIX_MODES:
+        found.tier_bytes *= 2  # with a prefix and without
     return found
 
 

@@ -20,6 +20,8 @@ class RangeQueue:
         documents: The range's documents, or what is wrong with one; each is read when it is needed.
         counts: Empty; what became of the documents is counted there.
         record_sizes: Called with documents that are in the catalog now.
+        whole: Whether no KV is stored while documents can be indexed: prefixes are chosen among as
+            many documents as possible, as gateways do it.
     """
 
     def __init__(
@@ -27,11 +29,15 @@ class RangeQueue:
         documents: Iterator[IngestDocument | Unread],
         counts: Counts,
         record_sizes: Callable[[Sequence[IngestDocument]], None],
+        *,
+        whole: bool = False,
     ) -> None:
         self._documents = documents
         self._counts = counts
         self._record_sizes = record_sizes
         self._lock = threading.Lock()
+        self._held_back = whole
+        self._whole = whole
         self._all_read = False
         self._pending: dict[int, IngestDocument] = {}
         self._indexed: dict[int, IngestDocument] = {}
@@ -68,11 +74,12 @@ class RangeQueue:
                 if item.key in waiting:
                     break
                 found.append(item)
+            self._held_back = self._whole and bool(found)
             return found
 
     def indexed(self, limit: int) -> list[IngestDocument]:
         with self._lock:
-            return list(self._indexed.values())[:limit]
+            return [] if self._held_back else list(self._indexed.values())[:limit]
 
     def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
         with self._lock:
@@ -102,11 +109,15 @@ class RangeQueue:
                 self._counts.fail(item.doc_id, message)
 
     def on_reply(self, reply: Precomputed, lora: str, tokens: float) -> None:
-        """Count a chunk that the tiers hold: it was stored just now, or was present."""
+        """Count a chunk that the tiers hold: it was stored just now, or was present.
+
+        With a prefix it comes twice, and is one chunk.
+        """
         key = (reply.chunk_id, lora)
+        if reply.status == "stored":
+            self._counts.bytes += reply.bytes
         if reply.status == "failed" or key in self._counted:
             return
         self._counted.add(key)
-        self._counts.bytes += reply.bytes if reply.status == "stored" else 0
         self._counts.stored += reply.status == "stored"
         self._counts.present += reply.status == "present"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from service.bulk.corpus import check
@@ -21,6 +22,7 @@ from service.bulk.sources import normal, source
 from service.errors import DatabaseUnavailable, InvalidSetting
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.models.model_finder import ModelFinder
+from service.prompt import CHUNK_PREFIX_MODES
 from service.settings import Settings
 from service.settings.calibration import calibrated
 from service.shared.model_fingerprint import fingerprint
@@ -143,7 +145,7 @@ def run_of(settings: Settings, model_folder: Path, order: Order) -> Run:
     prompts = PromptBuilder(model_folder, settings)
     check(settings, prompts)
     found = normal(order.input)
-    parts = {
+    parts: dict[str, Any] = {
         "input": found,
         "tenant": order.tenant,
         "collection": order.collection,
@@ -159,6 +161,9 @@ def run_of(settings: Settings, model_folder: Path, order: Order) -> Run:
         "s3": [settings.s3_endpoint, settings.s3_url],
         "write_tiers": settings.write_tiers,
     }
+    if prompts.prefix_mode in CHUNK_PREFIX_MODES:
+        parts["companions"] = settings.companions
+        parts["primers"] = settings.primers
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return Run(digest[:16], found, order.tenant, order.collection, order.metadata)
 

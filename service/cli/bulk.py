@@ -71,7 +71,7 @@ def _common(parser: argparse.ArgumentParser, *, default: Any) -> None:
         "--quantize": "off, int8 or int4",
         "--device": "auto, cpu, cuda or cuda:N",
         "--embedder": "sentence-embedding model folder (default: all-MiniLM-L6-v2)",
-        "--prefix-mode": "what a chunk sees when it is precomputed",
+        "--prefix-mode": "as the gateways' (default: the model folder's, else primer)",
         "--calibration": "the gateways' calibration.json (default: the model folder's)",
         "--redis-ttl": "seconds; 0: until Redis evicts",
         "--threads": "CPU threads of a worker (default: --cpus-per-worker)",

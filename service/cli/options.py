@@ -151,7 +151,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--embedder", help="sentence-embedding model folder (default: all-MiniLM-L6-v2)")
     add("--chunk-tokens", type=int, help="tokens per chunk (default: the model folder's)")
     add("--top-k", type=int, help="passages per answer (default: the model folder's)")
-    add("--prefix-mode", help="what a chunk sees when it is precomputed")
+    add("--prefix-mode", help="what a chunk sees when it is precomputed (default: the model "
+        "folder's, else primer)")  # fmt: skip
     add("--max-running", type=int, help="sequences decoded together")
 
 

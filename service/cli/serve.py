@@ -115,7 +115,8 @@ def _serve(settings: Settings) -> str | None:
     port = bound.getsockname()[1]
     gateway.claim()
     print(
-        f"kvstitch: {gateway.prompts.model} from {folder}, data in {settings.data_dir}; "
+        f"kvstitch: {gateway.prompts.model} from {folder}, data in {settings.data_dir}, "
+        f"prefix mode {gateway.prompts.prefix_mode}; "
         f"listening on http://{settings.host}:{port} as soon as it is loaded",
         file=sys.stderr,
     )

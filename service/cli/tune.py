@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantize": "off, int8 or int4: weights in fewer bits, as for `serve`",
         "--device": "auto, cpu, cuda or cuda:N",
         "--embedder": "sentence-embedding model folder (default: all-MiniLM-L6-v2)",
-        "--prefix-mode": "of the defaults that the choice is compared with",
+        "--prefix-mode": "of the defaults that the choice is compared with (default: as serve)",
         "--threads": "CPU threads",
         "--chunk-tokens": "tokens per chunk (default: the model folder's)",
         "--top-k": "passages per answer (default: the model folder's)",

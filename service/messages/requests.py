@@ -26,11 +26,24 @@ class ChunkTokens:
         ids: its token ids, which are the truth.
         behind: token ids of the other chunks that stand between S and this one when its KV is
             computed by itself, in the prefix modes primer and neighbours.
+        also_behind: further such chunks, in the mode primer: it is computed behind each of these,
+            too, and what is stored is the mean.
     """
 
     chunk_id: int
     ids: list[int]
     behind: list[list[int]] = field(default_factory=list)
+    also_behind: list[list[list[int]]] = field(default_factory=list)
+
+    @property
+    def prefixes(self) -> list[list[list[int]]]:
+        """What it is computed behind, each a list of chunks; none: behind nothing but S."""
+        return [self.behind, *self.also_behind] if self.behind else []
+
+    @property
+    def chunks_behind(self) -> int:
+        """Chunks that it is computed behind, in all."""
+        return sum(map(len, self.prefixes))
 
 
 @dataclass(frozen=True)
@@ -228,8 +241,10 @@ class ChunkNames:
     def of(self, chunk: ChunkTokens) -> bytes:
         """Return the chunk's name: 16 bytes that nothing else has."""
         name = self._start.copy()
-        for ids in (*chunk.behind, chunk.ids):
-            name.update(_bytes(ids))
+        for number, prefix in enumerate(chunk.prefixes):
+            for ids in prefix if number == 0 else ([], *prefix):
+                name.update(_bytes(ids))
+        name.update(_bytes(chunk.ids))
         return name.digest()
 
 

@@ -4,8 +4,10 @@ model_finder        from what `--model` says to a Hugging Face folder; the rest 
 named_models        the models that have names, and the files of ours that belong to them
 download            fetches a named model, and one of the Hugging Face hub
 model_cache         folders made of .gguf files
-gguf_file           what a .gguf file says about itself, and whether it can be served
-gguf_conversion     a process of its own: the only file here that loads torch
+gguf_file           what a .gguf file says about itself
+gguf_families       how llama.cpp writes the families that are served
+gguf_checks         whether a file can be served
+gguf_conversion     a process of its own, with gguf_config and gguf_tensors: these alone load torch
 
 Nothing here knows the gateway or the worker.
 """

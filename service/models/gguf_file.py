@@ -1,11 +1,11 @@
-"""Reads the header of a GGUF file, and says whether the file can be served.
+"""Reads the header of a GGUF file.
 
     "GGUF" | version | counts | metadata: key, type, value … | tensors: name, shape, type, offset …
     … padding | data
 
-It reads no weights, and of the metadata no arrays (a vocabulary has 150,000 strings), so it takes
-a fraction of a second where the `gguf` package's own reader takes several. A file may come from
-anywhere: every length is checked against the file's size before it is believed.
+It reads no weights, and of the metadata no long arrays (a vocabulary has 150,000 strings), so it
+takes a fraction of a second where the `gguf` package's own reader takes several. A file may come
+from anywhere: every length is checked against the file's size before it is believed.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
             12: "d"}  # fmt: skip
 _MAX_DIMENSIONS = 4
+_MAX_LAYERS = 1024  # longer arrays are not about layers
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class GgufHeader:
         path: The file.
         bytes: Its size.
         data_start: Where the tensors' data begins.
-        metadata: Keys and scalar values; an array is None.
+        metadata: Keys and values; an array of a number for every layer is a tuple, another None.
         tensors: In the file's order.
     """
 
@@ -140,7 +139,7 @@ class _Cursor:
         return self._data[begin : self.at].decode("utf-8")
 
     def value(self) -> Any:
-        """Return the next metadata value with its type; None for an array, which is skipped."""
+        """Return the next metadata value with its type; None for an array that is skipped."""
         (kind,) = self.unpack("I")
         if kind in _SCALARS:
             return self.unpack(_SCALARS[kind])[0]
@@ -149,6 +148,8 @@ class _Cursor:
         if kind != _ARRAY:
             raise ValueError(f"a metadata value has the unknown type {kind}")
         kind, count = self.unpack("IQ")
+        if kind in _SCALARS and count <= _MAX_LAYERS:
+            return self.unpack(_SCALARS[kind] * count)
         if kind in _SCALARS:
             self.skip(count * struct.calcsize("<" + _SCALARS[kind]))
         elif kind == _STRING:
@@ -167,21 +168,6 @@ class _Cursor:
         return GgufTensor(name, tuple(reversed(shape)), kind, offset)
 
 
-# llama.cpp writes Mistral's models as llama: without a sliding window they are the same.
-ARCHITECTURES = {"llama": "Llama, Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-# Factors of llama3's RoPE; they become a part of config.json, not of the weights.
-ROPE_FACTORS = "rope_freqs.weight"
-_ROPE_SCALING = ("none", "linear", "yarn")
-_ROPE_KEYS = ("type", "factor", "original_context_length", "finetuned")
-
-
-def check(header: GgufHeader) -> None:
-    """Raise ModelRefused if the file cannot be served; the message says why and what to do."""
-    fault = next(_faults(header), None)
-    if fault is not None:
-        raise ModelRefused(f"{header.path} {fault}")
-
-
 def type_name(kind: int) -> str:
     """ggml's name of a type, e.g. Q4_K."""
     from gguf import GGMLQuantizationType
@@ -198,87 +184,3 @@ def quantisation(header: GgufHeader) -> str:
     for tensor in header.tensors:
         elements[tensor.kind] = elements.get(tensor.kind, 0) + tensor.elements
     return type_name(max(elements, key=lambda kind: elements[kind]))
-
-
-def _faults(header: GgufHeader) -> Iterator[str]:
-    served = ", ".join(f"{name} ({whose})" for name, whose in ARCHITECTURES.items())
-    if header.architecture not in ARCHITECTURES:
-        yield (
-            f"is of architecture {header.architecture or 'unknown'}, which is not served: give a "
-            f"file of {served}"
-        )
-        return
-    if header.get("expert_count"):
-        yield "is a mixture of experts, which is not served: give a dense model"
-    yield from _faults_of_types(header)
-    yield from _faults_of_shape(header)
-    yield from _faults_of_rope(header)
-
-
-def _faults_of_types(header: GgufHeader) -> Iterator[str]:
-    kinds = {tensor.kind for tensor in header.tensors}
-    if not kinds:
-        yield "holds no tensors: give the file with the weights"
-    if unknown := sorted(kind for kind in kinds if not _can_be_read(kind)):
-        names = ", ".join(map(type_name, unknown))
-        yield (
-            f"holds weights in {names}, which transformers cannot read: give a file in Q8_0, Q6_K, "
-            "Q5_K, Q4_K or F16"
-        )
-        return
-    end = max(t.offset + _stored_bytes(t.kind, t.elements) for t in header.tensors)
-    if header.data_start + end > header.bytes:
-        yield (
-            f"is cut off: it has {header.bytes} bytes of {header.data_start + end}; copy or "
-            "download it again"
-        )
-
-
-def _faults_of_shape(header: GgufHeader) -> Iterator[str]:
-    """What transformers' loader would pass over, so that answers would be wrong."""
-    heads, width = header.get("attention.head_count"), header.get("embedding_length")
-    if not (isinstance(heads, int) and isinstance(width, int) and heads):
-        yield "does not say how many attention heads it has, or has another number in every layer"
-        return
-    key, value = header.get("attention.key_length"), header.get("attention.value_length")
-    head_dim = key or width // heads
-    rotated = header.get("rope.dimension_count", head_dim)
-    if value not in (None, head_dim) or rotated != head_dim:
-        yield "has keys and values of different sizes, or rotates a part of them: it is not served"
-
-
-def _faults_of_rope(header: GgufHeader) -> Iterator[str]:
-    kind = header.get("rope.scaling.type", "none")
-    if kind not in _ROPE_SCALING:
-        yield f"has RoPE scaling of type {kind}; served are {', '.join(_ROPE_SCALING)}"
-    prefix = f"{header.architecture}.rope.scaling."
-    extra = sorted(
-        key
-        for key in header.metadata
-        if key.startswith(prefix) and key.removeprefix(prefix) not in _ROPE_KEYS
-    )
-    if kind != "none" and extra:
-        yield f"sets {', '.join(extra)}, which is not understood: give the model's own folder"
-
-
-def _stored_bytes(kind: int, elements: int) -> int:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    return int(elements // block * size)
-
-
-@cache
-def _can_be_read(kind: int) -> bool:
-    """Return whether the `gguf` package, which transformers asks, can dequantise a type."""
-    import numpy as np
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
-
-    try:
-        known = GGMLQuantizationType(kind)
-        plain = {"F32": np.float32, "F16": np.float16}.get(known.name)
-        block = np.zeros((1, GGML_QUANT_SIZES[known][1]), np.uint8)
-        dequantize(block if plain is None else block.view(plain), known)
-    except (ValueError, KeyError, NotImplementedError):
-        return False
-    return True

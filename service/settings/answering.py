@@ -140,9 +140,19 @@ class RetrievalSettings(BaseModel):
     )
     chunk_tokens: int | None = Field(None, ge=16, le=32768)
     top_k: int | None = Field(None, ge=0, le=1024)
-    prefix_mode: str | None = None
+    prefix_mode: str | None = Field(
+        None,
+        description="what a chunk sees when it is precomputed; the model folder's, else primer",
+    )
     companions: int = Field(
         3, ge=1, le=16, description="chunks that others are computed behind: primer, neighbours"
+    )
+    primers: int = Field(
+        3,
+        ge=1,
+        le=8,
+        description="sets of such chunks that each chunk is computed behind in prefix mode primer; "
+        "their mean is stored, and ingestion takes so many times as long",
     )
 
     @field_validator("prefix_mode")

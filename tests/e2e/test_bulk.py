@@ -17,6 +17,12 @@ from typing import Any
 import pytest
 
 from benchmarks.fleet.hashing_endpoint import hashing_endpoint
+from service.bulk.actor import RangeActor
+from service.bulk.range_table import RangeTable
+from service.bulk.ranges import cut
+from service.bulk.records import Run
+from service.bulk.sources import source
+from service.settings import load
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
 from tests.redis_server import RedisServer, redis_server
@@ -71,6 +77,59 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < give_up_at
         time.sleep(0.1)
+
+
+def test_chunks_behind_primers_are_what_a_gateway_asks_for(
+    tmp_path: Path, model: Path, corpus: Documents, postgresql_url: str
+) -> None:
+    """A folder, an actor with a real worker, and then a gateway that has nothing to compute."""
+    documents = corpus[:40]
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for document in documents:
+        (folder / f"{document['doc_id']}.txt").write_text(document["text"])
+    run = Run("run", str(folder), "", "default")
+    with redis_server() as redis, hashing_endpoint() as embedder:
+        place = {
+            "database": postgresql_url,
+            "redis_url": redis.url,
+            "embedder_url": embedder,
+            "embedder": "hashing",
+            "prefix_mode": "primer",
+            "ssd_tier_gib": 0,
+        }
+        table = RangeTable(postgresql_url)
+        table.start()
+        table.begin(run)
+        cut(source(run.input), table, run.run_id, 256)
+        settings = load(model=str(model), data_dir=tmp_path / "bulk", threads=1, **place)
+        actor = RangeActor(settings.model_dump(mode="json"), run)
+        try:
+            said = [actor({"number": [number]}) for number in table.free(run.run_id)]
+        finally:
+            actor.close()
+            table.close()
+        assert [each["outcome"] for each in said] == [["done"]]
+        values, sets = commands(redis)
+        assert sets == values, "a key was put twice"
+        with Service(model, tmp_path / "gateway", **place) as gateway:
+            gateway.until(
+                lambda: gateway.http.get("/status").json()["corpus"]["complete"], "complete"
+            )
+            assert commands(redis) == (values, sets), "nothing was left to compute"
+            names = [f"{document['doc_id']}.txt" for document in documents]
+            behind = set()
+            for first in range(0, len(names), 4):
+                answer = gateway.ask(
+                    "Which colour is named?",
+                    documents=names[first : first + 4],
+                    top_k=4,
+                    max_tokens=2,
+                    fusion={"method": "pie"},
+                )
+                assert "cold" not in tiers(answer), answer["cache"]
+                behind |= {each["behind"] for each in answer["cache"]["documents"][1:]}
+            assert 3 in behind and 0 not in behind
 
 
 @pytest.mark.slow

@@ -86,7 +86,8 @@ def repeat_first_document(request: Generate) -> list[int]:
 
 def stored_key(chunk: ChunkTokens) -> tuple[int, ...]:
     """What tells a stored chunk from others: its ids, and those of what it stands behind."""
-    return (*(token for each in chunk.behind for token in (*each, -1)), *chunk.ids)
+    prefixes = (token for prefix in chunk.prefixes for ids in prefix for token in (*ids, -1))
+    return (*prefixes, *chunk.ids)
 
 
 @dataclass

@@ -36,13 +36,20 @@ def retriever(open_retriever: OpenRetriever) -> Retriever:
 def choose(
     retriever: Retriever, doc_id: str, kind: PrefixKind, count: int = 3, max_tokens: int = 1000
 ) -> list[str]:
+    prefixes = choose_all(retriever, doc_id, kind, count=count, max_tokens=max_tokens)
+    assert len(prefixes) <= 1
+    return [doc_id for prefix in prefixes for doc_id in prefix]
+
+
+def choose_all(
+    retriever: Retriever, doc_id: str, kind: PrefixKind = "primer", **most: int
+) -> list[list[str]]:
     [chunk] = retriever.catalog.chunks_of(doc_id)
-    chosen = retriever.prefix_chunks.choose(
-        chunk, kind, scope=DEFAULT_SCOPE, count=count, max_tokens=max_tokens
-    )
+    asked = {"count": 3, "max_tokens": 1000, **most}
+    chosen = retriever.prefix_chunks.choose(chunk, kind, scope=DEFAULT_SCOPE, **asked)
     [remembered] = retriever.prefix_chunks.of([chunk.chunk_id], kind).values()
     assert remembered == chosen
-    return [other.doc_id for other in chosen]
+    return [[other.doc_id for other in prefix] for prefix in chosen]
 
 
 def number(retriever: Retriever, doc_id: str) -> int:
@@ -87,6 +94,45 @@ def test_a_primer_s_own_chunks_get_the_next_group_s(open_retriever: OpenRetrieve
     assert len(central_ids) >= 6
     assert all(len(names) == 3 for names in primers)
     assert len({tuple(names) for names in primers}) == len(central_ids) / 3
+
+
+def test_a_group_has_several_primers(open_retriever: OpenRetriever) -> None:
+    """Each is the same for the whole group, but for the one that a chunk is in itself."""
+    retriever = open_retriever()
+    retriever.ingest(corpus(GROUP))
+    chosen = {d.doc_id: choose_all(retriever, d.doc_id, primers=3) for d in corpus(GROUP)}
+    primers = {tuple(prefix) for prefixes in chosen.values() for prefix in prefixes}
+    assert all(len(prefix) == 3 for prefix in primers)
+    members = [doc_id for prefix in primers for doc_id in prefix]
+    assert len(set(members)) == len(members), "no chunk is in two"
+    for doc_id, prefixes in chosen.items():
+        assert len(prefixes) == (2 if doc_id in members else 3)
+        assert all(doc_id not in prefix for prefix in prefixes)
+        assert len({name.split("-")[0] for prefix in prefixes for name in prefix}) == 1
+    alone = choose(retriever, "fox-2", "primer")
+    assert alone in chosen["fox-2"] or "fox-2" in members, "one primer is the first of several"
+
+
+def test_a_small_collection_has_as_many_primers_as_it_can(retriever: Retriever) -> None:
+    few = retriever.catalog.counts().chunks
+    assert few // 3 >= 2
+    before = choose_all(retriever, "fox-2", primers=9)
+    assert 1 <= len(before) < 9
+    retriever.ingest(corpus(GROUP, first=100))
+    more = choose_all(retriever, "fox-2", primers=9)
+    assert len(more) > len(before), "made anew as soon as there are enough"
+
+
+def test_several_primers_are_known_when_a_chunk_of_theirs_goes(
+    open_retriever: OpenRetriever,
+) -> None:
+    retriever = open_retriever()
+    retriever.ingest(corpus(GROUP))
+    prefixes = choose_all(retriever, "fox-2", primers=3)
+    lost = number(retriever, prefixes[-1][0])
+    behind = retriever.prefix_chunks.behind([lost])[lost]
+    [ours] = [each for each in behind if each.chunk.doc_id == "fox-2"]
+    assert [[c.doc_id for c in prefix] for prefix in ours.prefixes] == prefixes
 
 
 def test_groups_of_a_small_collection_stay_as_it_grows(retriever: Retriever) -> None:
@@ -135,7 +181,7 @@ def test_what_stands_behind_a_chunk_is_found_before_it_is_deleted(retriever: Ret
     own = number(retriever, "fox-2")
     [prefixed] = prefixes.behind([number(retriever, lost)])[number(retriever, lost)]
     assert prefixed.chunk.doc_id == "fox-2"
-    assert [c.doc_id for c in prefixed.prefix] == [lost, *rest]
+    assert [[c.doc_id for c in prefix] for prefix in prefixed.prefixes] == [[lost, *rest]]
 
     [gone] = retriever.delete([lost])
     assert prefixes.of([own], "neighbours") == {own: []}, "its KV behind them is to be purged"
@@ -155,14 +201,130 @@ def test_a_primer_that_lost_a_chunk_is_replaced(retriever: Retriever) -> None:
 
 def test_documents_are_open_until_both_copies_are_stored(retriever: Retriever) -> None:
     prefixes = retriever.prefix_chunks
-    assert len(prefixes.open("primer", 100)) == 24
+    assert len(prefixes.open("primer", 100, count=3)) == 24
     for document in corpus(8):
         choose(retriever, document.doc_id, "primer")
-    assert len(prefixes.open("primer", 100)) == 24
+    assert len(prefixes.open("primer", 100, count=3)) == 24
     prefixes.set_exact([number(retriever, d.doc_id) for d in corpus(8)])
-    assert prefixes.open("primer", 100) == []
-    assert len(prefixes.open("neighbours", 5)) == 5, "another kind is to be chosen anew"
+    assert prefixes.open("primer", 100, count=3) == []
+    assert len(prefixes.open("neighbours", 5, count=3)) == 5, "another kind is to be chosen anew"
     assert prefixes.of([number(retriever, "fox-1")], "neighbours") == {}
+
+
+def test_prompts_take_a_prefix_once_the_chunk_is_stored_behind_it(retriever: Retriever) -> None:
+    prefixes, own = retriever.prefix_chunks, number(retriever, "fox-2")
+    chosen = choose(retriever, "fox-2", "primer")
+    assert prefixes.of([own], "primer", made=True) == {}
+    prefixes.set_made([own])
+    [[now]] = prefixes.of([own], "primer", made=True).values()
+    assert [chunk.doc_id for chunk in now] == chosen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_chosen_among_too_few_is_open_again_when_there_are_more(
+    open_retriever: OpenRetriever, kind: PrefixKind
+) -> None:
+    retriever = open_retriever()
+    retriever.ingest(corpus(1)[:2])
+    prefixes = retriever.prefix_chunks
+
+    def store_all() -> None:
+        while found := prefixes.open(kind, 100, count=3):
+            for _, doc_id in found:
+                choose(retriever, doc_id, kind)
+                prefixes.set_exact([number(retriever, doc_id)])
+
+    store_all()
+    retriever.ingest(corpus(1)[2:])
+    store_all()
+    retriever.ingest(corpus(1, first=1))
+    for new in corpus(1, first=1):
+        choose(retriever, new.doc_id, kind)
+        prefixes.set_exact([number(retriever, new.doc_id)])
+    found = {doc_id for _, doc_id in prefixes.open(kind, 100, count=3)}
+    assert {"fox-0", "whale-0", "bread-0"} <= found
+    store_all()
+    assert prefixes.open(kind, 100, count=2) == prefixes.open(kind, 100, count=1) == []
+    lengths = [len(choose(retriever, d.doc_id, kind)) for d in corpus(2)]
+    assert sorted(lengths) == ([2, 2, 2, 3, 3, 3] if kind == "primer" else [3] * 6)
+
+
+def test_identical_texts_are_not_looked_at_for_ever(retriever: Retriever) -> None:
+    """There are many, and none that a chunk could stand behind."""
+    other = Scope("", "same")
+    retriever.ingest([Document(f"d{n}", "the same words") for n in range(9)], scope=other)
+    prefixes = retriever.prefix_chunks
+    for n in range(9):
+        [chunk] = retriever.catalog.chunks_of(f"d{n}", scope=other)
+        for kind in KINDS:
+            chosen = prefixes.choose(chunk, kind, scope=other, count=3, max_tokens=99)
+            assert chosen == []
+            prefixes.set_exact([chunk.chunk_id])
+    assert all(scope != other for scope, _ in prefixes.open("neighbours", 99, count=3))
+
+
+# -- reading groups --------------------------------------------------------------------------------
+
+READERS = ("", "finance", "staff")
+
+
+def readers_of(retriever: Retriever, doc_id: str) -> str:
+    stored = retriever.catalog.get(doc_id)
+    assert stored is not None
+    return stored.document.readers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("each", [2, 8, GROUP])
+def test_a_chunk_stands_behind_its_readers_and_everybody_s_only(
+    open_retriever: OpenRetriever, kind: PrefixKind, each: int
+) -> None:
+    """The three groups have the same topics, so that what is nearest is often another's."""
+    retriever = open_retriever()
+    docs = [
+        Document(f"{readers}-{doc.doc_id}", f"{doc.text} {readers}", readers=readers)
+        for doc in corpus(each)
+        for readers in READERS
+    ]
+    retriever.ingest(docs)
+    behind = {doc.doc_id: choose(retriever, doc.doc_id, kind) for doc in docs}
+    assert all(len(others) >= 2 for others in behind.values())
+    for doc in docs:
+        found = {readers_of(retriever, other) for other in behind[doc.doc_id]}
+        assert found <= {"", doc.readers}
+    restricted = [others for name, others in behind.items() if not name.startswith("-")]
+    assert any(readers_of(retriever, other) for others in restricted for other in others) or (
+        each == 2
+    ), "its own group's, too"
+
+
+def test_a_group_too_small_for_primers_has_everybody_s(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    retriever.ingest(corpus(4))
+    retriever.ingest([Document("secret", "fox forest hunts secretly", readers="finance")])
+    found = choose(retriever, "secret", "primer")
+    assert len(found) == 3 and {readers_of(retriever, other) for other in found} == {""}
+    assert all("secret" not in choose(retriever, d.doc_id, "neighbours", 9) for d in corpus(4))
+
+
+def test_other_readers_are_another_revision(retriever: Retriever) -> None:
+    """Its old chunks, and what stood behind them, are then purged as of any changed document."""
+    [before] = retriever.catalog.chunks_of("fox-2")
+    document = Document("fox-2", "fox forest hunts number2", readers="finance")
+    [changed] = retriever.ingest([document])
+    assert changed.status == "updated" and changed.removed_chunk_ids == [before.chunk_id]
+    assert retriever.ingest([document])[0].status == "unchanged"
+    assert readers_of(retriever, "fox-2") == "finance"
+    assert "fox-2" not in choose(retriever, "fox-1", "neighbours", 9)
+
+
+@pytest.mark.parametrize("open_database", ["postgresql"], indirect=True)
+def test_in_a_shared_catalog_all_that_is_open_is_found(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    retriever.ingest(corpus(8))
+    found = [doc_id for _, doc_id in retriever.prefix_chunks.open("primer", 99, count=3)]
+    assert sorted(found) == sorted(document.doc_id for document in corpus(8))
+    assert len(retriever.prefix_chunks.open("primer", 5, count=3)) == 5
 
 
 def test_a_deleted_document_leaves_nothing(retriever: Retriever) -> None:
@@ -170,7 +332,7 @@ def test_a_deleted_document_leaves_nothing(retriever: Retriever) -> None:
     retriever.delete(["fox-2"])
     assert ("", "default", "fox-2") not in {
         (scope.tenant, scope.collection, doc)
-        for scope, doc in retriever.prefix_chunks.open("primer", 99)
+        for scope, doc in retriever.prefix_chunks.open("primer", 99, count=3)
     }
     assert retriever.prefix_chunks.prefixed([1, 2, 3, 4, 5, 6, 7, 8, 9]) == []
 
@@ -188,7 +350,8 @@ def test_choices_survive_a_restart(tmp_path: Path) -> None:
     again = opened()
     of = again.prefix_chunks.of([number(again, doc_id) for doc_id in before], "primer")
     for doc_id, names in before.items():
-        assert [c.doc_id for c in of[number(again, doc_id)]] == names
+        [prefix] = of[number(again, doc_id)]
+        assert [c.doc_id for c in prefix] == names
     again.close()
 
 

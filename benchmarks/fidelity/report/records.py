@@ -26,12 +26,14 @@ class Record:
         hit: share of these rows among as many that the question attends to most in full prefill.
         flops: operations relative to full prefill.
         bytes: stored KV that was read.
-        seconds: time of the prefill.
+        seconds: of the prefill; of the processor, so that neighbours of the run do not count, by
+            the clock on a GPU.
         map_l2: by depth, see `benchmarks.fidelity.report.metrics`.
         k_error: by layer, see there.
         v_error: by layer, see there.
         text: the generated answer, where answers are known.
         full_text: full prefill's, which is all there is to know of it without running it twice.
+        full_seconds: as `seconds`, of full prefill.
     """
 
     prompt: str
@@ -53,6 +55,7 @@ class Record:
     v_error: list[float]
     text: str | None = None
     full_text: str | None = None
+    full_seconds: float | None = None
 
 
 class Records(RecordFile[Record]):

@@ -4,7 +4,8 @@
         --modes primer-r3 neighbours-n3 --out nq_behind.jsonl
 
 The other chunks are those of all passages of the split, cut as the prompts' are, with `--pool file`
-those of all the file's prompts, with `--pool both` both. A mode is
+those of all the file's prompts, with `--pool both` both, with `--pieces` those of a file that was
+written with the prompts of the suite `docs`: the pieces of the whole collection. A mode is
 `primer-` (their KV is that of one prefill) or `neighbours-` (they are stitched together), then
 
     n3   its three nearest ones by the retriever's embeddings, the nearest one last
@@ -12,10 +13,14 @@ those of all the file's prompts, with `--pool both` both. A mode is
     c3   the same three for all chunks, those nearest to the centres of three clusters
     e3   three chunks of the built-in essays, which are of another kind, the same for all chunks
     g3/16  the same three for all chunks of a group, of 16 on average: its most central ones
+    g3/16x2  the mean of what is computed behind these three and behind the three next to them
+    d1024  the pieces that precede it in its own document, as many whole ones as 1,024 tokens hold,
+           in the document's order; nothing before the first piece (needs `--pieces`)
 
-with `,all` for the prompt's first chunk too (else that one is behind the system prompt alone, where
-its KV is exact), and `,first` for the nearest one first. `python -m benchmarks.fidelity --real`
-measures the modes of such a file under their names.
+or several, one behind the other (`primer-g3/32+d1024`), with `,all` for the prompt's first chunk
+too (else that one is behind the system prompt alone, where its KV is exact), and `,first` for the
+nearest one first. `python -m benchmarks.fidelity --real` measures the modes of such a file under
+their names.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +38,12 @@ from numpy.typing import NDArray
 
 from benchmarks.fidelity.prompts import of_file, write
 from benchmarks.quality.real.chunks import Ids, chunked
+from benchmarks.quality.real.collection import Piece, read_pieces
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
 from retriever.primer_groups import central
-from service.errors import KvstitchError
+from service.errors import InvalidRequest, KvstitchError
 from tuning.prompts import Prompt
 
 Vectors = NDArray[np.float32]
@@ -55,6 +61,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", choices=SPLITS, default="dev")
     parser.add_argument("--pool", choices=("split", "file", "both"), default="split")
     parser.add_argument("--chunk-tokens", type=int, help="of the prompts")
+    parser.add_argument("--pieces", type=Path, help="JSONL, the collection's")
     parser.add_argument("--modes", nargs="+", default=["primer-r3", "neighbours-n3"])
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--out", type=Path, required=True)
@@ -66,11 +73,15 @@ def main(given: Sequence[str] | None = None) -> int:
             suites = Suites(args.model, embedder.embed)
             prompts = of_file(args.model, args.prompts)
             pool: tuple[Ids, ...] = ()
-            if args.pool != "file":
+            pieces: list[Piece] = []
+            if args.pieces is not None:
+                pieces = read_pieces(args.pieces)
+                pool = tuple(dict.fromkeys(piece.ids for piece in pieces))
+            elif args.pool != "file":
                 pool = chunked(suites.passages(args.split), args.chunk_tokens)
             if args.pool != "split":
                 pool = tuple(dict.fromkeys([*pool, *(d for p in prompts for d in p.documents)]))
-            neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed)
+            neighbourhood = Neighbourhood(suites, embedder.embed, pool, args.seed, pieces)
             made = [neighbourhood.add(prompt, args.modes) for prompt in prompts]
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
@@ -80,48 +91,109 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 class Neighbourhood:
-    """The chunks of a corpus, and which of them another chunk is precomputed behind."""
+    """The chunks of a corpus, and which of them another chunk is precomputed behind.
 
-    def __init__(self, suites: Suites, embed: Embed, pool: Sequence[Ids], seed: int) -> None:
+    Args:
+        pool: the chunks.
+        seed: of what is drawn.
+        pieces: the same with their places in whole documents, for `d`.
+    """
+
+    def __init__(
+        self,
+        suites: Suites,
+        embed: Embed,
+        pool: Sequence[Ids],
+        seed: int,
+        pieces: Iterable[Piece] = (),
+    ) -> None:
         self._suites, self._embed, self._pool, self._seed = suites, embed, pool, seed
+        self._pieces = {(piece.document, piece.number): piece.ids for piece in pieces}
         self._vectors = self._embedded(pool)
         self._groups: dict[tuple[int, int], Places] = {}
 
     def add(self, prompt: Prompt, modes: Sequence[str]) -> Prompt:
+        """The prompt with what its chunks stand behind in these modes.
+
+        Raises:
+            InvalidRequest: the places of its chunks are not known, or others stand there.
+        """
         vectors = self._embedded(prompt.documents)
-        behind = {mode: self._mode(mode, prompt.documents, vectors) for mode in modes}
+        behind = {mode: self._mode(mode, prompt, vectors) for mode in modes}
         return replace(prompt, behind=behind)
 
-    def _mode(self, mode: str, documents: Sequence[Ids], vectors: Vectors) -> list[list[Ids]]:
+    def _mode(self, mode: str, prompt: Prompt, vectors: Vectors) -> list[list[list[Ids]]]:
+        """The prefixes of each chunk."""
         (_, which), flags = mode.split(",")[0].split("-"), mode.split(",")[1:]
-        kind, (count, *of) = which[0], [int(number) for number in which[1:].split("/")]
-        found: list[list[Ids]] = []
-        for number, (ids, vector) in enumerate(zip(documents, vectors, strict=True)):
-            if kind == "n":
-                chosen = self._nearest(ids, vector, count)
-            elif kind == "g":
-                chosen = self._of_group(ids, vector, count, *of)
-            else:
-                chosen = [other for other in self._fixed(kind, count) if other != ids]
-            exact = number == 0 and "all" not in flags
-            found.append([] if exact else chosen if "first" in flags else chosen[::-1])
+        found: list[list[list[Ids]]] = []
+        for number, vector in enumerate(vectors):
+            if number == 0 and "all" not in flags:
+                found.append([])
+                continue
+            prefixes: list[list[Ids]] = [[]]
+            for part in which.split("+"):
+                if part[0] == "d":
+                    chosen = [self._preceding(prompt, number, int(part[1:]))]
+                else:
+                    others = self._others(part, prompt.documents[number], vector)
+                    chosen = others if "first" in flags else [each[::-1] for each in others]
+                prefixes = [before + each for before in prefixes for each in chosen]
+            if "+" in which:  # what two parts have chosen stands where the later one wants it
+                prefixes = [list(dict.fromkeys(each[::-1]))[::-1] for each in prefixes]
+            found.append([each for each in prefixes if each])
         return found
+
+    def _others(self, part: str, ids: Ids, vector: Vectors) -> list[list[Ids]]:
+        """What a part of a mode chooses from the pool, the nearest first: one prefix or several."""
+        part, _, prefixes = part.partition("x")
+        kind, (count, *of) = part[0], [int(number) for number in part[1:].split("/")]
+        if kind == "n":
+            return [self._nearest(ids, vector, count)]
+        if kind == "g":
+            return self._of_group(ids, vector, count, *of, prefixes=int(prefixes or 1))
+        return [[other for other in self._fixed(kind, count) if other != ids]]
+
+    def _preceding(self, prompt: Prompt, number: int, tokens: int) -> list[Ids]:
+        """The pieces of its document right before a piece, in order, of at most so many tokens."""
+        ids = prompt.documents[number]
+        if not prompt.sources or self._pieces.get(prompt.sources[number]) != ids:
+            raise InvalidRequest(
+                "for modes with d every prompt must say where its documents come from, and the "
+                "collection must hold them there: use prompts of the suite docs, and --pieces with "
+                "the file that was written with them",
+                field="pieces",
+            )
+        document, place = prompt.sources[number]
+        found: list[Ids] = []
+        for before in range(place - 1, -1, -1):
+            piece = self._pieces[document, before]
+            tokens -= len(piece)
+            if tokens < 0:
+                break
+            found.append(piece)
+        return found[::-1]
 
     def _nearest(self, ids: Ids, vector: Vectors, count: int) -> list[Ids]:
         ranked = np.argsort(-(self._vectors @ vector), kind="stable")
         others = (self._pool[place] for place in ranked if self._pool[place] != ids)
         return [next(others) for _ in range(count)]
 
-    def _of_group(self, ids: Ids, vector: Vectors, count: int, size: int) -> list[Ids]:
+    def _of_group(
+        self, ids: Ids, vector: Vectors, count: int, size: int, *, prefixes: int
+    ) -> list[list[Ids]]:
         """As the service divides a collection (`retriever.primer_groups`)."""
-        if (count, size) not in self._groups:
+        wanted = count * prefixes
+        if (wanted, size) not in self._groups:
             number = max(1, round(len(self._pool) / size))
-            self._groups[count, size] = central(self._vectors, number, count)
-        groups = self._groups[count, size]
+            self._groups[wanted, size] = central(self._vectors, number, wanted)
+        groups = self._groups[wanted, size]
         nearest = np.argsort(-(self._vectors[groups].mean(axis=1) @ vector), kind="stable")
-        found = [[self._pool[place] for place in groups[group]] for group in nearest]
-        others = (each for each in found if ids not in each)
-        return next(others, [other for other in found[0] if other != ids])
+        for group in nearest:
+            members = [self._pool[place] for place in groups[group]]
+            runs = [members[start : start + count] for start in range(0, wanted, count)]
+            if without := [run for run in runs if ids not in run]:
+                return without
+        return [[self._pool[place] for place in groups[nearest[0]] if self._pool[place] != ids]]
 
     def _fixed(self, kind: str, count: int) -> list[Ids]:
         if kind == "e":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from benchmarks.fidelity.report.records import Record
 from benchmarks.fidelity.report.summary import answer_kl
@@ -32,12 +33,16 @@ class Outcome:
         kl_next: per token after the first; None if full prefill's answer has one token.
         right: an accepted answer occurs in the text, or the share of those that are asked for.
         right_of_full: the same, where full prefill has 1; else None.
+        exact: the text is an accepted answer and nothing else.
         f1: of words, against the best accepted answer.
         same: the text is full prefill's.
+        before_difference: words of full prefill's text before the first that differs, over all of
+            its words; a long answer that turns at its end counts for more than one that never met.
         similar: indel ratio to full prefill's text, 1 if they are equal.
         agree: share of full prefill's tokens that are the most likely ones here too.
         flops: operations over full prefill's.
         rows: document rows recomputed, over the prompt's tokens.
+        seconds: of the prefill over full prefill's; None where they were not recorded.
     """
 
     kl: float
@@ -45,12 +50,15 @@ class Outcome:
     kl_next: float | None
     right: float
     right_of_full: float | None
+    exact: float
     f1: float
     same: float
+    before_difference: float
     similar: float
     agree: float
     flops: float
     rows: float
+    seconds: float | None
 
 
 def outcome(record: Record, prompt: Prompt) -> Outcome:
@@ -66,12 +74,15 @@ def outcome(record: Record, prompt: Prompt) -> Outcome:
         kl_next=record.kl_next,
         right=is_right,
         right_of_full=is_right if was_right == 1 else None,
+        exact=_exact(text, prompt.answers),
         f1=_best_f1(text, prompt.answers),
         same=float(text.strip() == full.strip()),
+        before_difference=_before_difference(text.split(), full.split()),
         similar=indel_ratio(text.strip(), full.strip()),
         agree=(record.agree_first + later) / (1 + count),
         flops=record.flops,
         rows=record.rows / record.tokens,
+        seconds=record.seconds / record.full_seconds if record.full_seconds else None,
     )
 
 
@@ -79,21 +90,52 @@ def of_full_prefill(record: Record, prompt: Prompt) -> Outcome:
     """Full prefill's own outcome, from any record of the prompt."""
     full = record.full_text or ""
     is_right = right(full, prompt)
-    f1 = _best_f1(full, prompt.answers)
-    nothing = 0.0 if record.next_count else None
-    known = 1.0 if is_right == 1 else None
-    return Outcome(0.0, 0.0, nothing, is_right, known, f1, 1.0, 1.0, 1.0, 1.0, math.nan)
+    return Outcome(
+        kl=0.0,
+        kl_first=0.0,
+        kl_next=0.0 if record.next_count else None,
+        right=is_right,
+        right_of_full=1.0 if is_right == 1 else None,
+        exact=_exact(full, prompt.answers),
+        f1=_best_f1(full, prompt.answers),
+        same=1.0,
+        before_difference=1.0,
+        similar=1.0,
+        agree=1.0,
+        flops=1.0,
+        rows=math.nan,
+        seconds=1.0 if record.full_seconds else None,
+    )
 
 
 def right(text: str, prompt: Prompt) -> float:
     """Whether the words of an accepted answer occur in the text, one after the other, 0 or 1; for
     tasks that ask for all answers the share that occurs."""
-    said = f" {' '.join(normalised_words(text))} "
-    wanted = [" ".join(normalised_words(answer)) for answer in prompt.answers]
-    found = [f" {answer} " in said for answer in wanted if answer]
+    found = occurring(text, prompt.answers)
     if prompt.task in _ASKS_FOR_ALL:
         return sum(found) / len(found)
     return float(any(found))
+
+
+def occurring(text: str, answers: Sequence[str]) -> list[bool]:
+    """Whether the words of each answer that has any occur in the text, one after the other."""
+    said = f" {' '.join(normalised_words(text))} "
+    wanted = [" ".join(normalised_words(answer)) for answer in answers]
+    return [f" {answer} " in said for answer in wanted if answer]
+
+
+def _exact(text: str, answers: Sequence[str]) -> float:
+    said = normalised_words(text)
+    return float(any(said == normalised_words(answer) for answer in answers))
+
+
+def _before_difference(said: Sequence[str], full: Sequence[str]) -> float:
+    if said == full:
+        return 1.0
+    common = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(said, full, strict=False))
+    )
+    return common / max(len(full), 1)
 
 
 def _best_f1(text: str, answers: Sequence[str]) -> float:

@@ -19,10 +19,12 @@ PUBLISHED = ("a3 r=0.15", "cacheblend r=0.15", "legolink k=4", "pie", "full_reus
 LEGEND = """\
 KL: full prefill ‖ method in nats per token along full prefill's greedy answer; first and next: of
 its first token and of those after it. Right: an accepted answer occurs in the generated text; of
-full's: on the prompts on which full prefill is right. Same: the generated text is full prefill's,
-character by character; similar: 1 − edits over length. Agree: full prefill's answer tokens that are
-the most likely ones here too. Operations, rows recomputed: over full prefill's, over the prompt's.
-In brackets 95 % bootstrap intervals over prompts.
+full's: on the prompts on which full prefill is right; exact: the text is an accepted answer and
+nothing else; F1: of words, against the best accepted answer. Same: the generated text is full
+prefill's, character by character; before difference: full prefill's words before the first that
+differs, over all of its words; similar: 1 − edits over length. Agree: full prefill's answer tokens
+that are the most likely ones here too. Operations, seconds of the processor, rows recomputed: over
+full prefill's, over the prompt's. In brackets 95 % bootstrap intervals over prompts.
 """
 DIFFERENCES = """\
 Ours minus the base's on the same prompts [95 % paired bootstrap interval]; p of the paired
@@ -74,7 +76,7 @@ def scores(rows: Sequence[Row]) -> str:
         return with_interval(bootstrap.mean(row.column(name)), write)
 
     return table(
-        ["configuration", "operations", "KL", "first", "next", "right", "of full's", "F1"],
+        ["configuration", "operations", "KL", "first", "next", "right", "of full's", "exact", "F1"],
         [
             [
                 row.name,
@@ -84,6 +86,7 @@ def scores(rows: Sequence[Row]) -> str:
                 cell(row, "kl_next", _three),
                 cell(row, "right", percent),
                 cell(row, "right_of_full", percent),
+                percent(_mean(row, "exact")),
                 cell(row, "f1", _three),
             ]
             for row in rows
@@ -100,26 +103,30 @@ def brief(rows: Sequence[Row]) -> str:
             percent(_mean(row, "flops")),
             with_interval(bootstrap.mean(row.column("kl")), _three),
             _three(_mean(row, "kl_first")),
-            percent(_mean(row, "agree")),
+            percent(_mean(row, "same")),
             percent(_mean(row, "right")),
             percent(bootstrap.mean(row.column("right_of_full")).mean),
+            _three(_mean(row, "f1")),
         ]
         for row in rows
     ]
-    head = ["method", "operations", "KL", "first token", "same tokens", "right", "of full's"]
+    head = ["method", "operations", "KL", "first token", "same answer", "right", "of full's", "F1"]
     return f"{len(rows[0].outcomes)} prompts:\n\n{table(head, body)}"
 
 
 def agreement(rows: Sequence[Row]) -> str:
     bootstrap = Bootstrap(len(rows[0].outcomes))
-    columns = {"same": percent, "similar": _three, "agree": percent}
+    columns = {
+        "same": percent, "before_difference": percent, "similar": _three, "agree": percent,
+    }  # fmt: skip
     return table(
-        ["configuration", *columns, "rows"],
+        ["configuration", *(name.replace("_", " ") for name in columns), "rows", "seconds"],
         [
             [
                 row.name,
                 *(with_interval(bootstrap.mean(row.column(n)), w) for n, w in columns.items()),
                 percent(_mean(row, "rows")),
+                _seconds(row),
             ]
             for row in rows
         ],
@@ -223,6 +230,11 @@ def _signed(difference: Estimate, sign: int) -> Estimate:
 def _mean(row: Row, name: str) -> float:
     values = row.values(name)
     return sum(values) / len(values)
+
+
+def _seconds(row: Row) -> str:
+    measured = [value for value in row.column("seconds") if value is not None]
+    return _three(sum(measured) / len(measured)) if measured else ""
 
 
 def _three(value: float) -> str:

@@ -2,7 +2,9 @@
 
     python -m benchmarks.quality.real.prompts --model FOLDER --suite nq --split dev --out FILE
 
-The file is what `python -m benchmarks.fidelity --prompts` reads, one prompt a line.
+The file is what `python -m benchmarks.fidelity --prompts` reads, one prompt a line. Of the suite
+`docs`, whose files `python -m benchmarks.quality.fetch_docs` fetches, every prompt says where its
+documents come from, and --pieces FILE is what `behind --pieces` takes.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, default=default.length, help="of RULER's prompts")
     parser.add_argument("--tasks", nargs="+", default=[], help="of RULER")
     parser.add_argument("--answer-prefix", default="", help="begins the answer")
+    parser.add_argument("--docs", type=Path, help="docs: the files (default: as they are fetched)")
+    parser.add_argument(
+        "--pieces", type=Path, help="docs: write all pieces of the collection there"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(given)
     values = {name: getattr(args, name) for name in Choice.__dataclass_fields__}

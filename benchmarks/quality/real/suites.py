@@ -6,6 +6,7 @@ musique  several passages are needed (`musique`); with a chunk size: the nearest
 mixed    as nq, but half of the chunks are of another kind: essays instead of Wikipedia
 demo     the demo's corpus of prose: the documents that answer, among their nearest
 ruler    RULER's needle, tracing and counting tasks, in text that does not repeat
+docs     pieces of real documentation (`documentation`) that the service's own retriever finds
 needle   one needle at every depth of every length, in text that does not repeat
 language  the demo language's tasks, which are no real text: for the demo model
 """
@@ -21,18 +22,19 @@ from benchmarks.fidelity.prompts import of_tasks
 from benchmarks.quality import ruler
 from benchmarks.quality.encode import Encoder
 from benchmarks.quality.real.chunks import chunked
+from benchmarks.quality.real.collection import collection, write_pieces
 from benchmarks.quality.sample import TextSample
-from benchmarks.quality.tasks import demo_prose, musique, natural_questions, needle
+from benchmarks.quality.tasks import demo_prose, documentation, musique, natural_questions, needle
 from benchmarks.quality.tasks.essays import BUILT_IN, Haystack
 from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
 from demo.language.tasks import TASKS
-from service.gateway.api import PromptBuilder
+from service.gateway.api import PromptBuilder, make_embedder
 from service.prompt import Turn, document_ids
 from service.settings import Settings
 from tuning.prompts import Prompt
 
 SPLITS = ("dev", "test")
-SUITES = ("nq", "turns", "musique", "mixed", "demo", "ruler", "needle", "language")
+SUITES = ("nq", "turns", "musique", "mixed", "demo", "docs", "ruler", "needle", "language")
 SEEDS = {"dev": 43, "test": 42}
 """Of what is generated."""
 ESSAY_TOKENS = 120
@@ -60,6 +62,8 @@ class Choice:
         length: ruler: tokens of prompt and answer.
         tasks: ruler: names; empty: all that need no further data.
         answer_prefix: begins the answer.
+        docs: docs: the folder with the files; None: where they are fetched to.
+        pieces: docs: a file to which all pieces of the collection are written.
     """
 
     split: str = "dev"
@@ -70,6 +74,8 @@ class Choice:
     length: int = 1024
     tasks: Sequence[str] = ()
     answer_prefix: str = ""
+    docs: Path | None = None
+    pieces: Path | None = None
 
 
 class Suites:
@@ -91,6 +97,7 @@ class Suites:
             "musique": self._musique,
             "mixed": self._mixed,
             "demo": self._demo,
+            "docs": self._docs,
             "ruler": self._ruler,
             "needle": self._needle,
             "language": self._language,
@@ -202,6 +209,16 @@ class Suites:
                 break
             turns = [Turn("user", asked.question)]
             yield self._prompt(f"demo {asked.kind}", passages, turns, asked.answers, choice)
+
+    def _docs(self, choice: Choice) -> Iterator[Prompt]:
+        settings = Settings.model_validate({"chunk_tokens": choice.chunk_tokens})
+        builder, embedder = PromptBuilder(self._folder, settings), make_embedder(settings)
+        documents = documentation.read(choice.docs or documentation.default_folder())
+        with collection(documents, builder, embedder) as found:
+            if choice.pieces is not None:
+                write_pieces(choice.pieces, found.pieces())
+            for asked in documentation.load(choice.split)[: choice.samples]:
+                yield found.prompt("docs", asked.question, asked.answers)
 
     def _ruler(self, choice: Choice) -> Iterator[Prompt]:
         names = choice.tasks or [name for name in ruler.tasks() if not name.startswith("qa_")]

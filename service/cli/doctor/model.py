@@ -16,7 +16,7 @@ from typing import Any
 from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.output import size
 from service.errors import InvalidSetting, KvstitchError, ModelRefused
-from service.models.gguf_file import check as check_gguf
+from service.models.gguf_checks import check as check_gguf
 from service.models.gguf_file import quantisation, read_header
 from service.models.model_finder import ModelFinder, gguf_file, is_gguf, needed_bytes
 from service.settings import Settings, calibration, demo_model

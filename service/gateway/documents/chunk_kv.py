@@ -86,8 +86,8 @@ class ChunkKVs:
             max_context: Tokens that the model takes.
 
         Returns:
-            All chunks, each with the copy that is to be stored, in prefix modes that have copies;
-            and copies with prefixes that were chosen earlier, which are to be purged.
+            All chunks, each with the copy that is to be stored, if it has a prefix; and copies with
+            prefixes that were chosen earlier, which are to be purged.
         """
         chunks = await self.of(scope, doc_ids)
         if not self.has_copies:
@@ -95,9 +95,7 @@ class ChunkKVs:
         stored = await self.retriever.run(
             self.retriever.catalog.chunks, [each.chunk_id for each in chunks]
         )
-        chosen = await self.retriever.change(
-            lambda: [self.prefixes.choose(chunk, scope, max_context) for chunk in stored]
-        )
+        chosen = await self.retriever.change(self.prefixes.choose, stored, scope, max_context)
         made = {each.chunk.chunk_id: each for each in chosen}
         present = [each for each in chunks if each.chunk_id in made]
         replaced = [
@@ -105,7 +103,19 @@ class ChunkKVs:
             for each in present
             if made[each.chunk_id].replaced
         ]
-        return [replace(each, copies=[made[each.chunk_id].chunk]) for each in present], replaced
+        # Behind nothing a copy would be the chunk alone.
+        copies = {i: [each.chunk] if each.chunk.behind else [] for i, each in made.items()}
+        return [replace(each, copies=copies[each.chunk_id]) for each in present], replaced
+
+    async def note_made(self, chunk_ids: Collection[int]) -> None:
+        """Note that chunks are stored with their prefixes: prompts take them so from now on."""
+        if self.has_copies:
+            await self.retriever.change(self.prefixes.remembered.set_made, chunk_ids)
+
+    async def note_complete(self, chunk_ids: Collection[int]) -> None:
+        """Note that chunks are stored without a prefix, too: nothing of them is missing."""
+        if self.has_copies:
+            await self.retriever.change(self.prefixes.remembered.set_exact, chunk_ids)
 
     async def to_purge(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
         """Return all KV that holds text of these documents, or follows from it.

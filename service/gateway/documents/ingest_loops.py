@@ -148,7 +148,8 @@ class IngestLoops:
     async def _store_missing(self) -> bool:
         """Store what is missing of documents whose chunks have prefixes; False if nothing is.
 
-        Chunks of a prefix may have been deleted, or the prefix mode may be a new one.
+        Chunks of a prefix may have been deleted, the prefix mode may be a new one, or there may be
+        enough chunks by now where there were too few.
         """
         if self.complete:
             return False
@@ -175,7 +176,7 @@ class IngestLoops:
         """Leave a document as it is that fails, or kills the worker, every time."""
         logger.warning("document %s is not stored completely: %s", doc_id, error)
         chunk_ids = [chunk.chunk_id for chunk in await self._chunks.of(scope, [doc_id])]
-        await self._retriever.change(self._chunks.prefixes.remembered.set_exact, chunk_ids)
+        await self._chunks.note_complete(chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
         """Store the chunks of documents without a prefix, and with the one chosen for each.
@@ -197,9 +198,7 @@ class IngestLoops:
             }
             for doc_id in sorted({chunk.doc_id for chunk in part if chunk.chunk_id in failed}):
                 logger.warning("document %s is not stored completely: %s", doc_id, failed)
-            if self._chunks.has_copies:
-                chunk_ids = [chunk.chunk_id for chunk in part]
-                await self._retriever.change(self._chunks.prefixes.remembered.set_exact, chunk_ids)
+            await self._chunks.note_complete([chunk.chunk_id for chunk in part])
 
     async def _restore_pinned(self) -> None:
         """Compute again what a tier has evicted of pinned documents."""

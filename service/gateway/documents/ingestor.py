@@ -96,6 +96,7 @@ class Ingestor:
         on_reply: As of `KvStoring`.
         wait_again_s: Pauses after which a batch is tried again of which no document could be
             stored: perhaps a tier is away for a moment.
+        complete: As of `KvStoring`.
 
     Attributes:
         kv: Has KV stored.
@@ -111,14 +112,16 @@ class Ingestor:
         settings: Settings,
         on_reply: OnReply = lambda reply, lora, tokens: None,
         wait_again_s: Sequence[float] = (),
+        complete: bool = False,
     ) -> None:
         self._queue = queue
         self._retriever = chunks.retriever
         self._purges = purges
         self._parser = DocumentParser(FileLimits.of(settings))
         self.kv = KvStoring(
-            worker, chunks, purges, loras=settings.precomputed_loras, on_reply=on_reply
-        )
+            worker, chunks, purges,
+            loras=settings.precomputed_loras, on_reply=on_reply, complete=complete,
+        )  # fmt: skip
         self._waits = iter(wait_again_s)
         self._crashes: Counter[int] = Counter()  # by number of the document
 
@@ -208,14 +211,20 @@ class Ingestor:
 
     async def _store_kv(self, batch: Sequence[IngestDocument]) -> None:
         work: list[tuple[int, ChunkKV]] = []
-        progress = BatchProgress(self._finish)
+
+        async def finish(numbers: Sequence[int]) -> None:
+            done = set(numbers)
+            await self.kv.note_stored([c.chunk_id for number, c in work if number in done])
+            await self._finish(numbers)
+
+        progress = BatchProgress(finish)
         for scope, items in slices(batch):
             if len(work) >= BATCH_CHUNKS:
                 break  # the others are in the next batch
             doc_ids = list(dict.fromkeys(item.doc_id for item in items))
-            chunks = await self.kv.to_store(scope, doc_ids)
+            to_store = await self.kv.to_store(scope, doc_ids)
             for item in items:
-                own = [chunk for chunk in chunks if chunk.doc_id == item.doc_id]
+                own = [chunk for chunk in to_store if chunk.doc_id == item.doc_id]
                 work += [(item.number, chunk) for chunk in own]
                 progress.expect(item.number, sum(map(self.kv.count, own)))
         async with progress:

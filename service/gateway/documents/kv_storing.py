@@ -110,6 +110,7 @@ class KvStoring:
         loras: The LoRA adapters with which chunks are computed, besides the base model.
         on_reply: Called with each of the worker's replies, its LoRA adapter ("": the base model),
             and its share of the tokens of the chunk.
+        complete: Whether a document is done only when its chunks are stored without a prefix, too.
     """
 
     def __init__(
@@ -120,12 +121,21 @@ class KvStoring:
         *,
         loras: Sequence[str],
         on_reply: OnReply,
+        complete: bool = False,
     ) -> None:
         self._worker = worker
         self._chunks = chunks
         self._purges = purges
         self._models = ("", *loras)
         self._on_reply = on_reply
+        self._complete = complete
+
+    async def note_stored(self, chunk_ids: Sequence[int]) -> None:
+        """Note chunks of documents that are done."""
+        if self._complete:
+            await self._chunks.note_complete(chunk_ids)
+        else:
+            await self._chunks.note_made(chunk_ids)
 
     async def to_store(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
         """Return all chunks of these documents, each with its copy with a prefix if the prefix
@@ -216,7 +226,8 @@ class KvStoring:
         alone = ChunkTokens(chunk.chunk_id, chunk.ids)
         if not chunk.copies:
             return [alone]
-        return [*([alone] if self._chunks.prefixes.kind == "neighbours" else []), *chunk.copies]
+        needed = self._complete or self._chunks.prefixes.kind == "neighbours"
+        return [*([alone] if needed else []), *chunk.copies]
 
 
 def slices(batch: Sequence[IngestDocument]) -> Iterator[tuple[Scope, list[IngestDocument]]]:
@@ -243,7 +254,9 @@ def calls(items: Sequence[T], chunk_of: Callable[[T], ChunkKV]) -> Iterator[tupl
 
     def order(item: T) -> tuple[str, list[list[int]]]:
         chunk = chunk_of(item)
-        return chunk.tenant, [ids for copy in chunk.copies for ids in copy.behind]
+        return chunk.tenant, [
+            ids for copy in chunk.copies for prefix in copy.prefixes for ids in prefix
+        ]
 
     ordered = sorted(items, key=order)
     for tenant, group in groupby(ordered, lambda item: chunk_of(item).tenant):

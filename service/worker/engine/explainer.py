@@ -178,7 +178,7 @@ class Explainer:
             action="load" if loaded else "recompute",
             load_s=seconds,
             computed=computed,
-            behind=len(documents[segment.number - 1].behind) if segment.number else 0,
+            behind=documents[segment.number - 1].chunks_behind if segment.number else 0,
         )
 
 

@@ -34,7 +34,7 @@ from service.worker.steps import Steps, on_all_ranks
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.
-MAX_PARTS = 4
+MAX_PARTS = 8
 
 
 Read = Callable[[Address], "Future[EncodedChunk | None]"]
@@ -114,18 +114,26 @@ class ChunkPrefill:
         """Compute chunks of one LoRA adapter that stand behind the same parts; pauses after every
         layer or earlier."""
         decoder = self._decoder.with_lora(addresses[0].lora)
-        parts: list[EncodedChunk] = []
         before = 0.0
-        for part in addresses[0].parts:
-            stored, cost = yield from self._part(part)
-            parts.append(stored)
-            before += cost
+        runs: list[list[Rows]] = []
+        for needed in addresses[0].all_parts:
+            parts: list[EncodedChunk] = []
+            for part in needed:
+                stored, cost = yield from self._part(part)
+                parts.append(stored)
+                before += cost
+            # A sketch says where a chunk's tokens look within it, which the first prefix shows.
+            first = not runs
+            rows = yield from chunk_rows(decoder, addresses, needed, parts, sketch=sketch and first)
+            runs.append(rows)
         pin = decoder.device.type == "cuda"
         computed = []
-        chunks = yield from chunk_rows(decoder, addresses, parts, sketch=sketch)
-        for address, chunk in zip(addresses, chunks, strict=True):
+        for address, chunk in zip(addresses, _means(runs), strict=True):
             encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
-            flops = chunk_prefill(decoder, len(address.ids), behind=len(address.prefix_ids))
+            flops = sum(
+                chunk_prefill(decoder, len(address.ids), behind=sum(len(p.ids) for p in needed))
+                for needed in address.all_parts
+            )
             as_stored = None
             if chunk.sketch is not None:
                 # Encoded and decoded as the store would do it, so that this prompt selects the
@@ -187,6 +195,7 @@ class ChunkPrefill:
 def chunk_rows(
     decoder: DecoderModel,
     addresses: Sequence[Address],
+    behind: Sequence[Address],
     parts: Sequence[CachedSegment],
     *,
     sketch: bool = False,
@@ -194,12 +203,13 @@ def chunk_rows(
     """Compute keys before RoPE and values of chunks at every layer.
 
     Args:
-        addresses: of the chunks, which stand behind the same parts.
-        parts: KV of what stands before each of them.
+        addresses: of the chunks.
+        behind: what stands before each of them.
+        parts: its KV.
     """
     device = decoder.device
     before = PromptLayout.of(
-        (), [part.ids for part in addresses[0].parts], [],
+        (), [part.ids for part in behind], [],
         uncached=[False] * (1 + len(parts)), device=device,
     )  # fmt: skip
     chunks: list[Rows] = []
@@ -269,6 +279,18 @@ def _write(
         rule = decoder.rules[layer]
         chunk.sketch.add(ChunkLayer(rotated, kv[0], fresh, k, decoder.scale, rule))
     return kv
+
+
+def _means(runs: Sequence[Sequence[Rows]]) -> Sequence[Rows]:
+    """Return the chunks of the first run with the mean KV of all runs."""
+    first, *others = runs
+    for number, chunk in enumerate(first if others else ()):
+        for name in ("k", "v"):
+            layers = getattr(chunk, name)
+            for layer, own in enumerate(layers):
+                every = [own, *(getattr(run[number], name)[layer] for run in others)]
+                layers[layer] = torch.stack(every).float().mean(0).to(own.dtype)
+    return first
 
 
 def _contains(prefix: tuple[int, ...], ids: tuple[int, ...]) -> bool:

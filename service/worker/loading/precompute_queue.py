@@ -291,7 +291,8 @@ class PrecomputeQueue:
         return Precomputed(task.id or "", task.chunk_id, status, task.bytes, seconds, message)
 
 
-def _kind(task: Task) -> tuple[bool, str, list[str]]:
+def _kind(task: Task) -> tuple[bool, str, list[list[str]]]:
     """Return sketch or not, LoRA adapter, and what the chunk stands behind; alike for
     those together."""
-    return task.sketch, task.address.lora, [part.key for part in task.address.parts]
+    behind = [[part.key for part in parts] for parts in task.address.all_parts]
+    return task.sketch, task.address.lora, behind

@@ -24,6 +24,8 @@ class Address:
     Attributes:
         key: of the chunk in the store.
         parts: what stands before the segment while it is precomputed, one after the other.
+        other_parts: what else stands before it: it is computed behind each of these, too, and its
+            KV is the mean of all.
         stitched: each part but the first was computed as if it alone stood behind the first.
         part_key: of the segment as a part of others; empty if it is none.
         lora: name of the LoRA adapter that it is computed with; empty for the base model.
@@ -33,6 +35,7 @@ class Address:
     spec: ChunkSpec
     ids: tuple[int, ...]
     parts: tuple[Address, ...] = ()
+    other_parts: tuple[tuple[Address, ...], ...] = ()
     stitched: bool = False
     part_key: str = ""
     lora: str = ""
@@ -40,11 +43,16 @@ class Address:
     @cached_property
     def prefix_ids(self) -> tuple[int, ...]:
         """Token ids of the parts."""
-        return tuple(token for part in self.parts for token in part.ids)
+        return _ids(self.parts)
+
+    @property
+    def all_parts(self) -> list[tuple[Address, ...]]:
+        """What it is computed behind, one after the other."""
+        return [self.parts, *self.other_parts]
 
     @property
     def prefix(self) -> Prefix:
-        return Prefix(self.prefix_ids, exact=not self.stitched)
+        return Prefix(self.prefix_ids, exact=not self.stitched and not self.other_parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,22 +94,28 @@ class Addressing:
         prefix_mode: str,
         system: Sequence[int],
         tenant: str,
-        behind: Sequence[Sequence[int]] = (),
+        behind: Sequence[Sequence[Sequence[int]]] = (),
     ) -> Address:
         """Return a document segment, precomputed behind the prefix that `prefix_mode` names.
 
         Args:
             behind: token ids of the documents that stand between S and this one then, in the modes
-                primer and neighbours. Behind none of them it is the same chunk as in mode system.
+                primer and neighbours; of several such prefixes in mode primer the mean is stored.
+                Behind none of them it is the same chunk as in mode system.
         """
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
         if not behind or prefix_mode not in CHUNK_PREFIX_MODES:
             mode = "system" if prefix_mode in CHUNK_PREFIX_MODES else prefix_mode
             return self._address(ids, mode, start, tenant)
         if prefix_mode == "primer":
-            primer = [token for each in behind for token in each]
-            return self._address(ids, "system", self._prefix(primer, start, tenant), tenant)
-        neighbours = [self._address(each, "system", start, tenant) for each in behind]
+            first, *others = [
+                self._prefix([token for each in primer for token in each], start, tenant)
+                for primer in behind
+            ]
+            if not others:
+                return self._address(ids, "system", first, tenant)
+            return self._address(ids, "mean", first, tenant, other_parts=tuple(others))
+        neighbours = [self._address(each, "system", start, tenant) for each in behind[0]]
         return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
 
     def prompt(self, ids: Sequence[int], kind: str, tenant: str) -> Address:
@@ -117,14 +131,19 @@ class Addressing:
         ids: Sequence[int],
         system: Sequence[int],
         tenant: str,
-        behind: Sequence[Sequence[int]],
+        behind: Sequence[Sequence[Sequence[int]]],
     ) -> set[str]:
-        """Return every key under which these tokens may be stored, in whatever prefix mode."""
+        """Return every key under which these tokens may be stored, in whatever prefix mode.
+
+        Behind documents it is only what was computed behind them: without them it has not seen
+        them, and its own purge names it.
+        """
         keys: set[str] = set()
-        for mode in PREFIX_MODES:
+        for mode in CHUNK_PREFIX_MODES if behind else PREFIX_MODES:
             address = self.document(ids, mode, system, tenant, behind)
             keys.add(address.key)
-            keys.update(part.key for part in self._prefix(ids, address.parts, tenant)[-1:])
+            for parts in address.all_parts:
+                keys.update(part.key for part in self._prefix(ids, parts, tenant)[-1:])
         return keys
 
     def prefix(self, prefix_mode: str, system: Sequence[int]) -> tuple[int, ...]:
@@ -156,6 +175,7 @@ class Addressing:
         tenant: str,
         *,
         codec: str = "",
+        other_parts: tuple[tuple[Address, ...], ...] = (),
         stitched: bool = False,
     ) -> Address:
         decoder = self.decoder
@@ -170,19 +190,26 @@ class Addressing:
             head_dim=decoder.head_dim,
             tokens=len(ids),
         )
+        prefix_ids = list(_ids(parts))
+        for each in other_parts:  # the lengths tell where one ends
+            prefix_ids = [len(prefix_ids), *prefix_ids, *_ids(each)]
         key = chunk_key(
             fingerprint=spec.fingerprint,
             dtype=spec.dtype,
             codec=spec.codec,
             prefix_mode=prefix_mode,
-            prefix_ids=[token for part in parts for token in part.ids],
+            prefix_ids=prefix_ids,
             chunk_ids=ids,
             tenant_secret=self._tenant_secret(tenant),
         )
-        return Address(key, spec, tuple(ids), parts, stitched, lora=self.lora)
+        return Address(key, spec, tuple(ids), parts, other_parts, stitched, lora=self.lora)
 
     def _tenant_secret(self, tenant: str) -> bytes:
         if not tenant:
             return self.secret
         secret = self.tenants_secret or self.secret
         return hmac.new(secret, tenant.encode(), hashlib.sha256).digest()
+
+
+def _ids(parts: Sequence[Address]) -> tuple[int, ...]:
+    return tuple(token for part in parts for token in part.ids)

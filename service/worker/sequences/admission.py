@@ -63,7 +63,7 @@ class Admission:
         addressing = self.addressing.with_lora(lora)
         system_address = addressing.system(system, tenant) if system else None
         document_addresses = [
-            addressing.document(d.ids, prefix_mode, system, tenant, d.behind) if d.ids else None
+            addressing.document(d.ids, prefix_mode, system, tenant, d.prefixes) if d.ids else None
             for d in documents
         ]
         return [system_address, *document_addresses]
@@ -79,7 +79,7 @@ class Admission:
             for document in documents
             if document.ids
             for key in self.addressing.with_lora(lora).purged(
-                document.ids, system, tenant, document.behind
+                document.ids, system, tenant, document.prefixes
             )
         }
 

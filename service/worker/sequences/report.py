@@ -99,7 +99,7 @@ def _segment(sequence: EngineSequence, number: int) -> SegmentReport:
         plan=load.plan if load is not None else "",
         why=load.why if load is not None else "",
         computed=computed,
-        behind=0 if document is None else len(document.behind),
+        behind=0 if document is None else document.chunks_behind,
         reused=reused,
     )
 

@@ -23,5 +23,8 @@ def test_every_mode_is_timed_and_a_change_counted(
     assert set(result["speed"]) == {"system", "primer", "neighbours"}
     assert all(speed > 0 for speeds in result["speed"].values() for speed in speeds)
     assert result["chunks"]["timed"] == 5
+    assert result["bytes"]["primer"] > 2 * result["bytes"]["system"] > 0
+    assert result["bytes"]["neighbours"] == 2 * result["bytes"]["system"]
+    assert set(result["tokens_per_processor_second"]) == {"before", *result["speed"]}
     assert all(0 <= share < 1 for share in result["computed_again"].values())
     assert result["environment"] and result["model"]["fingerprint"]

@@ -95,6 +95,34 @@ def test_documents_are_in_the_catalog_and_each_text_is_stored_once(
     shared.close()
 
 
+def test_prefixes_are_chosen_among_the_whole_range(
+    ingest: Ingest, postgresql_url: str, endpoint: str
+) -> None:
+    """Nothing is left to a gateway; of a document that comes twice the last text counts."""
+    rows = [row(number) for number in range(40)]
+    again = [*rows, row(0, "Newer."), row(40)]
+    (said,), table = ingest(again, prefix_mode="primer", companions=3)
+    assert (said["outcome"], said["reason"]) == ("done", "")
+    progress = table.progress(Run("run", "", "", ""))
+    assert (progress.done, progress.failed, progress.chunks) == (42, 0, 42)
+    assert progress.stored == 42, "though each chunk is stored twice"
+    shared = catalog_database(postgresql_url)
+    embedder = EndpointEmbedder(endpoint, "hashing", revision="1")
+    retriever = Retriever.for_storing(shared, embedder, ChunkSettings(WordCounter(), 64))
+    retriever.start()
+    prefixes, scope = retriever.prefix_chunks, Scope("", "default")
+    ids = [retriever.catalog.chunks_of(f"d{n}", scope=scope)[0].chunk_id for n in range(1, 41)]
+    found = prefixes.of(ids, "primer", made=True)
+    assert len(found) == 40
+    counts = sorted(map(len, found.values()))
+    assert counts[9:] == [3] * 31 and set(counts) <= {2, 3}, "a primer's own may have two primers"
+    assert all(len(prefix) == 3 for each in found.values() for prefix in each)
+    open_ = {doc_id for _, doc_id in prefixes.open("primer", 99, count=9)}
+    assert open_ <= {"d0"}, "what stood behind its first text may be open until that is purged"
+    retriever.close()
+    shared.close()
+
+
 def test_again_nothing_is_stored(ingest: Ingest) -> None:
     rows = [row(number) for number in range(3)]
     ingest(rows)
@@ -121,7 +149,7 @@ def test_a_document_that_kills_the_worker_fails_alone(ingest: Ingest) -> None:
     ("settings", "message"),
     [
         ({"redis_url": ""}, "--redis or --s3"),
-        ({"prefix_mode": "primer"}, "companions"),
+        ({"prefix_mode": "neighbours"}, "no index"),
     ],
 )
 def test_settings_that_gateways_could_not_use(

@@ -50,13 +50,24 @@ def test_a_gguf_file_is_looked_into(
 def test_one_of_another_architecture_fails_everywhere(
     tmp_path: Path, given: tuple[str, ...], cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "gemma.gguf"
-    write_gguf(file, tiny_config("llama"), architecture="gemma3")
+    file = tmp_path / "mamba.gguf"
+    write_gguf(file, tiny_config("llama"), architecture="mamba")
     found = doctor(capsys, "--model", str(file), *given)
-    assert found["level"] == "fail" and "gemma3, which is not served" in found["message"]
+    assert found["level"] == "fail" and "mamba, which is not served" in found["message"]
     assert main(["serve", "--model", str(file), *given]) == 3
-    assert "kvstitch: " in (said := capsys.readouterr().err) and "gemma3" in said
+    assert "kvstitch: " in (said := capsys.readouterr().err) and "mamba" in said
     assert not list(cache.glob("[!.]*"))
+
+
+def test_what_a_file_says_and_nobody_understands_is_named(
+    tmp_path: Path, given: tuple[str, ...], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.gguf"
+    write_gguf(file, tiny_config("qwen2"), keys={"attention.sliding_window": 4096})
+    found = doctor(capsys, "--model", str(file), *given)
+    assert found["level"] == "fail" and not cache.exists()
+    assert "sets qwen2.attention.sliding_window" in found["message"]
+    assert "the model's own folder" in found["message"]
 
 
 @pytest.mark.parametrize("model", ["smollm2", "owner/model"])

@@ -13,6 +13,7 @@ FORMAT: dict[str, Any] = {
     "chunk_tokens": 128,
     "top_k": 3,
     "max_tokens": 16,
+    "prefix_mode": "system",  # every chunk is stored once, which is easier to count
     "bos": BOS,
     "prompt": {
         "system": "Answer.\n",

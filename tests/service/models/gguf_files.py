@@ -13,12 +13,16 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM
+
+from tests.service.models.gguf_families import FAMILIES
 
 WIDTH = 256  # a row of the K and IQ types has at least one block of 256
+HEAD_DIM = 64
 LETTERS = sorted(ByteLevel.alphabet())
-TOKENS = ["<s>", "</s>", "<|user|>", *LETTERS, "th", "in"]
+TOKENS = ["<s>", "</s>", "<|user|>", *LETTERS, "th", "in", "<|im_end|>"]
 # A SentencePiece vocabulary: unknown, BOS, EOS, bytes, pieces from the most likely on.
 PIECES = [
     "<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)),
@@ -28,20 +32,35 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|user|>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}Answer:{% endif %}"
 )
-CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+ENDS = {"model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
 PLACES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.experts.down_proj": "ffn_down_exps",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
+# Families in which this norm stands behind attention, or is called as if it did.
+NORM_BEHIND_ATTENTION = ("gemma2", "gemma3_text", "gpt_oss", "olmo2", "olmo3")
+TURNS_PAIRS = ("llama", "mixtral", "granite", "smollm3")
 CAN_BE_WRITTEN = (
     Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0,
     Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4,
@@ -52,23 +71,24 @@ ONLY_READ = (
 )  # fmt: skip
 
 
-def tiny_config(family: str, *, tied: bool = True, rope: dict[str, Any] | None = None) -> Any:
-    return CONFIGS[family](
-        vocab_size=len(TOKENS),
-        hidden_size=WIDTH,
-        intermediate_size=WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        rope_parameters=rope or {"rope_type": "default", "rope_theta": 10000.0},
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=tied,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-    )
+def tiny_config(family: str, *, tied: bool = True, **changes: Any) -> Any:
+    facts = {
+        "vocab_size": len(TOKENS),
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+    }
+    return FAMILIES[family].config(**{**facts, **FAMILIES[family].own, **changes})
 
 
 def write_gguf(
@@ -76,10 +96,12 @@ def write_gguf(
     config: Any,
     kind: Kind = Kind.F32,
     *,
+    family: str = "",
     architecture: str = "",
     name: str = "Tiny",
+    template: str = CHAT_TEMPLATE,
     keys: dict[str, Any] | None = None,
-    tensors: dict[str, np.ndarray[Any, Any]] | None = None,
+    tensors: dict[str, NDArray[Any]] | None = None,
     seed: int = 0,
 ) -> dict[str, torch.Tensor]:
     """Write a random model.
@@ -88,34 +110,45 @@ def write_gguf(
         path: The file.
         config: The model's, of transformers.
         kind: How matrices are stored; vectors are F32.
+        family: Its name in `FAMILIES`, if that is not the config's `model_type`.
         architecture: In the header, if not the family's.
         name: Of the model, in the header.
-        keys: Further metadata, without the architecture's name.
+        template: Of chats.
+        keys: Further metadata, without the architecture's name; None as a value: not written.
         tensors: Further tensors.
         seed: Of the weights.
 
     Returns:
         The weights as they are stored, by transformers' names and in its layout.
     """
+    about = FAMILIES[family or config.model_type]
     with torch.device("meta"):
         shapes = AutoModelForCausalLM.from_config(config).state_dict()
     rng, held = np.random.default_rng(seed), {}
-    out = gguf.GGUFWriter(str(path), architecture or config.model_type)
+    out = gguf.GGUFWriter(str(path), architecture or about.architecture)
     out.add_name(name)
-    _write_metadata(out, config, keys or {})
+    _write_metadata(out, config, {**_sizes(config, about.drops), **about.keys, **(keys or {})})
+    out.add_chat_template(template)
     for weight, empty in shapes.items():
         if weight == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        shape, place = tuple(empty.shape), _place(weight)
-        if len(shape) == 1:
-            mean, width = (1.0, 0.1) if "norm" in weight else (0.0, 0.1)
-            values = rng.normal(mean, width, shape).astype(np.float32)
-            out.add_tensor(place, values)
+        shape = tuple(empty.shape)
+        if len(shape) == 1 or "norm" in weight or weight.endswith("bias"):
+            added = float("norm" in weight and config.model_type.startswith("gemma"))
+            mean = float("norm" in weight) - added
+            values = rng.normal(mean, 0.1, shape).astype(np.float32)
             held[weight] = torch.tensor(values)
+            for place, part in _parts(weight, values + np.float32(added), config).items():
+                out.add_tensor(place, part)
             continue
-        stored = _random_matrix(shape, kind, rng)
-        out.add_tensor(place, stored, raw_dtype=kind)
-        held[weight] = torch.tensor(_as_transformers(place, gguf.dequantize(stored, kind), config))
+        turned = config.model_type == "gpt_oss" and len(shape) == 3  # `[experts, in, out]`
+        rows = (shape[0], shape[2], shape[1]) if turned else shape
+        stored = _random_matrix(rows, kind, rng)
+        values = gguf.dequantize(stored, kind)
+        held[weight] = torch.tensor(values.swapaxes(1, 2) if turned else values)
+        for place, part in _parts(weight, stored, config).items():
+            part = part[0] if place.endswith("gate_inp_shexp.weight") else part  # (1, n) there
+            out.add_tensor(place, np.ascontiguousarray(part), raw_dtype=kind)
     for place, values in (tensors or {}).items():
         out.add_tensor(place, values)
     out.write_header_to_file()
@@ -125,35 +158,50 @@ def write_gguf(
     return held
 
 
-def weights_in(stored: dict[str, np.ndarray[Any, Any]], config: Any) -> dict[str, torch.Tensor]:
-    """Dequantised weights by llama.cpp's names → by transformers' names and in its layout."""
+def weights_in(stored: dict[str, NDArray[Any]], config: Any) -> dict[str, torch.Tensor]:
+    """Dequantised weights of a Llama by llama.cpp's names → by transformers', in its layout."""
     with torch.device("meta"):
         names = AutoModelForCausalLM.from_config(config).state_dict()
-    return {
-        name: torch.tensor(_as_transformers(_place(name), stored[_place(name)], config))
-        for name in names
-        if _place(name) in stored
+    found = {}
+    for name in names:
+        (place,) = _parts(name, np.zeros((HEAD_DIM, 1)), config)
+        if place not in stored:
+            continue
+        values = stored[place]
+        if ".attn_q." in place or ".attn_k." in place:
+            pairs = values.reshape(-1, HEAD_DIM // 2, 2, values.shape[1])
+            values = np.concatenate([pairs[:, :, 0], pairs[:, :, 1]], axis=1).reshape(values.shape)
+        found[name] = torch.tensor(values)
+    return found
+
+
+def _sizes(config: Any, without: tuple[str, ...]) -> dict[str, Any]:
+    ropes = config.rope_parameters
+    written = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "vocab_size": config.vocab_size,
     }
+    if "rms_norm_eps" not in without:
+        written["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    if "rope_theta" not in without:
+        written["rope.freq_base"] = ropes.get("full_attention", ropes)["rope_theta"]
+    return written
 
 
 def _write_metadata(out: gguf.GGUFWriter, config: Any, keys: dict[str, Any]) -> None:
-    out.add_context_length(config.max_position_embeddings)
-    out.add_embedding_length(config.hidden_size)
-    out.add_block_count(config.num_hidden_layers)
-    out.add_feed_forward_length(config.intermediate_size)
-    out.add_head_count(config.num_attention_heads)
-    out.add_head_count_kv(config.num_key_value_heads)
-    out.add_layer_norm_rms_eps(config.rms_norm_eps)
-    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.model_type == "llama":
-        out.add_rope_dimension_count(config.head_dim)
-        out.add_vocab_size(config.vocab_size)
-    if config.model_type == "qwen3":
-        out.add_key_length(config.head_dim)
-        out.add_value_length(config.head_dim)
+    adders: dict[type, Any] = {
+        str: out.add_string, int: out.add_uint32, float: out.add_float32, bool: out.add_bool,
+        list: out.add_array,
+    }  # fmt: skip
     for key, value in keys.items():
-        add = {str: out.add_string, int: out.add_uint32, float: out.add_float32}[type(value)]
-        add(f"{out.arch}.{key}", value)
+        if value is not None:
+            named = key if key.startswith(("tokenizer.", "split.")) else f"{out.arch}.{key}"
+            adders[type(value)](named, value)
     if config.vocab_size == len(PIECES):
         out.add_tokenizer_model("llama")  # SentencePiece
         out.add_token_list(PIECES)
@@ -162,29 +210,46 @@ def _write_metadata(out: gguf.GGUFWriter, config: Any, keys: dict[str, Any]) -> 
         out.add_token_types([2, 3, 3, *(6 if piece[0] == "<" else 1 for piece in PIECES[3:])])
     else:
         out.add_tokenizer_model("gpt2")
-        out.add_tokenizer_pre("qwen2" if config.model_type.startswith("qwen") else "default")
+        if "tokenizer.ggml.pre" not in keys:
+            out.add_tokenizer_pre("qwen2" if config.model_type.startswith("qwen") else "default")
         out.add_token_list(TOKENS)
-        out.add_token_types([3, 3, 3] + [1] * (len(TOKENS) - 3))  # control, normal
+        # control, normal
+        out.add_token_types([3, 3, 3, *[1] * (len(TOKENS) - 4), 3])
         out.add_token_merges(["t h", "i n"])
     out.add_bos_token_id(config.bos_token_id)
     out.add_eos_token_id(config.eos_token_id)
-    out.add_chat_template(CHAT_TEMPLATE)
 
 
-def _place(name: str) -> str:
-    """llama.cpp's name of a weight."""
-    ends = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight",
-            "model.norm.weight": "output_norm.weight"}  # fmt: skip
-    if name in ends:
-        return ends[name]
-    _, _, layer, middle = name.split(".", 3)
-    module, _, kind = middle.rpartition(".")
-    return f"blk.{layer}.{PLACES[module]}.{kind}"
+def _parts(name: str, values: NDArray[Any], config: Any) -> dict[str, NDArray[Any]]:
+    """llama.cpp's tensors of a weight. Rows are moved whole, so they may be quantised already."""
+    module, _, kind = name.rpartition(".")
+    if module in ENDS:
+        return {f"{ENDS[module]}.{kind}": values}
+    _, _, layer, within = name.split(".", 3)
+    if within.startswith("mlp.experts.gate_up_proj"):
+        kind = "bias" if within.endswith("bias") else "weight"
+        if config.model_type == "gpt_oss":
+            gate, up = values[:, ::2], values[:, 1::2]
+        else:
+            gate, up = np.split(values, 2, axis=1)
+        return {f"blk.{layer}.ffn_gate_exps.{kind}": gate, f"blk.{layer}.ffn_up_exps.{kind}": up}
+    for end in (".weight", ".bias", "_bias"):
+        if within.endswith(end):
+            within, kind = within.removesuffix(end), end[1:]
+            break
+    else:
+        kind = "weight"
+    place = PLACES[within]
+    if within == "post_attention_layernorm" and config.model_type in NORM_BEHIND_ATTENTION:
+        place = "post_attention_norm"
+    if place in ("attn_q", "attn_k") and config.model_type in TURNS_PAIRS:
+        # row (half, i) of a head is written at (i, half)
+        halves = values.reshape(-1, 2, HEAD_DIM // 2, *values.shape[1:])
+        values = halves.swapaxes(1, 2).reshape(values.shape)
+    return {f"blk.{layer}.{place}.{kind}": values}
 
 
-def _random_matrix(
-    shape: tuple[int, ...], kind: Kind, rng: np.random.Generator
-) -> np.ndarray[Any, Any]:
+def _random_matrix(shape: tuple[int, ...], kind: Kind, rng: np.random.Generator) -> NDArray[Any]:
     """A matrix as it is stored: rounded from normal values, or of random blocks."""
     if kind in CAN_BE_WRITTEN:
         return gguf.quantize(rng.normal(0, 0.08, shape).astype(np.float32), kind)
@@ -197,14 +262,3 @@ def _random_matrix(
             largest = np.abs(gguf.dequantize(blocks[missing], kind)).max(axis=1)
         missing = missing[~((largest > 0.02) & (largest < 0.5))]
     return blocks.reshape(shape[0], -1)
-
-
-def _as_transformers(place: str, values: np.ndarray[Any, Any], config: Any) -> np.ndarray[Any, Any]:
-    """Undo the order in which llama.cpp stores the query and key rows of its `llama`.
-
-    Its converter writes row (half, i) of a head, of transformers' two halves, at (i, half).
-    """
-    if config.model_type != "llama" or (".attn_q." not in place and ".attn_k." not in place):
-        return values
-    pairs = values.reshape(-1, config.head_dim // 2, 2, values.shape[1])
-    return np.concatenate([pairs[:, :, 0], pairs[:, :, 1]], axis=1).reshape(values.shape)

@@ -8,40 +8,13 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from transformers import AutoModelForCausalLM
 
-from service.models.gguf_conversion import convert
-from service.worker.api import load_model, start_up_check
-from tests.service.models.gguf_files import (
-    CAN_BE_WRITTEN,
-    CONFIGS,
-    ONLY_READ,
-    tiny_config,
-    write_gguf,
-)
+from tests.service.models.gguf_files import CAN_BE_WRITTEN, ONLY_READ, tiny_config, write_gguf
+from tests.service.models.gguf_models import PROMPT, expected, served
 from tests.service.worker.tiny import assert_close
 from tuning.single_prompts import prefill_ids
 
 pytestmark = pytest.mark.exhaustive
-
-PROMPT = [0, *range(5, 45), 2, 77, 3, 9]
-
-
-def served(file: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The model as the worker loads it after conversion, which was compared with transformers."""
-    folder.mkdir()
-    convert(file, folder, dtype)
-    decoder = load_model(str(folder), dtype="float32")
-    start_up_check(decoder)
-    return decoder
-
-
-def expected(config: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    """transformers' logits of the prompt's last token."""
-    model = AutoModelForCausalLM.from_config(config).eval()
-    model.load_state_dict(weights, strict=not config.tie_word_embeddings)
-    with torch.no_grad():
-        return model(torch.tensor([PROMPT])).logits[0, -1].float()
 
 
 @pytest.mark.parametrize(
@@ -58,16 +31,6 @@ def test_every_quantisation_that_transformers_reads(tmp_path: Path, kind: Kind) 
     logits = expected(config, weights)
     assert logits.std() > 0.1
     assert_close(f"gguf {kind.name}", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
-
-
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "own head"])
-@pytest.mark.parametrize("family", CONFIGS)
-def test_every_family(tmp_path: Path, family: str, tied: bool) -> None:
-    config = tiny_config(family, tied=tied)
-    weights = write_gguf(tmp_path / "tiny.gguf", config, Kind.Q8_0)
-    decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
-    logits = expected(config, weights)
-    assert_close(f"gguf {family}", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
 
 
 def test_a_file_that_calls_itself_mistral_is_the_llama_that_it_is(tmp_path: Path) -> None:
@@ -99,14 +62,13 @@ def test_rope_scaling_of_the_header(tmp_path: Path, kind: str) -> None:
     if kind == "yarn":
         rope["original_max_position_embeddings"] = 128
         keys["rope.scaling.original_context_length"] = 128
-    config = tiny_config("qwen2", rope=rope)
+    config = tiny_config("qwen2", rope_parameters=rope)
     weights = write_gguf(tmp_path / "tiny.gguf", config, keys=keys)
     decoder = served(tmp_path / "tiny.gguf", tmp_path / "folder")
     logits = expected(config, weights)
     assert_close(f"gguf {kind}", prefill_ids(decoder, PROMPT).logits, logits, 1e-3)
-    plain = expected(
-        tiny_config("qwen2", rope={"rope_type": "default", "rope_theta": 500.0}), weights
-    )
+    unscaled = {"rope_type": "default", "rope_theta": 500.0}
+    plain = expected(tiny_config("qwen2", rope_parameters=unscaled), weights)
     assert (plain - logits).abs().max() > 0.01
 
 
@@ -118,7 +80,7 @@ def test_llama_3_s_rope_factors(tmp_path: Path) -> None:
         "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    config = tiny_config("llama", rope=rope)
+    config = tiny_config("llama", rope_parameters=rope)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = 1.0 / 500_000.0 ** (torch.arange(0, 64, 2) / 64)
     factors = (plain / frequencies).float().numpy()

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.errors import ModelRefused
+from service.models.gguf_checks import check
 from service.models.gguf_conversion import convert
-from service.models.gguf_file import check, quantisation, read_header
+from service.models.gguf_file import quantisation, read_header
 from tests.service.models.gguf_files import TOKENS, tiny_config, write_gguf
 
 
@@ -44,22 +45,30 @@ def test_the_header_is_what_gguf_s_own_reader_finds(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "keys", "message"),
     [
-        ("gemma3", {}, r"architecture gemma3, which is not served.*llama \(Llama, Mistral\)"),
-        ("llama", {"expert_count": 8}, "mixture of experts"),
+        ("mamba", {}, r"architecture mamba, which is not.*llama \(Llama, Mistral, Mixtral\)"),
         ("llama", {"rope.scaling.type": "longrope"}, "RoPE scaling of type longrope"),
         (
             "llama",
             {"rope.scaling.type": "yarn", "rope.scaling.attn_factor": 1.5},
             r"sets llama\.rope\.scaling\.attn_factor",
         ),
-        ("llama", {"attention.value_length": 32}, "keys and values of different sizes"),
-        ("llama", {"attention.key_length": 128}, "rotates a part of them"),
+        ("phi3", {"rope.scaling.type": "longrope"}, "lacks rope_factors_short.weight"),
+        ("llama", {"attention.value_length": 32}, "keys of 64 and values of 32 dimensions"),
+        ("llama", {"attention.key_length": 128, "attention.value_length": 128}, "64 of 128"),
+        ("llama", {"attention.sliding_window": 9}, r"sets llama\.attention\.sliding_window, which"),
+        ("llama", {"rope.freq_base_swa": 9.0}, r"sets llama\.rope\.freq_base_swa, which"),
+        ("llama", {"attention.causal": False}, r"sets llama\.attention\.causal, which"),
+        ("llama", {"attention.head_count": [4, 2]}, "another number for every layer"),
+        ("llama", {"embedding_length": None}, r"has no llama\.embedding_length"),
+        ("llama", {"tokenizer.ggml.pre": "own"}, "splits text in the way own"),
+        ("llama", {"split.count": 3}, "one of 3 parts"),
     ],
 )
 def test_what_is_not_served(
     tmp_path: Path, architecture: str, keys: dict[str, Any], message: str
 ) -> None:
-    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), architecture=architecture, keys=keys)
+    config = tiny_config("phi3" if architecture == "phi3" else "llama")
+    write_gguf(tmp_path / "a.gguf", config, architecture=architecture, keys=keys)
     with pytest.raises(ModelRefused, match=message):
         check(read_header(tmp_path / "a.gguf"))
 
@@ -72,15 +81,47 @@ def test_a_quantisation_that_cannot_be_read(tmp_path: Path) -> None:
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
-    with pytest.raises(ModelRefused, match="weights in Q8_K, which transformers cannot read"):
+    with pytest.raises(
+        ModelRefused, match=r"in Q8_K \(token_embd\.weight\), which the package gguf cannot"
+    ):
         check(read_header(tmp_path / "a.gguf"))
 
 
 def test_a_tensor_that_the_family_does_not_have(tmp_path: Path) -> None:
-    """transformers' loader would leave the bias out, and every answer would be wrong."""
-    bias = {"blk.0.attn_q.bias": np.ones(256, np.float32)}
-    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), tensors=bias)
-    with pytest.raises(ModelRefused, match="a variant that is not served"):
+    """A bias left out would make every answer wrong."""
+    bias = np.ones(256, np.float32)
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), tensors={"blk.0.attn_q.bias": bias})
+    with pytest.raises(ModelRefused, match=r"lacks weights of a Llama.*: blk\.0\.attn_k\.b"):
+        convert(tmp_path / "a.gguf", tmp_path, torch.float32)
+    write_gguf(tmp_path / "a.gguf", tiny_config("qwen2"), tensors={"blk.0.ffn_up.bias": bias})
+    with pytest.raises(ModelRefused, match=r"does not have: blk\.0\.ffn_up\.bias: it is a"):
+        convert(tmp_path / "a.gguf", tmp_path, torch.float32)
+
+
+def test_what_says_that_there_is_nothing_of_it_is_passed_over(tmp_path: Path) -> None:
+    keys = {"expert_count": 0, "rope.scaling.type": "none", "attention.causal": True}
+    images = {"mm.tokens_per_image": 256, "vision.attention.head_count": 16}
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), keys={**keys, **images})
+    check(read_header(tmp_path / "a.gguf"))
+
+
+def test_experts_apart_as_files_of_2023_have_them(tmp_path: Path) -> None:
+    keys = {"expert_count": 8, "expert_used_count": 2}
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), keys=keys)
+    with pytest.raises(ModelRefused, match=r"lacks weights of a Mixtral.*: blk\.0\.ffn_down"):
+        convert(tmp_path / "a.gguf", tmp_path, torch.float32)
+
+
+def test_a_weight_of_another_shape(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), keys={"feed_forward_length": 128})
+    with pytest.raises(ModelRefused, match=r"ffn_gate.* has the shape \(256, 256\), and a Llama"):
+        convert(tmp_path / "a.gguf", tmp_path, torch.float32)
+
+
+@pytest.mark.parametrize("key", ["attention.head_count_kv", "block_count"])
+def test_a_config_that_makes_no_sense(tmp_path: Path, key: str) -> None:
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), keys={key: [2, 2, 2]})
+    with pytest.raises(ModelRefused):
         convert(tmp_path / "a.gguf", tmp_path, torch.float32)
 
 

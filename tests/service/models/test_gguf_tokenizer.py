@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.models.gguf_conversion import convert
+from service.models.gguf_families import KNOWN_SPLITS, SINGLE_DIGITS
 from service.prompt import Turn
 from service.settings import load
-from tests.service.models.gguf_files import PIECES, tiny_config, write_gguf
+from tests.service.models.gguf_files import CHAT_TEMPLATE, PIECES, TOKENS, tiny_config, write_gguf
 
 
 def prompts_of(file: Path, folder: Path) -> PromptBuilder:
@@ -40,3 +44,27 @@ def test_sentencepiece(tmp_path: Path) -> None:
     ids = prompts.tokenizer.encode_text("in the end.</s>\u00e9")
     assert [PIECES[i] for i in ids[:2]] == ["▁in", "▁the"] and 2 not in ids
     assert prompts.tokenizer.decode(ids) == "in the end.</s>\u00e9"
+
+
+def test_answers_end_where_turns_end(tmp_path: Path) -> None:
+    """Files of chat models may name the end of a text only."""
+    template = CHAT_TEMPLATE.replace("\n", "<|im_end|>\n")
+    config, end = tiny_config("llama"), TOKENS.index("<|im_end|>")
+    write_gguf(tmp_path / "a.gguf", config, template=template)
+    assert prompts_of(tmp_path / "a.gguf", tmp_path / "folder").end_ids == {1, end}
+    write_gguf(tmp_path / "b.gguf", config, keys={"tokenizer.ggml.eot_token_id": 2})
+    assert prompts_of(tmp_path / "b.gguf", tmp_path / "other").end_ids == {1, 2}
+
+
+@pytest.mark.parametrize("split", SINGLE_DIGITS)
+def test_digits_by_themselves(tmp_path: Path, split: str) -> None:
+    """transformers would split text as GPT-2 does, without a word."""
+    write_gguf(tmp_path / "a.gguf", tiny_config("llama"), keys={"tokenizer.ggml.pre": split})
+    prompts_of(tmp_path / "a.gguf", tmp_path / "folder")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "folder")
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 1957")
+    assert [piece for piece, _ in pieces] == ["in", "\u0120", "1", "9", "5", "7"]
+
+
+def test_splits_that_transformers_knows() -> None:
+    assert set(KNOWN_SPLITS) == set(GGUF_PRE_TOKENIZER_SPLITS)

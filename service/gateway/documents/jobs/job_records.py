@@ -65,6 +65,7 @@ class IngestDocument:
         number: Of the document among all that were accepted; 0 before.
         job_id: Of its job.
         chunks: 0 until it is indexed.
+        readers: Its reading group (retriever/catalog/reading_groups.py); no route sets it yet.
     """
 
     doc_id: str
@@ -77,6 +78,7 @@ class IngestDocument:
     number: int = 0
     job_id: str = ""
     chunks: int = 0
+    readers: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -89,8 +91,11 @@ class IngestDocument:
 
     @property
     def meta(self) -> str:
-        """Title and metadata as JSON."""
-        return json.dumps({"title": self.title, "metadata": self.metadata}, ensure_ascii=False)
+        """Title, metadata and readers as JSON, under the names of their fields."""
+        fields: dict[str, Any] = {"title": self.title, "metadata": self.metadata}
+        if self.readers:  # without any a repetition is recognised that an earlier release accepted
+            fields["readers"] = self.readers
+        return json.dumps(fields, ensure_ascii=False)
 
     def digest(self) -> bytes:
         """Return the SHA-256 of all that was sent, to recognise a repetition. May block."""

@@ -154,7 +154,8 @@ class DocumentParser:
         content = item.content if isinstance(item.content, bytes) else item.content.path
         title, metadata = item.title, item.metadata
         if item.kind == "text":
-            return Document(item.doc_id, await _text(content), title, metadata)
+            text = await _text(content)
+            return Document(item.doc_id, text, title, metadata, readers=item.readers)
         parsed = await parse_file(item.kind, content, self._limits)
         if item.kind in AS_THEY_ARE:
             parsed = replace(parsed, text=await _text(content))
@@ -162,7 +163,9 @@ class DocumentParser:
             raise InvalidRequest("the file holds no text")
         name = PurePath(item.doc_id).stem
         title = title or parsed.title[:2048] or name
-        return Document(item.doc_id, parsed.text, title, metadata, _marks(parsed))
+        return Document(
+            item.doc_id, parsed.text, title, metadata, _marks(parsed), readers=item.readers
+        )
 
 
 async def _text(content: bytes | Path) -> str:

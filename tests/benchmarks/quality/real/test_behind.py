@@ -13,7 +13,8 @@ from service.settings import demo_model
 from tests.fakes.models import HashingEmbedder
 from tuning.prompts import Prompt
 
-MODES = ("primer-n2", "neighbours-n2,first", "primer-r3", "primer-c2,all", "primer-g3/16")
+MODES = ("primer-n2", "neighbours-n2,first", "primer-r3", "primer-c2,all", "primer-g3/16",
+         "primer-g2/16x3")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +38,15 @@ def test_the_first_chunk_is_exact_unless_asked_otherwise(prompts: list[Prompt]) 
             assert len(chunks) == len(prompt.documents)
             assert bool(chunks[0]) is ("all" in mode)
             assert all(chunks[1:])
+            prefixes = 3 if "x3" in mode else 1
+            assert {len(each) for each in chunks[1:]} <= {prefixes, prefixes - 1} - {0}
 
 
 def test_no_chunk_stands_behind_itself(prompts: list[Prompt]) -> None:
     for prompt in prompts:
-        for mode in ("primer-n2", "neighbours-n2,first", "primer-g3/16"):
+        for mode in ("primer-n2", "neighbours-n2,first", "primer-g3/16", "primer-g2/16x3"):
             for ids, others in zip(prompt.documents, prompt.behind[mode], strict=True):
-                assert ids not in others
+                assert all(ids not in prefix for prefix in others)
 
 
 def test_the_same_ones_for_all_or_each_its_own(prompts: list[Prompt]) -> None:
@@ -51,7 +54,7 @@ def test_the_same_ones_for_all_or_each_its_own(prompts: list[Prompt]) -> None:
         return {
             tuple(tuple(ids) for ids in chunk)
             for prompt in prompts
-            for chunk in prompt.behind[mode][1:]
+            for [chunk] in prompt.behind[mode][1:]
         }
 
     # But for those that are among them, which stand behind the others alone.

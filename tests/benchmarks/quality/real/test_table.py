@@ -62,6 +62,9 @@ def test_an_outcome_compares_with_full_prefill() -> None:
     other = outcome(a_record("It was nobody."), PROMPT)
     assert (other.same, other.right, other.right_of_full) == (0, 0, 0)
     assert 0 < other.similar < 1
+    long = outcome(a_record("It was the red Moon", full="It was the red cross"), PROMPT)
+    assert (long.before_difference, same.before_difference) == (0.8, 1)
+    assert (other.exact, outcome(a_record("The Red Cross!"), PROMPT).exact) == (0, 1)
     lucky = outcome(a_record("The ICRC", full="Nobody"), PROMPT)
     assert (lucky.right, lucky.right_of_full) == (1, None)
     assert of_full_prefill(a_record("x", full="Nobody"), PROMPT).right_of_full is None
@@ -73,6 +76,9 @@ def test_records_hold_both_answers(model: Tiny) -> None:
     )
     assert full.text == full.full_text == pie.full_text
     assert full.text
+    assert full.full_seconds == pie.full_seconds
+    assert outcome(pie, PROMPT).seconds == pie.seconds / (pie.full_seconds or 0)
+    assert outcome(replace(pie, full_seconds=None), PROMPT).seconds is None
 
 
 def test_the_published_order_is_decided_by_differences_that_are_large() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from retriever import Chunk, PrefixKind
+from service.gateway.auth.access import ANONYMOUS
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from tests.fakes.worker import FakeWorker, stored_key
 from tests.service.gateway.model_folders import byte_tokenizer
@@ -23,9 +27,10 @@ CORPUS = [
 COPIES = 2 * len(CORPUS)
 
 
-@pytest.fixture(params=["primer", "neighbours"])
+@pytest.fixture(params=[("primer", 1), ("primer", 2), ("neighbours", 1)])
 def rig(request: pytest.FixtureRequest, folder: Path, data: Path) -> Iterator[Rig]:
-    with running(folder, data, prefix_mode=request.param, companions=2) as opened:
+    mode, primers = request.param
+    with running(folder, data, prefix_mode=mode, companions=2, primers=primers) as opened:
         opened.ingest(CORPUS)
         until(lambda: len(fake(opened).stored) >= COPIES - 1, "every chunk alone, too")
         until(lambda: settled(opened), "nothing left to do")
@@ -39,7 +44,25 @@ def fake(rig: Rig) -> FakeWorker:
 
 def settled(rig: Rig) -> bool:
     kind = rig.gateway.prompts.prefix_mode
-    return not rig.gateway.retriever.retriever.prefix_chunks.open(kind, 1)  # type: ignore[arg-type]
+    return not rig.gateway.retriever.retriever.prefix_chunks.open(kind, 1, count=2)  # type: ignore[arg-type]
+
+
+def complete(rig: Rig) -> bool:
+    return bool(rig.http.get("/status").json()["corpus"]["complete"])
+
+
+def prefixes(rig: Rig, doc_ids: Sequence[str]) -> dict[str, list[list[int]]]:
+    """What prompts take each document behind, where it is not the first."""
+    chosen = rig.gateway.retriever.retriever.prefix_chunks
+    catalog, segment = rig.gateway.retriever.catalog, rig.gateway.prompts.segment
+    numbers = {catalog.chunks_of(doc_id)[0].chunk_id: doc_id for doc_id in doc_ids}
+    found: dict[int, list[list[Chunk]]] = {}
+    for kind in get_args(PrefixKind):
+        found |= chosen.of(list(numbers), kind, made=True)
+    return {
+        numbers[i]: [segment(chunk) for prefix in each for chunk in prefix]
+        for i, each in found.items()
+    }
 
 
 def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> Sequence[ChunkTokens]:
@@ -123,22 +146,112 @@ def test_another_mode_computes_everything_again(folder: Path, data: Path) -> Non
         stored = set(fake(first).stored)
     worker = FakeWorker("")
     worker.stored = stored
-    with running(folder, data, worker=worker, prefix_mode="primer", companions=2) as again:
+    with running(
+        folder, data, worker=worker, prefix_mode="primer", companions=2, primers=1
+    ) as again:
         until(lambda: settled(again) and len(worker.stored) > len(CORPUS), "without being asked")
         for question in TOPICS:
             assert all(stored_key(chunk) in worker.stored for chunk in asked(again, question))
 
 
-def test_a_small_collection_that_grows_gets_longer_prefixes(folder: Path, data: Path) -> None:
-    with running(folder, data, prefix_mode="neighbours", companions=2) as rig:
-        rig.ingest(CORPUS[:1])
-        until(lambda: settled(rig), "stored")
-        rig.ingest(CORPUS[1:])
-        until(lambda: settled(rig), "stored")
-        rig.ingest(CORPUS)  # unchanged
-        until(lambda: settled(rig), "stored")
+def test_while_another_mode_is_made_ready_prompts_take_what_is_stored(
+    folder: Path, data: Path
+) -> None:
+    """Chunks of mode system are what a primer's mode stores alone; no answer waits for more."""
+    with running(folder, data, prefix_mode="system") as first:
+        first.ingest(CORPUS)
+        stored = set(fake(first).stored)
+    worker = FakeWorker("", chunk_delay_s=0.2)
+    worker.stored = stored
+    with running(
+        folder, data, worker=worker, prefix_mode="primer", companions=2, primers=1
+    ) as again:
+        seen = set()
+        while not settled(again):
+            for question in TOPICS:
+                for chunk in asked(again, question)[1:]:
+                    assert stored_key(chunk) in worker.stored
+                    seen.add(len(chunk.behind))
+        assert seen >= {0}, "it was asked in between"
+        assert all(chunk.behind for chunk in asked(again)[1:])
+
+
+def test_a_collection_that_grows_gets_its_primers_by_itself(folder: Path, data: Path) -> None:
+    """Nothing is handed in again: what was too small for primers is looked at again."""
+    with running(folder, data, prefix_mode="primer", companions=3, primers=1) as rig:
+        rig.ingest(CORPUS[:2])
+        until(lambda: complete(rig), "stored")
+        assert [chunk.behind for chunk in asked(rig)] == [[], []]
+        assert fake(rig).stored == {text_of(rig, doc["doc_id"]) for doc in CORPUS[:2]}
+        more = [
+            {"doc_id": f"{topic.split()[0]}-{n}", "text": f"{topic} number{n}"}
+            for n in range(3, 17)
+            for topic in TOPICS
+        ]
+        rig.ingest(more)
+        until(lambda: complete(rig), "stored again")
+        names = [doc["doc_id"] for doc in (*CORPUS[:2], *more)]
+        behind = prefixes(rig, names)
+        assert {len(ids) for ids in behind.values()} <= {2, 3}, "a primer's own have two"
+        assert sum(len(ids) == 3 for ids in behind.values()) >= len(names) - 3
+        copies = {stored_key(ChunkTokens(0, list(text_of(rig, name)), ids))
+                  for name, ids in behind.items()}  # fmt: skip
+        assert copies <= fake(rig).stored
+        alone = {text_of(rig, name) for name in names}
+        primers = {tuple(token for each in ids for token in each) for ids in behind.values()}
+        assert fake(rig).stored - copies - alone <= primers, "and nothing is left over"
+
+
+def test_what_stood_behind_fewer_is_purged_when_a_collection_grows(
+    folder: Path, data: Path
+) -> None:
+    with running(folder, data, prefix_mode="neighbours", companions=2, primers=1) as rig:
+        rig.ingest(CORPUS[:2])
+        until(lambda: complete(rig), "stored")
+        assert {len(ids) for ids in prefixes(rig, [d["doc_id"] for d in CORPUS[:2]]).values()} == {
+            1
+        }
+        rig.ingest(CORPUS[2:])
+        until(lambda: complete(rig), "stored")
         assert all(len(chunk.behind) == 2 for chunk in asked(rig)[1:])
-        assert len(fake(rig).stored) == COPIES, "what stood behind fewer was purged"
+        until(lambda: len(fake(rig).stored) == COPIES, "what stood behind fewer was purged")
+
+
+@pytest.mark.parametrize("mode", ["primer", "neighbours"])
+def test_nobody_stands_behind_what_its_readers_may_not_read(
+    folder: Path, data: Path, mode: str
+) -> None:
+    """Also in what the worker is asked to compute, and in what prompts ask for."""
+    readers = ("", "finance", "staff")
+    own = {
+        f"{group}-{n}": IngestDocument(
+            f"{group}-{n}", "default", "text" if n % 2 else "md",
+            f"fox forest hunts {group} number{n}".encode(), "t", readers=group,
+        )
+        for n in range(5)
+        for group in readers
+    }  # fmt: skip
+    with running(folder, data, prefix_mode=mode, companions=2, primers=1) as rig:
+
+        async def sent() -> AsyncIterator[IngestDocument]:
+            for document in own.values():
+                yield document
+
+        job = rig.call(lambda: rig.gateway.corpus.jobs.submit(ANONYMOUS, sent()))
+        assert rig.finished(job.job_id)["state"] == "succeeded"
+        until(lambda: complete(rig), "all computed")
+        group_of = {text_of(rig, name): document.readers for name, document in own.items()}
+        computed = [
+            chunk
+            for message in fake(rig).seen(Precompute)
+            if isinstance(message, Precompute)
+            for chunk in message.documents
+            if chunk.behind
+        ]
+        assert {group_of[tuple(chunk.ids)] for chunk in computed} == set(readers)
+        for chunk in (*computed, *asked(rig, top_k=8)):
+            allowed = {"", group_of[tuple(chunk.ids)]}
+            assert {group_of[tuple(ids)] for ids in chunk.behind} <= allowed
 
 
 def test_a_document_that_kills_the_worker_every_time_is_given_up(folder: Path, data: Path) -> None:
@@ -159,7 +272,7 @@ def test_what_stands_behind_the_same_is_sent_together(folder: Path, data: Path) 
         for n in range(30)
         for topic in TOPICS
     ]
-    with running(folder, data, prefix_mode="primer", companions=2) as rig:
+    with running(folder, data, prefix_mode="primer", companions=2, primers=1) as rig:
         rig.ingest(documents)
         sent = [
             tuple(tuple(ids) for ids in chunk.behind)

@@ -12,7 +12,7 @@ from service.gateway.prompts.format import DOCUMENT, INSTRUCTION, PLAIN, load_fo
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.prompt import Turn
-from service.settings import load
+from service.settings import demo_model, load
 from tests.service.gateway.model_folders import BOS, FORMAT, USER, make_folder
 
 TEMPLATE = (
@@ -37,6 +37,7 @@ def test_chat_template_is_split_around_the_documents(tmp_path: Path, as_file: bo
     fmt = load_format(ModelFolder(folder))
     assert fmt.system == f"{BOS}{USER}{INSTRUCTION}" and fmt.document == DOCUMENT
     assert fmt.question == f"Question: {{question}}\n{USER}answer:"
+    assert fmt.prefix_mode == "primer"
 
 
 def test_bos_comes_once(tmp_path: Path) -> None:
@@ -56,6 +57,22 @@ def test_named_templates_and_the_model_s_own_format_first(tmp_path: Path) -> Non
 
 def test_neither_is_a_plain_completion(tmp_path: Path) -> None:
     assert load_format(ModelFolder(make_folder(tmp_path, fmt=None))) == PLAIN
+
+
+def test_primer_is_the_mode_where_nobody_says_otherwise(tmp_path: Path) -> None:
+    """A setting goes before the model's kvstitch.json, and that before the default."""
+    chat, own = chat_folder(tmp_path / "chat", TEMPLATE), tmp_path / "own"
+    silent = {name: value for name, value in FORMAT.items() if name != "prefix_mode"}
+    for folder, mode in (
+        (chat, "primer"),
+        (make_folder(tmp_path / "base", fmt=None), "primer"),
+        (make_folder(tmp_path / "silent", fmt=silent), "primer"),
+        (make_folder(own, fmt={**FORMAT, "prefix_mode": "system"}), "system"),
+        (demo_model(), "system"),
+    ):
+        assert PromptBuilder(folder, load(data_dir=tmp_path)).prefix_mode == mode
+        set_ = load(data_dir=tmp_path, prefix_mode="neighbours")
+        assert PromptBuilder(folder, set_).prefix_mode == "neighbours"
 
 
 def test_the_date_does_not_change_the_prompt(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def address(
     model: Tiny, ids: list[int], behind: list[int], codec: str = "raw", mode: str = "primer"
 ) -> Address:
     addressing = Addressing(model.decoder, fingerprint="tiny", codec=codec)
-    return addressing.document(ids, mode, S, "", [behind])
+    return addressing.document(ids, mode, S, "", [[behind]])
 
 
 def test_a_chunk_is_what_a_full_prefill_of_prefix_and_chunk_computes(
@@ -39,6 +39,26 @@ def test_a_chunk_is_what_a_full_prefill_of_prefix_and_chunk_computes(
         for layer in range(any_family.decoder.layers):
             for ours, theirs in zip(made.layer(layer), expected.layer(layer), strict=True):
                 torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_behind_several_primers_the_mean_is_stored(any_family: Tiny) -> None:
+    addressing = Addressing(any_family.decoder, fingerprint="tiny", codec="raw")
+    of_both = [addressing.document(ids, "primer", S, "", [[D3], [D2, D2]]) for ids in (D1, D2)]
+    made = run(ChunkPrefill(any_family.decoder).compute_together(of_both))
+    for ids, both in zip((D1, D2), made, strict=True):
+        one = any_family.precompute(ids, [*S, *D3])
+        other = any_family.precompute(ids, [*S, *D2, *D2])
+        for layer in range(any_family.decoder.layers):
+            each = zip(both.chunk.layer(layer), one.layer(layer), other.layer(layer), strict=True)
+            for ours, first, second in each:
+                torch.testing.assert_close(ours, (first + second) / 2, atol=1e-4, rtol=1e-4)
+    assert not of_both[0].prefix.exact
+    turned = addressing.document(D1, "primer", S, "", [[D2, D2], [D3]])
+    assert turned.key != of_both[0].key
+    together = addressing.document(D1, "primer", S, "", [[D3, D2, D2]])
+    assert together.key != of_both[0].key
+    cost = 2 * chunk_prefill(any_family.decoder, len(D1), behind=len(S) + len(D3))
+    assert made[0].flops > cost, "both are counted"
 
 
 @pytest.mark.parametrize("mode", ["none", "primer", "neighbours"])
@@ -112,7 +132,7 @@ def test_neighbours_are_stitched_and_read_from_the_store_if_they_are_there(
 ) -> None:
     """Each stands behind S alone, at the place where it stands in the prefix."""
     addressing = Addressing(any_family.decoder, fingerprint="tiny", codec="raw")
-    wanted = addressing.document(D1, "neighbours", S, "", [D2, D3])
+    wanted = addressing.document(D1, "neighbours", S, "", [[D2, D3]])
     computed = run(chunks.compute(wanted)).chunk
     expected = any_family.stitch(Pie(), S, [D2, D3, D1], Q, prefix=S, uncached=[3])
     kv = [any_family.precompute(ids, S) for ids in (D2, D3)]
@@ -166,10 +186,17 @@ def test_what_others_stand_behind_is_stored_for_later(any_family: Tiny) -> None:
 
 def test_every_key_of_a_text_is_known_when_it_is_deleted(any_family: Tiny) -> None:
     addressing = Addressing(any_family.decoder, fingerprint="tiny", codec="int8")
-    keys = addressing.purged(D1, S, "", [D2, D3])
+    keys = addressing.purged(D1, S, "", [])
     for mode in ("none", "system", "primer", "neighbours"):
-        assert addressing.document(D1, mode, S, "", [D2, D3]).key in keys
+        assert addressing.document(D1, mode, S, "", []).key in keys
+    behind = addressing.purged(D1, S, "", [[D2, D3]])
+    for mode in ("primer", "neighbours"):
+        assert addressing.document(D1, mode, S, "", [[D2, D3]]).key in behind
+    assert not keys & behind, "what has not seen them stays"
+    of_two = addressing.document(D1, "primer", S, "", [[D2], [D3]])
+    assert of_two.key in addressing.purged(D1, S, "", [[D2], [D3]])
+    assert of_two.key not in behind
     alone = addressing.purged([*D2, *D3], S, "", [])
-    primer = addressing.document(D1, "primer", S, "", [D2, D3]).parts[-1]
+    primer = addressing.document(D1, "primer", S, "", [[D2, D3]]).parts[-1]
     assert primer.key in alone, "a primer is deleted as one chunk"
-    assert addressing.system(S, "").key not in keys | alone
+    assert addressing.system(S, "").key not in keys | behind | alone

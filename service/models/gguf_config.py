@@ -1,0 +1,167 @@
+"""Makes transformers' config of a GGUF file's header."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from service.errors import ModelRefused
+from service.models.gguf_checks import YARN, scaling_type
+from service.models.gguf_families import (
+    KEYS,
+    LOCAL_BASE,
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    WINDOW,
+    WINDOW_PATTERN,
+    GgufFamily,
+)
+from service.models.gguf_file import GgufHeader
+from service.models.gguf_tensors import read_tensor
+
+_DEFAULT_THETA = 10_000.0  # llama.cpp's, where a file does not say it
+# Llama 3.1 and 3.2, whose factors llama.cpp stores without saying how they were made.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 8192}  # fmt: skip
+_TOKENS = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
+_SAME_FACTOR = 1e-3  # relative; factors are stored as float32
+
+
+def config_of(header: GgufHeader, family: GgufFamily) -> Any:
+    """Return the config of the model in a file that has passed the checks.
+
+    Raises:
+        ModelRefused: The file lacks something, or stretches RoPE in an unknown way.
+    """
+    names = {tensor.name: tensor for tensor in header.tensors}
+    if "token_embd.weight" not in names:
+        raise ModelRefused(f"{header.path} lacks token_embd.weight: copy or download it again")
+    keys = {**KEYS, **family.keys}
+    facts = {
+        **{field: v for key, field in keys.items() if (v := header.get(key)) is not None},
+        **{field: True for field, tensor in family.switches.items() if tensor in names},
+        **family.fixed,
+        **{name: header.metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()},
+        "vocab_size": names["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in names,
+    }
+    head_dim = header.get("attention.key_length") or header.get("embedding_length") // header.get(
+        "attention.head_count"
+    )
+    if family.window_period:
+        facts["layer_types"] = _layer_types(header, family)
+        facts["sliding_window"] = header.get(WINDOW) or None
+    elif not header.get(WINDOW):
+        facts.pop("sliding_window", None)  # 0: none
+    if family.scaled_by_width:
+        wide = header.get("block_count") == family.scaled_by_width
+        heads, width = header.get("attention.head_count"), header.get("embedding_length")
+        facts["query_pre_attn_scalar"] = width // heads if wide else head_dim
+    if family.rotates_part:
+        facts["original_max_position_embeddings"] = _original_context(header)
+    try:
+        plain = AutoConfig.for_model(family.model_type, **facts)
+        if hasattr(plain, "head_dim") or header.get("attention.key_length"):
+            facts["head_dim"] = head_dim  # some configs have one model's as their default
+        facts["rope_parameters"] = _rope(header, family, head_dim)
+        return AutoConfig.for_model(family.model_type, **facts)
+    except ModelRefused:
+        raise
+    except Exception as error:  # whatever a damaged header makes of a config
+        raise ModelRefused(
+            f"{header.path} describes no {family.models} that transformers knows: {error}"
+        ) from error
+
+
+def _layer_types(header: GgufHeader, family: GgufFamily) -> list[str]:
+    """Return the kind of every layer."""
+    layers, pattern = header.get("block_count"), header.get(WINDOW_PATTERN, family.window_period)
+    slides = pattern
+    if isinstance(pattern, int):
+        slides = [bool((layer + 1) % pattern) if pattern else True for layer in range(layers)]
+    if not header.get(WINDOW):
+        slides = [False] * layers
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+
+
+def _original_context(header: GgufHeader) -> int:
+    """Return the length that the model was trained for before it was stretched."""
+    said = header.get("rope.scaling.original_context_length")
+    return int(said or header.get("context_length"))
+
+
+def _rope(header: GgufHeader, family: GgufFamily, head_dim: int) -> dict[str, Any]:
+    """Return `rope_parameters`."""
+    theta = float(header.get("rope.freq_base", _DEFAULT_THETA))
+    whole = {"rope_theta": theta, "rope_type": "default", **_scaling(header, family, head_dim)}
+    if family.rotates_part:
+        whole["partial_rotary_factor"] = header.get("rope.dimension_count", head_dim) / head_dim
+    if not family.ropes_by_layer:
+        return whole
+    local = float(header.get(LOCAL_BASE) or family.local_theta or theta)
+    return {
+        "full_attention": whole,
+        "sliding_attention": {"rope_theta": local, "rope_type": "default"},
+    }
+
+
+def _scaling(header: GgufHeader, family: GgufFamily, head_dim: int) -> dict[str, Any]:
+    """Return the part of `rope_parameters` that stretches the context; empty for most models."""
+    if any(tensor.name == ROPE_FACTORS for tensor in header.tensors):
+        return _llama3_scaling(header, head_dim)
+    kind = scaling_type(header)
+    if kind == "none":
+        return {}
+    if kind == "longrope":
+        return {
+            "rope_type": kind,
+            "short_factor": _factors(header, SHORT_FACTORS),
+            "long_factor": _factors(header, LONG_FACTORS),
+            "original_max_position_embeddings": _original_context(header),
+            **_said(header, {"attn_factor": "attention_factor"}),
+        }
+    scaling = {"rope_type": kind, "factor": float(header.get("rope.scaling.factor", 1.0))}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = _original_context(header)
+        scaling |= {**_said(header, YARN), **family.yarn}
+    return scaling
+
+
+def _said(header: GgufHeader, keys: dict[str, str]) -> dict[str, float]:
+    """Return those parts of `rope.scaling.` that the file has, by transformers' names."""
+    found = {name: header.get(f"rope.scaling.{key}") for key, name in keys.items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _factors(header: GgufHeader, name: str) -> list[float]:
+    tensor = next(tensor for tensor in header.tensors if tensor.name == name)
+    return [float(factor) for factor in read_tensor(header, tensor).flatten()]
+
+
+def _llama3_scaling(header: GgufHeader, head_dim: int) -> dict[str, Any]:
+    """llama3's parameters, if they yield the factors that the file holds.
+
+    Raises:
+        ModelRefused: They do not.
+    """
+    factors = torch.tensor(_factors(header, ROPE_FACTORS))
+    theta = float(header.get("rope.freq_base", _DEFAULT_THETA))
+    scaling = {"rope_type": "llama3", "factor": round(float(factors.max()), 4), **_LLAMA3}
+    stretched = AutoConfig.for_model(
+        "llama", head_dim=head_dim, max_position_embeddings=header.get("context_length"),
+        rope_parameters={"rope_theta": theta, **scaling},
+    )  # fmt: skip
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](stretched, torch.device("cpu"))
+    plain = 1.0 / theta ** (torch.arange(len(frequencies)) / len(frequencies))
+    if factors.shape != frequencies.shape or not torch.allclose(
+        plain / frequencies, factors, rtol=_SAME_FACTOR
+    ):
+        raise ModelRefused(
+            f"{header.path} stretches RoPE by factors that are not Llama 3's, and does not say how "
+            "they were made: give the model's own folder"
+        )
+    return scaling

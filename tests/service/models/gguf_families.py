@@ -1,0 +1,146 @@
+"""Every family that is read from GGUF files: a tiny config, and what llama.cpp writes of it.
+
+Written from llama.cpp's converter, not from the table that is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import transformers as hf
+
+WINDOW = 9  # shorter than the prompt of the tests
+_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+_EXPERT_KEYS = {"expert_count": 5, "expert_used_count": 2}
+_QWEN_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+_WINDOW_KEY = {"attention.sliding_window": WINDOW}
+_HEAD_KEYS = {"attention.key_length": 64, "attention.value_length": 64}
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+    "original_max_position_embeddings": 128, "beta_fast": 16.0, "beta_slow": 2.0,
+    "attention_factor": 1.5,
+}  # fmt: skip
+_YARN_KEYS: dict[str, Any] = {
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128, "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scaling.yarn_beta_slow": 2.0, "rope.scaling.yarn_attn_factor": 1.5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family, or a variant of one.
+
+    Attributes:
+        config: Its class.
+        architecture: As llama.cpp calls it.
+        own: Facts of the config that others do not have.
+        keys: What the converter writes besides the sizes.
+        drops: Sizes that it does not write.
+    """
+
+    config: Any
+    architecture: str
+    own: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    drops: tuple[str, ...] = ()
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(hf.LlamaConfig, "llama", keys={"rope.dimension_count": 64}),
+    "llama with biases": Family(
+        hf.LlamaConfig, "llama", {"attention_bias": True, "mlp_bias": True}
+    ),
+    "mixtral": Family(hf.MixtralConfig, "llama", _EXPERTS, _EXPERT_KEYS),
+    "cohere": Family(
+        hf.CohereConfig, "command-r",
+        {"logit_scale": 0.4, "use_qk_norm": True, "layer_norm_eps": 1e-3},
+        {"logit_scale": 0.4, "attention.layer_norm_epsilon": 1e-3, "rope.scaling.type": "none"},
+        drops=("rms_norm_eps",),
+    ),
+    "cohere2": Family(
+        hf.Cohere2Config, "cohere2",
+        {"logit_scale": 0.4, "sliding_window": WINDOW, "num_hidden_layers": 4},
+        {"logit_scale": 0.4, "attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": 64,
+         "rope.scaling.type": "none", **_WINDOW_KEY},
+        drops=("rms_norm_eps",),
+    ),
+    "gemma": Family(hf.GemmaConfig, "gemma", keys=_HEAD_KEYS, drops=("rope_theta",)),
+    "gemma2": Family(
+        hf.Gemma2Config, "gemma2",
+        {"sliding_window": WINDOW, "query_pre_attn_scalar": 64, "attn_logit_softcapping": 0.5,
+         "final_logit_softcapping": 2.0},
+        {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0, **_WINDOW_KEY,
+         **_HEAD_KEYS},
+    ),
+    "gemma3": Family(
+        hf.Gemma3TextConfig, "gemma3",
+        {"sliding_window": WINDOW, "query_pre_attn_scalar": 64, "num_hidden_layers": 6,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+             "sliding_attention": _PLAIN}},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, **_WINDOW_KEY, **_HEAD_KEYS},
+    ),
+    "gemma3 with its local base": Family(
+        hf.Gemma3TextConfig, "gemma3",
+        {"sliding_window": WINDOW, "query_pre_attn_scalar": 64, "final_logit_softcapping": 2.0,
+         "layer_types": ["full_attention", "sliding_attention"],
+         "rope_parameters": {
+             "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}},
+        {"rope.freq_base_swa": 20.0, "final_logit_softcapping": 2.0,
+         "attention.sliding_window_pattern": [False, True], **_WINDOW_KEY, **_HEAD_KEYS},
+    ),
+    "gpt_oss": Family(
+        hf.GptOssConfig, "gpt-oss",
+        {**_EXPERTS, "sliding_window": WINDOW, "rope_parameters": {**_YARN, "truncate": False}},
+        {**_EXPERT_KEYS, **_YARN_KEYS, **_WINDOW_KEY, **_HEAD_KEYS,
+         "expert_feed_forward_length": 256},
+    ),
+    "granite": Family(
+        hf.GraniteConfig, "granite",
+        {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 0.7,
+         "residual_multiplier": 0.6},
+        {"attention.scale": 0.2, "embedding_scale": 3.0, "logit_scale": 0.7,
+         "residual_scale": 0.6, "rope.dimension_count": 64},
+    ),
+    "olmo2": Family(hf.Olmo2Config, "olmo2"),
+    "olmo3": Family(
+        hf.Olmo3Config, "olmo2",
+        {"sliding_window": WINDOW, "num_hidden_layers": 4,
+         "rope_parameters": {
+             "full_attention": _YARN,
+             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}},
+        {**_YARN_KEYS, **_WINDOW_KEY,
+         "attention.sliding_window_pattern": [True, True, True, False]},
+    ),
+    "phi3": Family(
+        hf.Phi3Config, "phi3",
+        {"sliding_window": WINDOW, "original_max_position_embeddings": 512,
+         "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5}},
+        {"rope.dimension_count": 32, "rope.scaling.original_context_length": 512, **_WINDOW_KEY},
+    ),
+    "phi3 without a window": Family(
+        hf.Phi3Config, "phi3", {"sliding_window": None, "original_max_position_embeddings": 512},
+        {"rope.dimension_count": 64, "attention.sliding_window": 0,
+         "rope.scaling.original_context_length": 512},
+    ),
+    "qwen2": Family(hf.Qwen2Config, "qwen2"),
+    "qwen2_moe": Family(
+        hf.Qwen2MoeConfig, "qwen2moe", {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 64},
+        {**_EXPERT_KEYS, "expert_feed_forward_length": 96, "expert_shared_feed_forward_length": 64},
+    ),
+    "qwen3": Family(hf.Qwen3Config, "qwen3", keys=_HEAD_KEYS),
+    "qwen3_moe": Family(
+        hf.Qwen3MoeConfig, "qwen3moe", {**_QWEN_EXPERTS, "norm_topk_prob": True},
+        {**_EXPERT_KEYS, **_HEAD_KEYS, "expert_feed_forward_length": 96},
+    ),
+    "smollm3": Family(
+        hf.SmolLM3Config, "smollm3", {"num_hidden_layers": 4}, {"rope.dimension_count": 64}
+    ),
+}  # fmt: skip
+# llama.cpp writes no head of its own for these.
+ALWAYS_TIED = ("cohere", "cohere2", "gemma", "gemma2")
