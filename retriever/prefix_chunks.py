@@ -4,9 +4,12 @@ A chunk that has seen documents of its kind before it was stored is closer to wh
 computes for it (docs/method.md). Its prefix is chosen once and stored, because its KV is stored
 under a key that holds it.
 
-    primer      the chunks at the centre of the chunk's group (see primer_groups.py); those at the
-                centre themselves get the next group's
+    primer      the chunks at the centre of the chunk's group (see primer_groups.py), as one prefix
+                or several; those at the centre themselves get the prefixes that they are not in,
+                or the next group's
     neighbours  the chunk's nearest ones
+
+Of several prefixes the mean of what is computed behind each is stored.
 
 Only chunks of its own reading group are in it, and chunks that everybody may read
 (catalog/reading_groups.py).
@@ -24,7 +27,7 @@ A prefix that had to be chosen among too few chunks is chosen again when there a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,11 +48,13 @@ from retriever.sql.expressions import Prepared, among
 PrefixKind = Literal["primer", "neighbours"]
 """One prefix for all chunks of a group, or each chunk's nearest ones."""
 
+RUN = 1024
+"""More than the chunks of a prefix; the positions of a chunk's second prefix begin here."""
 _SPARE = 8  # further chunks that are looked at, because some say the same as the chunk
 _NEAREST_GROUPS = 4  # of which one is chosen, because a chunk may be central to some
 
 _ROWS = (
-    select(companions.c.chunk_id, companions.c.companion_id)
+    select(companions.c.chunk_id, companions.c.companion_id, companions.c.position)
     .join(accompanied, accompanied.c.chunk_id == companions.c.chunk_id)
     .where(among(companions.c.chunk_id, "chunk_ids"))
     .order_by(companions.c.position)
@@ -71,10 +76,10 @@ _DOCUMENTS = select(scopes.c.tenant, scopes.c.collection, documents.c.doc_id).se
 
 @dataclass(frozen=True)
 class PrefixedChunk:
-    """A chunk with the chunks before it, in their order."""
+    """A chunk with its prefixes, each of them chunks in their order."""
 
     chunk: Chunk
-    prefix: list[Chunk]
+    prefixes: list[list[Chunk]]
 
 
 class PrefixChunks:
@@ -94,28 +99,25 @@ class PrefixChunks:
 
     def of(
         self, chunk_ids: Collection[int], kind: PrefixKind, *, made: bool = False
-    ) -> dict[int, list[Chunk]]:
-        """Return the prefix of each chunk, in its order.
+    ) -> dict[int, list[list[Chunk]]]:
+        """Return the prefixes of each chunk, each in its order.
 
-        Chunks for which none was chosen are left out. One whose prefix has lost a chunk has an
-        empty one: what was computed behind the old one is to be purged.
+        Chunks for which none was chosen are left out. One whose prefixes have lost a chunk has
+        none: what was computed behind the old ones is to be purged.
 
         Args:
             chunk_ids: The chunks.
             kind: Of the prefixes.
-            made: Leave out chunks, too, that are not stored behind their prefix yet.
+            made: Leave out chunks, too, that are not stored behind their prefixes yet.
         """
         asked = {"chunk_ids": chunk_ids, "kind": kind, "made": int(made)}
         with self._database.read() as read:
             chosen = _CHOSEN.rows(read, **asked)
             rows = _PREFIXES_OF_KIND.rows(read, **asked) if chosen else []
-            found = queries.chunks_by_id(read, {other for _, other in rows})
-        out: dict[int, list[Chunk]] = {chunk_id: [] for (chunk_id,) in chosen}
-        lost = {chunk_id for chunk_id, other in rows if other not in found}
-        for chunk_id, other in rows:
-            if chunk_id not in lost:
-                out[chunk_id].append(found[other])
-        return out
+            found = queries.chunks_by_id(read, {other for _, other, _ in rows})
+        lost = {chunk_id for chunk_id, other, _ in rows if other not in found}
+        prefixes = _divided([row for row in rows if row[0] not in lost], found)
+        return {chunk_id: prefixes.get(chunk_id, []) for (chunk_id,) in chosen}
 
     def behind(self, chunk_ids: Collection[int]) -> dict[int, list[PrefixedChunk]]:
         """Return, for each of these chunks, the chunks whose prefix it is part of.
@@ -140,15 +142,29 @@ class PrefixChunks:
             return _prefixed(read, chunk_ids)
 
     def choose(
-        self, chunk: Chunk, kind: PrefixKind, *, scope: Scope, count: int, max_tokens: int
-    ) -> list[Chunk]:
-        """Choose one chunk's prefix, as `choose_all` does."""
-        made = self.choose_all([(chunk, max_tokens)], kind, scope=scope, count=count)
+        self,
+        chunk: Chunk,
+        kind: PrefixKind,
+        *,
+        scope: Scope,
+        count: int,
+        primers: int = 1,
+        max_tokens: int,
+    ) -> list[list[Chunk]]:
+        """Choose one chunk's prefixes, as `choose_all` does."""
+        wanted = [(chunk, max_tokens)]
+        made = self.choose_all(wanted, kind, scope=scope, count=count, primers=primers)
         return made[chunk.chunk_id]
 
     def choose_all(
-        self, wanted: Sequence[tuple[Chunk, int]], kind: PrefixKind, *, scope: Scope, count: int
-    ) -> dict[int, list[Chunk]]:
+        self,
+        wanted: Sequence[tuple[Chunk, int]],
+        kind: PrefixKind,
+        *,
+        scope: Scope,
+        count: int,
+        primers: int = 1,
+    ) -> dict[int, list[list[Chunk]]]:
         """Choose the prefixes of chunks, and store them in one transaction.
 
         A primer has its own order; of neighbours the nearest stands next to the chunk.
@@ -158,9 +174,10 @@ class PrefixChunks:
             kind: Of the prefixes.
             scope: The chunks' tenant and collection.
             count: The most chunks of a prefix.
+            primers: The most prefixes of a chunk in kind primer.
 
         Returns:
-            The prefix of each chunk, by its id.
+            The prefixes of each chunk, by its id.
         """
         if not wanted:
             return {}
@@ -170,7 +187,7 @@ class PrefixChunks:
         named = among(vectors.c.chunk_id, [chunk.chunk_id for chunk, _ in wanted])
         with self._database.read() as read:
             there = {row.chunk_id: row for row in read.execute(query.where(named))}
-        chosen: dict[int, list[Chunk]] = {}
+        chosen: dict[int, list[list[Chunk]]] = {}
         few_of: dict[int, int] = {}
         for chunk, max_tokens in wanted:
             row = there.get(chunk.chunk_id)
@@ -179,14 +196,17 @@ class PrefixChunks:
                 continue
             vector = np.frombuffer(row.vector, dtype="<f4")
             if kind == "primer":
-                found = self._primer(chunk, vector, scope, row.readers, count)
+                found = self._primers(chunk, vector, scope, row.readers, count, primers)
+                most = count * primers
             else:
-                found = self._nearest(vector, scope, row.readers, count + _SPARE)
-            others = [other for other in found if other.text != chunk.text]
-            enough = len(others) >= count
+                found = [self._nearest(vector, scope, row.readers, count + _SPARE)]
+                most = count
+            others = [[other for other in each if other.text != chunk.text] for each in found]
+            enough = sum(map(len, others)) >= most
             few_of[chunk.chunk_id] = 0 if enough else self._sizes.visible(scope, row.readers)
-            fitting = _fitting(others, count, max_tokens)
-            chosen[chunk.chunk_id] = fitting if kind == "primer" else fitting[::-1]
+            fitting = [_fitting(each, count, max_tokens) for each in others]
+            in_order = fitting if kind == "primer" else [each[::-1] for each in fitting]
+            chosen[chunk.chunk_id] = [each for each in in_order if each]
         self._store(kind, {i: chosen[i] for i in few_of}, few_of)
         return chosen
 
@@ -260,7 +280,7 @@ class PrefixChunks:
         return out
 
     def _store(
-        self, kind: PrefixKind, prefixes: dict[int, list[Chunk]], few_of: dict[int, int]
+        self, kind: PrefixKind, prefixes: dict[int, list[list[Chunk]]], few_of: dict[int, int]
     ) -> None:
         with self._database.write() as write:
             for table in (companions, accompanied):
@@ -271,22 +291,27 @@ class PrefixChunks:
             if rows:
                 write.execute(accompanied.insert(), rows)
             rows = [{"chunk_id": i, "position": position, "companion_id": other.chunk_id}
-                    for i in present for position, other in enumerate(prefixes[i])]  # fmt: skip
+                    for i in present for run, prefix in enumerate(prefixes[i])
+                    for position, other in enumerate(prefix, RUN * run)]  # fmt: skip
             if rows:
                 write.execute(companions.insert(), rows)
 
-    def _primer(
-        self, chunk: Chunk, vector: Vectors, scope: Scope, readers: str, count: int
-    ) -> Sequence[Chunk]:
-        """Return the central chunks of the group that the vector is nearest to.
+    def _primers(
+        self, chunk: Chunk, vector: Vectors, scope: Scope, readers: str, count: int, primers: int
+    ) -> list[list[Chunk]]:
+        """Return the primers of the group that the vector is nearest to.
 
-        A chunk that is one of them gets the next group's: behind the others of its own it would be
-        the only one, and their KV would be computed for it alone.
+        A primer with the chunk itself is left out, and with it a group that has no other: behind
+        the rest of the primer it would be the only one, whose KV would be computed for it alone.
         """
-        near = self._groups.primers_near(vector, scope, readers, count=count, most=_NEAREST_GROUPS)
-        found = [self._catalog.chunks(chunk_ids) for chunk_ids in near] or [[]]
-        others = (each for each in found if all(other.text != chunk.text for other in each))
-        return next(others, found[0])
+        near = self._groups.primers_near(
+            vector, scope, readers, count=count, primers=primers, most=_NEAREST_GROUPS
+        )
+        for group in near:
+            found = [self._catalog.chunks(chunk_ids) for chunk_ids in group]
+            if others := [p for p in found if all(other.text != chunk.text for other in p)]:
+                return others
+        return [self._catalog.chunks(near[0][0])] if near else []
 
     def _nearest(self, vector: Vectors, scope: Scope, readers: str, count: int) -> list[Chunk]:
         """Return the chunks nearest to a vector that documents of these readers may stand behind,
@@ -312,9 +337,16 @@ def _fitting(others: Sequence[Chunk], count: int, max_tokens: int) -> list[Chunk
 
 def _prefixed(read: Connection, chunk_ids: Collection[int]) -> list[PrefixedChunk]:
     rows = _PREFIXES.rows(read, chunk_ids=chunk_ids)
-    found = queries.chunks_by_id(read, {chunk_id for row in rows for chunk_id in row})
-    others: dict[int, list[Chunk]] = {}
-    for chunk_id, other in rows:
-        if chunk_id in found and other in found:
-            others.setdefault(chunk_id, []).append(found[other])
-    return [PrefixedChunk(found[chunk_id], each) for chunk_id, each in others.items()]
+    found = queries.chunks_by_id(read, {chunk_id for row in rows for chunk_id in row[:2]})
+    prefixes = _divided([row for row in rows if row[0] in found and row[1] in found], found)
+    return [PrefixedChunk(found[chunk_id], each) for chunk_id, each in prefixes.items()]
+
+
+def _divided(
+    rows: Sequence[tuple[int, int, int]], found: Mapping[int, Chunk]
+) -> dict[int, list[list[Chunk]]]:
+    """Return the prefixes of each chunk, from rows of chunk, companion and position."""
+    runs: dict[int, dict[int, list[Chunk]]] = {}
+    for chunk_id, other, position in rows:
+        runs.setdefault(chunk_id, {}).setdefault(position // RUN, []).append(found[other])
+    return {chunk_id: list(each.values()) for chunk_id, each in runs.items()}

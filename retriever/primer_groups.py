@@ -1,7 +1,8 @@
 """The groups of a collection in prefix mode `primer`, and the chunks at the centre of each.
 
 A collection is divided into groups of about `GROUP` chunks. All chunks of a group are precomputed
-behind the same central chunks, its primer, so a primer's own KV is computed once for so many. The
+behind the same central chunks, its primers, so a primer's own KV is computed once for so many: the
+chunks nearest to the centre are the first primer, those next to them the second, and so on. The
 documents of each reading group are divided by themselves (catalog/reading_groups.py).
 """
 
@@ -36,12 +37,12 @@ class _Groups:
     """Groups of documents with the same readers.
 
     Attributes:
-        chunk_ids: The central chunks of each group.
+        primers: Of each group, each the ids of its chunks.
         means: Of these chunks' vectors, `[groups, dim]`.
         last: Number of the newest group, also of one that has lost chunks; 0: there was none.
     """
 
-    chunk_ids: list[list[int]]
+    primers: list[list[list[int]]]
     means: Vectors
     last: int
 
@@ -57,47 +58,55 @@ class PrimerGroups:
     def __init__(self, database: Database, sizes: GroupSizes) -> None:
         self._database = database
         self._sizes = sizes
-        self._groups: OrderedDict[tuple[Scope, str, int, int], _Groups] = OrderedDict()
+        self._groups: OrderedDict[tuple[Scope, str, int, int, int], _Groups] = OrderedDict()
         self._lock = Lock()
 
     def primers_near(
-        self, vector: Vectors, scope: Scope, readers: str, *, count: int, most: int
-    ) -> list[list[int]]:
-        """Return the chunk ids of the primers of the `most` groups nearest to a vector.
+        self, vector: Vectors, scope: Scope, readers: str, *, count: int, primers: int, most: int
+    ) -> list[list[list[int]]]:
+        """Return the primers of the `most` groups nearest to a vector, as ids of their chunks.
 
         Args:
             vector: `[dim]`.
             scope: The collection.
             readers: Of the document of which the vector is: groups of others are left out.
             count: Chunks of a primer.
-            most: How many primers, nearest first; fewer if there are fewer groups.
+            primers: Of a group; fewer where a small collection has none with so many.
+            most: How many groups, nearest first; fewer if there are fewer.
         """
         dim = len(vector)
         with self._lock:
-            found = [self._groups_of(scope, each, count, dim) for each in visible_to(readers)]
-        chunk_ids = [primer for groups in found for primer in groups.chunk_ids]
+            found = [
+                self._groups_of(scope, each, count, primers, dim) for each in visible_to(readers)
+            ]
+        of_group = [own for groups in found for own in groups.primers]
         means = np.concatenate([groups.means.reshape(-1, dim) for groups in found])
         nearest = np.argsort(-(means @ vector), kind="stable")
-        return [chunk_ids[place] for place in nearest[:most]]
+        return [of_group[place] for place in nearest[:most]]
 
     def forget(self) -> None:
         """Read the groups again when they are needed: some of their chunks were removed."""
         with self._lock:
             self._groups.clear()
 
-    def _groups_of(self, scope: Scope, readers: str, count: int, dim: int) -> _Groups:
-        """Return the groups; further ones are made when the documents have outgrown them twice."""
-        key = scope, readers, count, dim
+    def _groups_of(self, scope: Scope, readers: str, count: int, primers: int, dim: int) -> _Groups:
+        """Return the groups; further ones are made when the documents have outgrown them twice.
+
+        So they are when there are enough documents for groups with more primers.
+        """
+        key = scope, readers, count, primers, dim
         groups = self._groups.get(key)
         if groups is None:
             groups = self._stored(*key)
         chunks = self._sizes.own(scope, readers)
+        possible = min(primers, max(1, (chunks - 1) // count))
+        there = sum(len(own) >= possible for own in groups.primers)
         wanted = max(1, round(chunks / GROUP))
-        missing = min(wanted - len(groups.chunk_ids), MAX_GROUPS)
-        if chunks > count and missing >= max(1, len(groups.chunk_ids)):
+        missing = min(wanted - there, MAX_GROUPS)
+        if chunks > count and missing >= max(1, there):
             ids, sampled = self._sample(scope, readers, MAX_SAMPLE, dim)
-            if len(ids) >= max(count, missing):
-                places = central(sampled, missing, count)
+            if len(ids) >= max(possible * count, missing):
+                places = central(sampled, missing, possible * count)
                 further = [[ids[place] for place in row] for row in places]
                 self._add(scope, readers, further, after=groups.last)
                 groups = self._stored(*key)
@@ -107,12 +116,16 @@ class PrimerGroups:
             self._groups.popitem(last=False)
         return groups
 
-    def _stored(self, scope: Scope, readers: str, count: int, dim: int) -> _Groups:
-        """Return the groups that have all their `count` central chunks."""
+    def _stored(self, scope: Scope, readers: str, count: int, most: int, dim: int) -> _Groups:
+        """Return the groups, with those of their first `most` primers that have all their chunks.
+
+        Those with the most primers, that is: a collection may have been too small for more once.
+        """
         query = (
-            select(primers.c.number, primers.c.chunk_id, vectors.c.vector)
+            select(primers.c.number, primers.c.position, primers.c.chunk_id, vectors.c.vector)
             .join(vectors, vectors.c.chunk_id == primers.c.chunk_id)
             .where(primers.c.scope_id == bindparam("scope_id"), primers.c.readers == readers)
+            .where(primers.c.position < count * most)
             .where(func.length(vectors.c.vector) == 4 * dim)
             .order_by(primers.c.number, primers.c.position)
         )
@@ -120,13 +133,19 @@ class PrimerGroups:
             scope_id = queries.find_scope(read, scope)
             rows = read.execute(query, {"scope_id": scope_id}).all()
             last = read.execute(_last_number(scope_id, readers)).scalar_one()
-        members: dict[int, list[tuple[int, Vectors]]] = {}
-        for number, chunk_id, blob in rows:
-            members.setdefault(number, []).append((chunk_id, np.frombuffer(blob, dtype="<f4")))
-        whole = [group for group in members.values() if len(group) == count]
-        means = [np.mean([vector for _, vector in group], axis=0) for group in whole]
-        chunk_ids = [[chunk_id for chunk_id, _ in group] for group in whole]
-        return _Groups(chunk_ids, np.array(means, dtype=np.float32), last)
+        members: dict[tuple[int, int], list[tuple[int, Vectors]]] = {}
+        for number, position, chunk_id, blob in rows:
+            member = chunk_id, np.frombuffer(blob, dtype="<f4")
+            members.setdefault((number, position // count), []).append(member)
+        whole: dict[int, list[list[tuple[int, Vectors]]]] = {}
+        for (number, _), primer in members.items():
+            if len(primer) == count:
+                whole.setdefault(number, []).append(primer)
+        best = max(map(len, whole.values()), default=0)
+        groups = [own for own in whole.values() if len(own) == best]
+        means = [np.mean([vector for own in each for _, vector in own], axis=0) for each in groups]
+        ids = [[[chunk_id for chunk_id, _ in own] for own in each] for each in groups]
+        return _Groups(ids, np.array(means, dtype=np.float32), last)
 
     def _add(
         self, scope: Scope, readers: str, groups: Sequence[Sequence[int]], *, after: int

@@ -105,10 +105,11 @@ class Corpus:
                 kind,
                 scope=self._scope,
                 count=self._settings.companions,
+                primers=self._settings.primers,
                 max_tokens=(self._max_context - self._prompts.format.chunk_tokens) // 2,
             )
-            prefix = [self._prompts.segment(c) for c in found]
-            known = self._chosen[kind, chunk.chunk_id] = [prefix] if prefix else []
+            known = [[self._prompts.segment(c) for c in prefix] for prefix in found]
+            self._chosen[kind, chunk.chunk_id] = known
         return known
 
     @property

@@ -47,6 +47,8 @@ OUT = Path("benchmarks/results/real")
 KINDS: tuple[PrefixKind, PrefixKind] = ("primer", "neighbours")
 MODES = ("system", *KINDS)
 COUNT = 3
+Prefixes = list[list[Chunk]]
+"""What a chunk is computed behind."""
 CHANGED = 0.1
 
 
@@ -74,6 +76,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=96, help="chunks that are timed")
     parser.add_argument("--groups", type=int, default=3, help="whose chunks are timed")
     parser.add_argument("--passages", type=int, help="of the collection; default: all")
+    parser.add_argument("--primers", type=int, default=Settings().primers, help="of a chunk")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -89,7 +92,7 @@ def main(given: Sequence[str] | None = None) -> int:
         retriever.start()
         with closing(retriever):
             retriever.ingest(documents("test")[: args.passages])
-            prefixes = {kind: choose(retriever, kind) for kind in KINDS}
+            prefixes = {kind: choose(retriever, kind, args.primers) for kind in KINDS}
             chunks = of_groups(retriever, prefixes["primer"], args.groups, args.most)
             timing = Timing(decoder, prompts, chunks, prefixes)
             seconds = timing.rounds(args.modes, args.rounds)
@@ -104,8 +107,13 @@ def main(given: Sequence[str] | None = None) -> int:
             "timed": len(chunks),
             "tokens": timing.tokens,
             "primers": len(
-                {tuple(c.chunk_id for c in prefixes["primer"][chunk.chunk_id]) for chunk in chunks}
+                {
+                    tuple(other.chunk_id for other in primer)
+                    for chunk in chunks
+                    for primer in prefixes["primer"][chunk.chunk_id]
+                }
             ),
+            "primers_of_a_chunk": args.primers,
         },
         "speed": {
             mode: [round(b / t, 3) for b, t in zip(seconds["before"], seconds[mode], strict=True)]
@@ -133,11 +141,11 @@ def documents(split: str) -> list[Document]:
     return [Document(str(n), p.text, p.title) for n, p in enumerate(passages)]
 
 
-def choose(retriever: Retriever, kind: PrefixKind) -> dict[int, list[Chunk]]:
-    """The prefix of every chunk."""
+def choose(retriever: Retriever, kind: PrefixKind, primers: int) -> dict[int, Prefixes]:
+    """The prefixes of every chunk."""
     return {
         chunk.chunk_id: retriever.prefix_chunks.choose(
-            chunk, kind, scope=Scope(), count=COUNT, max_tokens=4096
+            chunk, kind, scope=Scope(), count=COUNT, primers=primers, max_tokens=4096
         )
         for chunk in every_chunk(retriever)
     }
@@ -153,12 +161,13 @@ def every_chunk(retriever: Retriever) -> list[Chunk]:
 
 
 def of_groups(
-    retriever: Retriever, primers: dict[int, list[Chunk]], count: int, most: int
+    retriever: Retriever, primers: dict[int, Prefixes], count: int, most: int
 ) -> list[Chunk]:
     """The chunks of the largest groups, in the order in which they were ingested."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for chunk_id, prefixes in primers.items():
-        groups.setdefault(tuple(c.chunk_id for c in prefixes), []).append(chunk_id)
+        of_group = tuple(other.chunk_id for primer in prefixes for other in primer)
+        groups.setdefault(of_group, []).append(chunk_id)
     largest = sorted(groups.values(), key=len, reverse=True)[:count]
     chosen = sorted(chunk_id for group in largest for chunk_id in group)[:most]
     return retriever.catalog.chunks(chosen)
@@ -183,7 +192,7 @@ class Timing:
         decoder: DecoderModel,
         prompts: PromptBuilder,
         chunks: Sequence[Chunk],
-        prefixes: dict[PrefixKind, dict[int, list[Chunk]]],
+        prefixes: dict[PrefixKind, dict[int, Prefixes]],
     ) -> None:
         self._decoder = decoder
         self._prompts = prompts
@@ -226,9 +235,9 @@ class Timing:
 
     def _address(self, chunk: Chunk, mode: str) -> Address:
         behind = [] if mode == "system" else self._prefixes[mode][chunk.chunk_id]
-        ids = [self._prompts.segment(other) for other in behind]
+        ids = [[self._prompts.segment(other) for other in prefix] for prefix in behind]
         of, system = self._prompts.segment(chunk), self._prompts.system
-        return self._addressing.document(of, mode, system, "", [ids] if ids else [])
+        return self._addressing.document(of, mode, system, "", ids)
 
     def _prefill(self, store: Store) -> ChunkPrefill:
         prefill = ChunkPrefill(self._decoder, store.read)
@@ -237,7 +246,7 @@ class Timing:
 
 
 def changed(
-    retriever: Retriever, prefixes: dict[PrefixKind, dict[int, list[Chunk]]], seed: int
+    retriever: Retriever, prefixes: dict[PrefixKind, dict[int, Prefixes]], seed: int
 ) -> dict[str, float]:
     """Share of the unchanged chunks that stand behind a changed one, by kind."""
     names = sorted({chunk.doc_id for chunk in every_chunk(retriever)})
@@ -246,7 +255,10 @@ def changed(
     kept = [chunk_id for chunk_id, doc_id in owner.items() if doc_id not in gone]
     return {
         kind: round(
-            sum(any(other.doc_id in gone for other in chosen[chunk_id]) for chunk_id in kept)
+            sum(
+                any(other.doc_id in gone for prefix in chosen[chunk_id] for other in prefix)
+                for chunk_id in kept
+            )
             / len(kept),
             3,
         )

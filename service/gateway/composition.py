@@ -149,7 +149,9 @@ class Gateway:
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
         passages = PassageSearch(self.retriever, settings)
-        prefixes = ChunkPrefixes(self.prompts, retriever.prefix_chunks, settings.companions)
+        prefixes = ChunkPrefixes(
+            self.prompts, retriever.prefix_chunks, settings.companions, settings.primers
+        )
         self.answers = AnswerService(
             worker=self.worker,
             prompts=self.prompts,

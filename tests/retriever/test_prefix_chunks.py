@@ -36,13 +36,20 @@ def retriever(open_retriever: OpenRetriever) -> Retriever:
 def choose(
     retriever: Retriever, doc_id: str, kind: PrefixKind, count: int = 3, max_tokens: int = 1000
 ) -> list[str]:
+    prefixes = choose_all(retriever, doc_id, kind, count=count, max_tokens=max_tokens)
+    assert len(prefixes) <= 1
+    return [doc_id for prefix in prefixes for doc_id in prefix]
+
+
+def choose_all(
+    retriever: Retriever, doc_id: str, kind: PrefixKind = "primer", **most: int
+) -> list[list[str]]:
     [chunk] = retriever.catalog.chunks_of(doc_id)
-    chosen = retriever.prefix_chunks.choose(
-        chunk, kind, scope=DEFAULT_SCOPE, count=count, max_tokens=max_tokens
-    )
+    asked = {"count": 3, "max_tokens": 1000, **most}
+    chosen = retriever.prefix_chunks.choose(chunk, kind, scope=DEFAULT_SCOPE, **asked)
     [remembered] = retriever.prefix_chunks.of([chunk.chunk_id], kind).values()
     assert remembered == chosen
-    return [other.doc_id for other in chosen]
+    return [[other.doc_id for other in prefix] for prefix in chosen]
 
 
 def number(retriever: Retriever, doc_id: str) -> int:
@@ -87,6 +94,45 @@ def test_a_primer_s_own_chunks_get_the_next_group_s(open_retriever: OpenRetrieve
     assert len(central_ids) >= 6
     assert all(len(names) == 3 for names in primers)
     assert len({tuple(names) for names in primers}) == len(central_ids) / 3
+
+
+def test_a_group_has_several_primers(open_retriever: OpenRetriever) -> None:
+    """Each is the same for the whole group, but for the one that a chunk is in itself."""
+    retriever = open_retriever()
+    retriever.ingest(corpus(GROUP))
+    chosen = {d.doc_id: choose_all(retriever, d.doc_id, primers=3) for d in corpus(GROUP)}
+    primers = {tuple(prefix) for prefixes in chosen.values() for prefix in prefixes}
+    assert all(len(prefix) == 3 for prefix in primers)
+    members = [doc_id for prefix in primers for doc_id in prefix]
+    assert len(set(members)) == len(members), "no chunk is in two"
+    for doc_id, prefixes in chosen.items():
+        assert len(prefixes) == (2 if doc_id in members else 3)
+        assert all(doc_id not in prefix for prefix in prefixes)
+        assert len({name.split("-")[0] for prefix in prefixes for name in prefix}) == 1
+    alone = choose(retriever, "fox-2", "primer")
+    assert alone in chosen["fox-2"] or "fox-2" in members, "one primer is the first of several"
+
+
+def test_a_small_collection_has_as_many_primers_as_it_can(retriever: Retriever) -> None:
+    few = retriever.catalog.counts().chunks
+    assert few // 3 >= 2
+    before = choose_all(retriever, "fox-2", primers=9)
+    assert 1 <= len(before) < 9
+    retriever.ingest(corpus(GROUP, first=100))
+    more = choose_all(retriever, "fox-2", primers=9)
+    assert len(more) > len(before), "made anew as soon as there are enough"
+
+
+def test_several_primers_are_known_when_a_chunk_of_theirs_goes(
+    open_retriever: OpenRetriever,
+) -> None:
+    retriever = open_retriever()
+    retriever.ingest(corpus(GROUP))
+    prefixes = choose_all(retriever, "fox-2", primers=3)
+    lost = number(retriever, prefixes[-1][0])
+    behind = retriever.prefix_chunks.behind([lost])[lost]
+    [ours] = [each for each in behind if each.chunk.doc_id == "fox-2"]
+    assert [[c.doc_id for c in prefix] for prefix in ours.prefixes] == prefixes
 
 
 def test_groups_of_a_small_collection_stay_as_it_grows(retriever: Retriever) -> None:
@@ -135,7 +181,7 @@ def test_what_stands_behind_a_chunk_is_found_before_it_is_deleted(retriever: Ret
     own = number(retriever, "fox-2")
     [prefixed] = prefixes.behind([number(retriever, lost)])[number(retriever, lost)]
     assert prefixed.chunk.doc_id == "fox-2"
-    assert [c.doc_id for c in prefixed.prefix] == [lost, *rest]
+    assert [[c.doc_id for c in prefix] for prefix in prefixed.prefixes] == [[lost, *rest]]
 
     [gone] = retriever.delete([lost])
     assert prefixes.of([own], "neighbours") == {own: []}, "its KV behind them is to be purged"
@@ -170,7 +216,7 @@ def test_prompts_take_a_prefix_once_the_chunk_is_stored_behind_it(retriever: Ret
     chosen = choose(retriever, "fox-2", "primer")
     assert prefixes.of([own], "primer", made=True) == {}
     prefixes.set_made([own])
-    [now] = prefixes.of([own], "primer", made=True).values()
+    [[now]] = prefixes.of([own], "primer", made=True).values()
     assert [chunk.doc_id for chunk in now] == chosen
 
 
@@ -304,7 +350,8 @@ def test_choices_survive_a_restart(tmp_path: Path) -> None:
     again = opened()
     of = again.prefix_chunks.of([number(again, doc_id) for doc_id in before], "primer")
     for doc_id, names in before.items():
-        assert [c.doc_id for c in of[number(again, doc_id)]] == names
+        [prefix] = of[number(again, doc_id)]
+        assert [c.doc_id for c in prefix] == names
     again.close()
 
 

@@ -36,7 +36,7 @@ def test_passages_stand_in_the_order_that_the_model_wants(
 
 
 def test_other_modes_know_what_the_service_would_put_before_each_passage(tmp_path: Path) -> None:
-    settings = load(data_dir=tmp_path / "data", companions=1)
+    settings = load(data_dir=tmp_path / "data", companions=1, primers=1)
     prompts = PromptBuilder(make_folder(tmp_path / "model", fmt=FORMAT), settings)
     with of_documents(DOCUMENTS, prompts, settings, max_context=1024) as corpus:
         prompt = corpus.prompt("What is the capital of Norway?", task="tune")
@@ -55,7 +55,7 @@ def test_other_modes_know_what_the_service_would_put_before_each_passage(tmp_pat
 def test_a_collection_in_postgresql_is_read_and_left_as_it_is(
     tmp_path: Path, postgresql_url: str
 ) -> None:
-    settings = load(data_dir=tmp_path / "data", database=postgresql_url, companions=1)
+    settings = load(data_dir=tmp_path / "data", database=postgresql_url, companions=1, primers=1)
     prompts = PromptBuilder(make_folder(tmp_path / "model", fmt=FORMAT), settings)
     shared = catalog_database(postgresql_url)
     served = Retriever.in_folder(

@@ -122,7 +122,12 @@ def _write(out: Path, about: dict[str, Any], records: Sequence[Record]) -> str:
     title = (
         f"{about['model']}, all defaults, {about['corpus']['documents']} files ({about['split']})"
     )
-    text = page(title, records) + provenance(record)
+    prompt, corpus = about["prompt"], about["corpus"]
+    made = (
+        f"\nPrefix mode {prompt['prefix_mode']}, {corpus['chunks']} pieces of up to "
+        f"{prompt['chunk_tokens']} tokens, {prompt['top_k']} a prompt.\n"
+    )
+    text = page(title, records) + made + provenance(record)
     (out / "served.md").write_text(text, encoding="utf-8")
     (out / "served.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return text

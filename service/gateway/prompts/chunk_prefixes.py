@@ -35,17 +35,21 @@ class ChunkPrefixes:
         prompts: Encodes chunks.
         remembered: Which chunks form each chunk's prefix.
         count: Chunks of a prefix.
+        primers: Prefixes of a chunk in mode primer; their mean is stored.
 
     Attributes:
         kind: Of prefixes; None if the prefix mode has none.
     """
 
-    def __init__(self, prompts: PromptBuilder, remembered: PrefixChunks, count: int) -> None:
+    def __init__(
+        self, prompts: PromptBuilder, remembered: PrefixChunks, count: int, primers: int
+    ) -> None:
         kinds: dict[str, PrefixKind] = {"primer": "primer", "neighbours": "neighbours"}
         self.kind = kinds.get(prompts.prefix_mode)
         self._prompts = prompts
         self.remembered = remembered
         self._count = count
+        self._primers = primers if self.kind == "primer" else 1
 
     def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
         """Return the segments of a prompt, in its order, each with its prefix.
@@ -58,8 +62,7 @@ class ChunkPrefixes:
         chunk_ids = [chunk.chunk_id for chunk in chunks[1:]]
         prefixes = self.remembered.of(chunk_ids, self.kind, made=True)
         return segments[:1] + [
-            replace(segment, behind=self._ids(prefixes.get(segment.chunk_id, [])))
-            for segment in segments[1:]
+            self._behind(segment, prefixes.get(segment.chunk_id, [])) for segment in segments[1:]
         ]
 
     def choose(self, chunks: Sequence[Chunk], scope: Scope, max_context: int) -> list[ChosenPrefix]:
@@ -75,14 +78,17 @@ class ChunkPrefixes:
         """
         assert self.kind is not None
         before = self.remembered.of([chunk.chunk_id for chunk in chunks], self.kind)
-        short = [c for c in chunks if len(before.get(c.chunk_id, ())) < self._count]
+        most = self._count * self._primers
+        short = [c for c in chunks if sum(map(len, before.get(c.chunk_id, ()))) < most]
         old: dict[int, list[ChunkTokens]] = {}
         for each in self.remembered.prefixed([chunk.chunk_id for chunk in short]):
-            copy = self._copy(each.chunk, each.prefix)
+            copy = self._copy(each.chunk, each.prefixes)
             old.setdefault(each.chunk.chunk_id, []).append(copy)
         room = max_context - len(self._prompts.system)
         wanted = [(chunk, (room - len(self._prompts.segment(chunk))) // 2) for chunk in short]
-        now = self.remembered.choose_all(wanted, self.kind, scope=scope, count=self._count)
+        now = self.remembered.choose_all(
+            wanted, self.kind, scope=scope, count=self._count, primers=self._primers
+        )
         prefixes = before | now
         out: list[ChosenPrefix] = []
         for chunk in chunks:
@@ -99,28 +105,34 @@ class ChunkPrefixes:
         found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
         for chunk_id, others in self.remembered.behind(chunk_ids).items():
             found[chunk_id] += with_prefixes(
-                [self._copy(other.chunk, other.prefix) for other in others]
+                [self._copy(other.chunk, other.prefixes) for other in others]
             )
         for own in self.remembered.prefixed(chunk_ids):
-            found[own.chunk.chunk_id].append(self._copy(own.chunk, own.prefix))
+            found[own.chunk.chunk_id].append(self._copy(own.chunk, own.prefixes))
         return found
 
     def incomplete(self, limit: int) -> list[tuple[Scope, str]]:
         """Documents of which something is still to be stored; see `PrefixChunks.open`."""
         if self.kind is None:
             return []
-        return self.remembered.open(self.kind, limit, count=self._count)
+        return self.remembered.open(self.kind, limit, count=self._count * self._primers)
 
-    def _copy(self, chunk: Chunk, prefix: Sequence[Chunk]) -> ChunkTokens:
-        return ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk), self._ids(prefix))
+    def _copy(self, chunk: Chunk, prefixes: Sequence[Sequence[Chunk]]) -> ChunkTokens:
+        alone = ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk))
+        return self._behind(alone, prefixes)
 
-    def _ids(self, prefix: Sequence[Chunk]) -> list[list[int]]:
-        return [self._prompts.segment(chunk) for chunk in prefix]
+    def _behind(self, segment: ChunkTokens, prefixes: Sequence[Sequence[Chunk]]) -> ChunkTokens:
+        ids = [[self._prompts.segment(chunk) for chunk in prefix] for prefix in prefixes]
+        return replace(segment, behind=ids[0], also_behind=ids[1:]) if ids else segment
 
 
 def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:
     """Return these copies after their prefixes, each of which is also stored as one chunk."""
-    prefixes = {tuple(token for ids in copy.behind for token in ids): copy for copy in copies}
+    prefixes = {
+        tuple(token for ids in prefix for token in ids): copy
+        for copy in copies
+        for prefix in copy.prefixes
+    }
     return [ChunkTokens(copy.chunk_id, list(ids)) for ids, copy in prefixes.items() if ids] + list(
         copies
     )

@@ -27,9 +27,10 @@ CORPUS = [
 COPIES = 2 * len(CORPUS)
 
 
-@pytest.fixture(params=["primer", "neighbours"])
+@pytest.fixture(params=[("primer", 1), ("primer", 2), ("neighbours", 1)])
 def rig(request: pytest.FixtureRequest, folder: Path, data: Path) -> Iterator[Rig]:
-    with running(folder, data, prefix_mode=request.param, companions=2) as opened:
+    mode, primers = request.param
+    with running(folder, data, prefix_mode=mode, companions=2, primers=primers) as opened:
         opened.ingest(CORPUS)
         until(lambda: len(fake(opened).stored) >= COPIES - 1, "every chunk alone, too")
         until(lambda: settled(opened), "nothing left to do")
@@ -55,10 +56,13 @@ def prefixes(rig: Rig, doc_ids: Sequence[str]) -> dict[str, list[list[int]]]:
     chosen = rig.gateway.retriever.retriever.prefix_chunks
     catalog, segment = rig.gateway.retriever.catalog, rig.gateway.prompts.segment
     numbers = {catalog.chunks_of(doc_id)[0].chunk_id: doc_id for doc_id in doc_ids}
-    found: dict[int, list[Chunk]] = {}
+    found: dict[int, list[list[Chunk]]] = {}
     for kind in get_args(PrefixKind):
         found |= chosen.of(list(numbers), kind, made=True)
-    return {numbers[i]: [segment(chunk) for chunk in prefix] for i, prefix in found.items()}
+    return {
+        numbers[i]: [segment(chunk) for prefix in each for chunk in prefix]
+        for i, each in found.items()
+    }
 
 
 def asked(rig: Rig, question: str = "fox forest hunts", top_k: int = 4) -> Sequence[ChunkTokens]:
@@ -142,7 +146,9 @@ def test_another_mode_computes_everything_again(folder: Path, data: Path) -> Non
         stored = set(fake(first).stored)
     worker = FakeWorker("")
     worker.stored = stored
-    with running(folder, data, worker=worker, prefix_mode="primer", companions=2) as again:
+    with running(
+        folder, data, worker=worker, prefix_mode="primer", companions=2, primers=1
+    ) as again:
         until(lambda: settled(again) and len(worker.stored) > len(CORPUS), "without being asked")
         for question in TOPICS:
             assert all(stored_key(chunk) in worker.stored for chunk in asked(again, question))
@@ -157,7 +163,9 @@ def test_while_another_mode_is_made_ready_prompts_take_what_is_stored(
         stored = set(fake(first).stored)
     worker = FakeWorker("", chunk_delay_s=0.2)
     worker.stored = stored
-    with running(folder, data, worker=worker, prefix_mode="primer", companions=2) as again:
+    with running(
+        folder, data, worker=worker, prefix_mode="primer", companions=2, primers=1
+    ) as again:
         seen = set()
         while not settled(again):
             for question in TOPICS:
@@ -170,7 +178,7 @@ def test_while_another_mode_is_made_ready_prompts_take_what_is_stored(
 
 def test_a_collection_that_grows_gets_its_primers_by_itself(folder: Path, data: Path) -> None:
     """Nothing is handed in again: what was too small for primers is looked at again."""
-    with running(folder, data, prefix_mode="primer", companions=3) as rig:
+    with running(folder, data, prefix_mode="primer", companions=3, primers=1) as rig:
         rig.ingest(CORPUS[:2])
         until(lambda: complete(rig), "stored")
         assert [chunk.behind for chunk in asked(rig)] == [[], []]
@@ -197,7 +205,7 @@ def test_a_collection_that_grows_gets_its_primers_by_itself(folder: Path, data: 
 def test_what_stood_behind_fewer_is_purged_when_a_collection_grows(
     folder: Path, data: Path
 ) -> None:
-    with running(folder, data, prefix_mode="neighbours", companions=2) as rig:
+    with running(folder, data, prefix_mode="neighbours", companions=2, primers=1) as rig:
         rig.ingest(CORPUS[:2])
         until(lambda: complete(rig), "stored")
         assert {len(ids) for ids in prefixes(rig, [d["doc_id"] for d in CORPUS[:2]]).values()} == {
@@ -223,7 +231,7 @@ def test_nobody_stands_behind_what_its_readers_may_not_read(
         for n in range(5)
         for group in readers
     }  # fmt: skip
-    with running(folder, data, prefix_mode=mode, companions=2) as rig:
+    with running(folder, data, prefix_mode=mode, companions=2, primers=1) as rig:
 
         async def sent() -> AsyncIterator[IngestDocument]:
             for document in own.values():
@@ -264,7 +272,7 @@ def test_what_stands_behind_the_same_is_sent_together(folder: Path, data: Path) 
         for n in range(30)
         for topic in TOPICS
     ]
-    with running(folder, data, prefix_mode="primer", companions=2) as rig:
+    with running(folder, data, prefix_mode="primer", companions=2, primers=1) as rig:
         rig.ingest(documents)
         sent = [
             tuple(tuple(ids) for ids in chunk.behind)
