@@ -32,8 +32,8 @@ from benchmarks.quality.tasks import natural_questions
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/peers")
-REUSE_ALL = "reuse"
-"""Chooses the prompts of all shares of known documents."""
+REUSE_ALL, CHANGING_ALL = "reuse", "changing"
+"""Choose the prompts of all shares of known documents, and a conversation with others each turn."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -45,7 +45,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="a Hugging Face model folder")
     parser.add_argument("--minutes", type=float, default=8.0, help="no round begins later")
     parser.add_argument("--rounds", type=int, default=1000, help="at most")
-    parser.add_argument("--workloads", nargs="+", choices=(*USUAL, REUSE_ALL), default=list(USUAL))
+    parser.add_argument(
+        "--workloads", nargs="+", choices=(*USUAL, REUSE_ALL, CHANGING_ALL), default=list(USUAL)
+    )
     parser.add_argument("--documents", type=int, default=8, help="of a prompt, if they fit; to 64")
     parser.add_argument("--corpus", type=int, default=64, help="documents that return")
     parser.add_argument("--max-tokens", type=int, default=8, help="of an answer")
@@ -83,7 +85,10 @@ def run(args: argparse.Namespace) -> Result:
             begins=encoder.answer_prefix,
             step_tokens=args.context,
         )
-        with started(conditions, args.only, say) as (running, absent):
+        with started(conditions, args.only, say, changing=CHANGING_ALL in args.workloads) as (
+            running,
+            absent,
+        ):
             return measure(args, encoder, running, absent)
 
 

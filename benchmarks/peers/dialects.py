@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from benchmarks.peers.prompts import Prompt
 from loadtest.measurement.event_stream import ServerSentEvent
 from loadtest.measurement.streamed_answer import StreamedAnswer
+from service.messages.requests import HistoryMode
 
 
 class Dialect(Protocol):
@@ -76,11 +77,13 @@ class Kvstitch:
     Attributes:
         method: fusion method; its parameters are the service's defaults.
         begins: words of the prompt that the service sends as the beginning of the answer.
+        history: what becomes of earlier turns behind other documents; None: the service's default.
         path: path of the URL.
     """
 
     method: str
     begins: str = ""
+    history: HistoryMode | None = None
     path: str = "/v1/rag/generate"
 
     def body(self, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
@@ -90,6 +93,7 @@ class Kvstitch:
             "fusion": {"method": self.method},
             "max_tokens": max_tokens,
             "stream": True,
+            **({} if self.history is None else {"history": self.history}),
         }
 
     def read(self, event: ServerSentEvent, answer: StreamedAnswer, now: float) -> None:

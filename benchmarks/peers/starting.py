@@ -17,20 +17,23 @@ Say = Callable[[str], None]
 
 @contextmanager
 def started(
-    conditions: Conditions, only: Sequence[str] | None, say: Say
+    conditions: Conditions, only: Sequence[str] | None, say: Say, *, changing: bool = False
 ) -> Iterator[tuple[list[Peer], dict[str, str]]]:
     """Servers that run until the end of the block.
 
     Args:
         conditions: the same for all.
         only: the beginnings of their names; none: all.
+        changing: whether one that reuses earlier turns is among them.
         say: tells what is started.
 
     Yields:
         Those that run, in the order of the table, and why the others do not.
     """
     peers = [
-        peer for peer in all_peers(conditions) if not only or peer.name.startswith(tuple(only))
+        peer
+        for peer in all_peers(conditions, changing=changing)
+        if not only or peer.name.startswith(tuple(only))
     ]
     try:
         yield start_all(peers, say)
@@ -39,13 +42,14 @@ def started(
             peer.stop()
 
 
-def all_peers(conditions: Conditions) -> list[Peer]:
-    """Every server, in the order of the table."""
+def all_peers(conditions: Conditions, *, changing: bool = False) -> list[Peer]:
+    """Every server, in the order of the table; `changing`: also one that reuses earlier turns."""
     return [
         VllmServer(conditions),
         LlamaServer(conditions),
         TransformersServer(conditions),
         *(KvstitchServer(method, conditions) for method in METHODS),
+        *([KvstitchServer("question_scout", conditions, "reuse")] if changing else []),
     ]
 
 

@@ -5,6 +5,8 @@
     conversation   the prompt before, its answer, and a further question; twice
     repeated       the prompt before, token for token
     new            documents that nobody has seen
+    changing       a conversation of six turns that finds three other documents at every turn; its
+                   first turn has a row of its own
     reuse          five prompts, of whose documents a rising share is from the corpus
 
 `reordered` leaves the first document nowhere near its place, so that a prefix cache is left with
@@ -26,6 +28,7 @@ from service.prompt import Turn
 
 SHUFFLED, REORDERED, CONVERSATION = "shuffled", "reordered", "conversation"
 REPEATED, NEW = "repeated", "new"
+CHANGING, CHANGING_FIRST = "changing conversation", "changing conversation, first turn"
 REUSE = {f"reuse {share:g}": share for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
 """Workloads by the share of their documents that is from the corpus."""
 WORKLOADS = {
@@ -34,8 +37,14 @@ WORKLOADS = {
     CONVERSATION: "a conversation grows over the same documents",
     REPEATED: "the identical prompt again",
     NEW: "all documents are new",
+    CHANGING: "turns 2 to 6 of a conversation, three documents new at each",
+    CHANGING_FIRST: "the first turn of such a conversation",
     **{name: f"{share:.0%} of the documents are known" for name, share in REUSE.items()},
 }
+TURNS, NEW_EACH_TURN = 6, 3
+ANSWER_WORDS = 40
+"""Words of the passage that follow an answer of the data set in a changing conversation: about 60
+tokens in all."""
 USUAL = (SHUFFLED, REORDERED, CONVERSATION, REPEATED, NEW)
 """What is asked unless something else is chosen."""
 
@@ -114,6 +123,8 @@ class Rounds:
             ]
             if NEW in self.workloads:
                 prompts.append(self._about(f"{number} f", NEW, list(islice(unseen, self.count))))
+            if CHANGING in self.workloads:
+                prompts += self._changing(number, ranked, weights, rng)
             for name in (name for name in REUSE if name in self.workloads):
                 mixed = self._drawn(ranked, weights, self._known(name), rng)
                 mixed += islice(unseen, fresh[name])
@@ -135,6 +146,30 @@ class Rounds:
             ))  # fmt: skip
         again = (prompt.turns, prompt.documents, prompt.ids)
         yield Prompt(f"{number} e", REPEATED, *again)
+
+    def _changing(
+        self, number: int, ranked: list[Source], weights: list[float], rng: random.Random
+    ) -> Iterator[Prompt]:
+        """A conversation in which every turn asks about one of the documents that it has found."""
+        turns: list[Turn] = []
+        shown: list[Source] = []
+        for turn in range(1, TURNS + 1):
+            others = [place for place, each in enumerate(ranked) if each not in shown]
+            wanted = NEW_EACH_TURN if shown else self.count
+            drawn = draw(rng, [weights[place] for place in others], wanted)
+            found = [ranked[others[place]] for place in drawn]
+            shown = [*found, *rng.sample(shown, self.count - wanted if shown else 0)]
+            rng.shuffle(shown)
+            topic = found[0]
+            turns.append(Turn("user", topic.question))
+            asked = tuple(turns)
+            workload = CHANGING if turn > 1 else CHANGING_FIRST
+            yield self._prompt(
+                f"{number} turn {turn}", workload, asked, self._fitting(shown, asked, [topic])
+            )
+            words = topic.document.text.split()[:ANSWER_WORDS]
+            answer = f"{self.begins} {topic.answer}. {' '.join(words)}".strip()
+            turns.append(Turn("assistant", answer))
 
     def _about(self, key: str, workload: str, chosen: Sequence[Source]) -> Prompt:
         """A prompt with a question about its first document."""

@@ -127,6 +127,7 @@ class CacheReport:
     recomputed_tokens: int
     reused_tokens: int = 0
     reused_from: str = ""
+    history_tokens: int = 0
     ratio: float | None = None
     gate: dict[str, Any] | None = None
     tokens: dict[str, Any] | None = None

@@ -64,6 +64,7 @@ class Forecast:
     warnings: list[str] = field(default_factory=list)
     reused_tokens: int = 0  # of the prompt; their KV is in the prefix cache
     reused_from: str = ""  # where: "pool" or "prompts"; empty: nothing is
+    history_tokens: int = 0  # of earlier turns, taken from the prompt before; some are repaired
 
 
 GateStateName = Literal["ok", "ratio_raised", "full_prefill"]
@@ -150,4 +151,5 @@ class Report:
     gate: GateNote | None = None  # None: the method that was asked for ran
     reused_tokens: int = 0  # prompt tokens whose KV was in the prefix cache
     reused_from: str = ""  # where: "pool", the KV pool, or "prompts", on disk; empty: nothing was
+    history_tokens: int = 0  # of earlier turns, taken from the prompt before; repaired ones are not
     token_fates: TokenTrace | None = None  # of a prompt that ran, where it was asked for

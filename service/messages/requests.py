@@ -13,6 +13,9 @@ import msgspec
 ColdMode = Literal["in_context", "as_stored"]
 """How a chunk that is not stored is computed: with the prompt, or by itself as precompute does."""
 
+HistoryMode = Literal["compute", "reuse"]
+"""Earlier turns behind other documents than before: with the prompt, or what the last turn left."""
+
 
 @dataclass(frozen=True)
 class ChunkTokens:
@@ -122,6 +125,8 @@ class Generate(Message, frozen=True):
     cold: ColdMode = "in_context"  # how chunks that are not stored are computed
     prefix_cache: bool = True  # whether it may continue an earlier prompt, and be continued
     lora: str = ""  # name of the LoRA adapter that answers; empty: the base model
+    history: int = 0  # first tokens of the question that are earlier turns of a conversation
+    history_mode: HistoryMode = "compute"  # where the prompt continues no earlier one
 
 
 class Explain(Message, frozen=True):

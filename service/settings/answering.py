@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from service.messages.requests import ColdMode
+from service.messages.requests import ColdMode, HistoryMode
 from service.prompt import PREFIX_MODES
 from service.settings.fields import HttpUrl, default_model_cache, named_folders, parts
 
@@ -61,6 +61,11 @@ class ModelSettings(BaseModel):
         "in_context",
         description="how chunks that are not stored are computed, where a request does not say: "
         "in the prompt's context, or by themselves (as_stored)",
+    )
+    history: HistoryMode = Field(
+        "compute",
+        description="earlier turns of a conversation, where the documents are others than before "
+        "and a request does not say: computed, or what the turn before left of them (reuse)",
     )
     gate_sample: float = Field(
         0.0, ge=0, le=1, description="share of answers held against full prefill; 0: no gate"

@@ -40,7 +40,7 @@ STAGES = (
     *("first_token", "decode", "flush"),
 )
 TIERS = ("memory", "ssd", "redis", "s3")
-PROMPT_SOURCES = (*TIERS, "pool", "prompts", "recomputed", "cold", "question")
+PROMPT_SOURCES = (*TIERS, "pool", "prompts", "history", "recomputed", "cold", "question")
 DECISIONS = ("load", "recompute", "miss", "reuse")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 REJECTIONS = ("requests", "tokens", "draining")

@@ -55,11 +55,12 @@ from service.worker.model.kernel_weights import kernel_weights
 from service.worker.model.load import default_pool_tokens, set_threads
 from service.worker.model.load import load as load_model
 from service.worker.model.model_facts import read_calibration
+from service.worker.sequences.history import HistoryKV
 
 __all__ = [
     "A3", "CALIBRATION_FILE", "OUTLIER_SIGMAS", "Address", "Addressing", "BatchDecoder",
-    "CacheBlend", "Capture", "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "KVPool",
-    "LegoLink", "Pie", "Placement", "QuestionScout", "SamKV", "ScratchKV", "SequenceKV",
+    "CacheBlend", "Capture", "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "HistoryKV",
+    "KVPool", "LegoLink", "Pie", "Placement", "QuestionScout", "SamKV", "ScratchKV", "SequenceKV",
     "StagedSegment", "Vanilla", "add_folder", "add_lora", "attend_rows", "decode_step",
     "decoder_for", "default_pool_tokens", "evict", "eviction_methods", "full_prefill_flops",
     "fusion_methods", "index_causal_attention", "kernel_weights", "kv_placement_gpu", "load_model",

@@ -4,11 +4,14 @@ A prompt is the system segment S, then the documents D_1 .. D_k, then the questi
 
 0        |S|            |S|+|D_1|                      n-|Q|        n
 ├── S ──┤├──── D_1 ────┤├──── D_2 ────┤ …  ├─── D_k ───┤├─── Q ───┤
+
+Earlier turns of a conversation stand between D_k and Q. They are segments like documents, the last
+ones: what an earlier prompt has left, and the rest of them, which is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,7 +32,7 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment whose KV can be stored: S or a document.
+    """One segment whose KV can be stored: S, a document, or earlier turns.
 
     Attributes:
         start: its first row in the prompt.
@@ -39,6 +42,7 @@ class Segment:
         uncached: no usable KV is stored for it; its rows are computed like the question's.
         exact: it was precomputed behind the same tokens that stand before it in this prompt, so
             its stored KV is that of a full prefill.
+        ranking_only: its stored KV serves passes that choose rows; then all its rows are computed.
     """
 
     start: int
@@ -46,6 +50,12 @@ class Segment:
     offset: int = 0
     uncached: bool = False
     exact: bool = False
+    ranking_only: bool = False
+
+    @property
+    def computed(self) -> bool:
+        """Whether all its rows are computed, whatever the method says."""
+        return self.uncached or self.ranking_only
 
     @property
     def tokens(self) -> int:
@@ -58,13 +68,15 @@ class PromptLayout:
 
     Attributes:
         ids: token ids `[n]` int64.
-        segments: S first, then the documents in order.
+        segments: S first, then the documents in order, then earlier turns.
         question_start: the first row of Q.
+        history: how many of the segments, the last ones, are earlier turns.
     """
 
     ids: Tensor
     segments: tuple[Segment, ...]
     question_start: int
+    history: int = 0
 
     @classmethod
     def of(
@@ -75,6 +87,8 @@ class PromptLayout:
         *,
         uncached: Sequence[bool],
         prefixes: Sequence[Prefix] = (),
+        history: int = 0,
+        ranking_only: Collection[int] = (),
         device: torch.device | None = None,
     ) -> PromptLayout:
         """Place the segments one after another.
@@ -83,19 +97,25 @@ class PromptLayout:
             uncached: for S, then for every document: whether its rows must be computed.
             prefixes: what each document was precomputed behind; none given: nothing stood before
                 any of them.
+            history: how many of the last documents are earlier turns.
+            ranking_only: of which documents the stored KV serves passes alone, by number from 0.
         """
         ids = list(system)
         segments = [Segment(0, len(system), 0, uncached[0], exact=True)]
-        for document, is_uncached, prefix in zip(
-            documents, uncached[1:], prefixes or [Prefix()] * len(documents), strict=True
+        given = prefixes or [Prefix()] * len(documents)
+        for number, (document, is_uncached, prefix) in enumerate(
+            zip(documents, uncached[1:], given, strict=True)
         ):
             start, offset = len(ids), len(prefix.ids)
             exact = prefix.exact and offset == start and list(prefix.ids) == ids
             ids.extend(document)
-            segments.append(Segment(start, len(ids), offset, is_uncached, exact))
+            segments.append(
+                Segment(start, len(ids), offset, is_uncached, exact, number in ranking_only)
+            )
         start = len(ids)
         ids.extend(question)
-        return cls(torch.tensor(ids, dtype=torch.long, device=device), tuple(segments), start)
+        tokens = torch.tensor(ids, dtype=torch.long, device=device)
+        return cls(tokens, tuple(segments), start, history)
 
     @property
     def tokens(self) -> int:
@@ -103,7 +123,13 @@ class PromptLayout:
 
     @property
     def documents(self) -> tuple[Segment, ...]:
+        """The documents, and behind them earlier turns, which methods treat alike."""
         return self.segments[1:]
+
+    @property
+    def history_start(self) -> int:
+        """The first row of earlier turns; that of Q if there are none."""
+        return self.segments[-self.history].start if self.history else self.question_start
 
     @property
     def question_rows(self) -> Tensor:
@@ -115,25 +141,26 @@ class PromptLayout:
 
     @property
     def forced_rows(self) -> Tensor:
-        """Rows that every method computes at every layer: uncached segments and the question.
+        """Rows that every method computes at every layer: those of segments that are `computed`,
+        and the question.
 
         The question's first layers may be reused from an earlier pass
         (`service.worker.forward.layer_ops`).
         """
-        uncached = [self._rows(s) for s in self.segments if s.uncached and s.tokens]
-        return torch.cat([*uncached, self.question_rows])
+        computed = [self._rows(s) for s in self.segments if s.computed and s.tokens]
+        return torch.cat([*computed, self.question_rows])
 
     @property
     def cached_document_rows(self) -> Tensor:
         """Document rows whose KV came from the store: the candidates for recomputation."""
-        cached = [self._rows(s) for s in self.documents if not s.uncached and s.tokens]
+        cached = [self._rows(s) for s in self.documents if not s.computed and s.tokens]
         empty = torch.empty(0, dtype=torch.long, device=self.ids.device)
         return torch.cat(cached) if cached else empty
 
     @property
     def stale_documents(self) -> tuple[Segment, ...]:
         """Cached documents whose KV can differ from that of a full prefill."""
-        return tuple(s for s in self.documents if s.tokens and not s.uncached and not s.exact)
+        return tuple(s for s in self.documents if s.tokens and not s.computed and not s.exact)
 
     @property
     def stale_document_rows(self) -> Tensor:
@@ -169,7 +196,7 @@ class PromptLayout:
             inside = int(((rows >= segment.start) & (rows < segment.end)).sum())
             segments.append(Segment(at, at + inside, uncached=True))
             at += inside
-        return PromptLayout(self.ids[rows], tuple(segments), at)
+        return PromptLayout(self.ids[rows], tuple(segments), at, self.history)
 
     def _rows(self, segment: Segment) -> Tensor:
         return torch.arange(segment.start, segment.end, device=self.ids.device)

@@ -18,6 +18,7 @@ from benchmarks.peers.servers.own_process import OwnProcess
 from benchmarks.peers.servers.peer import About, Conditions
 from loadtest.local_service import ingest
 from loadtest.traffic.routes import CorpusDocument
+from service.messages.requests import HistoryMode
 
 VANILLA = "kvstitch vanilla"
 METHODS = ("vanilla", "question_scout", "pie")
@@ -26,12 +27,15 @@ METHODS = ("vanilla", "question_scout", "pie")
 class KvstitchServer(OwnProcess):
     """`kvstitch serve`: half of the memory for documents, half for running and kept prompts."""
 
-    def __init__(self, method: str, conditions: Conditions) -> None:
-        super().__init__(f"kvstitch {method}", conditions, "/health/ready")
-        self.dialect = Kvstitch(method, conditions.begins)
+    def __init__(
+        self, method: str, conditions: Conditions, history: HistoryMode | None = None
+    ) -> None:
+        name = f"kvstitch {method}" + (f", history {history}" if history else "")
+        super().__init__(name, conditions, "/health/ready")
+        self.dialect = Kvstitch(method, conditions.begins, history)
 
     def command(self, port: int) -> Sequence[str]:
-        data = self.conditions.folder / f"data-{self.dialect.method}"
+        data = self.conditions.folder / f"data-{self.dialect.method}-{self.dialect.history or ''}"
         serve = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
         serve += ["--port", str(port), "--data-dir", str(data)]
         model = self.conditions.model

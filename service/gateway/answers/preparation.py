@@ -196,4 +196,6 @@ class RequestPreparer:
             cold=request.cold or self._settings.cold,
             prefix_cache=request.prefix_cache,
             lora=plan.adapter,
+            history=prompts.history_tokens(turns, request.tools, question) if documents else 0,
+            history_mode=request.history or self._settings.history,
         )

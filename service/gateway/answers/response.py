@@ -202,7 +202,9 @@ def tokens_by_source(report: Report) -> dict[str, int]:
             out["cold"] += segment.tokens - segment.reused
     of_question = report.reused_tokens - sum(segment.reused for segment in segments)
     out[earlier] += of_question
+    out["history"] = report.history_tokens
     question = report.prompt_tokens - sum(s.tokens for s in segments) - of_question
+    question -= report.history_tokens
     out["question"] = max(0, question)
     return out
 

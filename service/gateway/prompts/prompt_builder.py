@@ -14,7 +14,7 @@ from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.tokenizer import SegmentIdCache, ServingTokenizer
-from service.gateway.prompts.tool_conversation import tool_conversation
+from service.gateway.prompts.tool_conversation import WrittenText, tool_conversation
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.tool_calls.tools import ToolForm, ToolSet
 from service.messages.requests import ChunkTokens
@@ -103,15 +103,38 @@ class PromptBuilder:
         Raises:
             InvalidRequest: The model's chat template cannot write this conversation.
         """
-        if tools is not None or _about_tools(turns):
-            written = self._with_tools.question(turns, tools)
-            template, texts = written.template, written.texts
-        else:
-            template = self._conversations.template(tuple(turn.role for turn in turns))
-            texts = {f"t{number}": turn.text for number, turn in enumerate(turns)}
+        written = self._written(turns, tools)
+        template = written.template
         if begin_answer and tools is None:
             template += self.format.answer_prefix
-        return self.tokenizer.encode_template(template, **texts)
+        return self.tokenizer.encode_template(template, **written.texts)
+
+    def history_tokens(
+        self, turns: Sequence[Turn], tools: ToolSet | None, question: Sequence[int]
+    ) -> int:
+        """Return how many first tokens of Q are the turns before the last one.
+
+        Args:
+            turns: The conversation.
+            tools: As for `encode_question`.
+            question: What it returned for them.
+        """
+        if not any(turn.role == "assistant" for turn in turns):
+            return 0
+        written = self._written(turns, tools)
+        last = max(written.template.rfind(f"{{{name}}}") for name in written.texts)
+        before = written.template[: max(0, last)]
+        ids = self.tokenizer.encode_template(before, **written.texts)
+        # The tokens at the border may have been joined with what follows.
+        pairs = enumerate(zip(ids, question, strict=False))
+        return next((i for i, (own, whole) in pairs if own != whole), min(len(ids), len(question)))
+
+    def _written(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText:
+        """Return the template of Q, and the texts in it."""
+        if tools is not None or _about_tools(turns):
+            return self._with_tools.question(turns, tools)
+        template = self._conversations.template(tuple(turn.role for turn in turns))
+        return WrittenText(template, {f"t{n}": turn.text for n, turn in enumerate(turns)})
 
     def encode_if_long(
         self,

@@ -183,7 +183,8 @@ class CacheReport(BaseModel):
     """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
     gate changed; None: nothing. tokens: only where the request says `include_tokens`.
     reused_tokens: of the prompt, those whose KV an earlier prompt left. reused_from: where: `pool`,
-    the KV pool, or `prompts`, on disk; empty: nothing was."""
+    the KV pool, or `prompts`, on disk; empty: nothing was. history_tokens: of earlier turns, behind
+    other documents than before, those whose KV the turn before left."""
 
     system: CacheSegment
     documents: list[CacheDocument]
@@ -197,6 +198,7 @@ class CacheReport(BaseModel):
     recomputed_tokens: int
     reused_tokens: int = 0
     reused_from: str = ""
+    history_tokens: int = 0
     ratio: float | None
     gate: GateNote | None
     tokens: TokenReport | None = None
@@ -272,6 +274,7 @@ class Explanation(BaseModel):
     recomputed_tokens: int
     reused_tokens: int = 0
     reused_from: str = ""
+    history_tokens: int = 0
     flops: float
     full_prefill_flops: float
     expected_ttft_s: float = Field(description="with retrieval as it just was, without a queue")

@@ -18,7 +18,7 @@ from service.gateway.schemas.answer import (
 )
 from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
 from service.gateway.tool_calls.tools import ToolSet
-from service.messages.requests import ColdMode
+from service.messages.requests import ColdMode, HistoryMode
 from service.prompt import Turn
 
 MAX_GRAMMAR_CHARS = 65_536
@@ -198,6 +198,12 @@ class Choices(SearchChoices):
         description="how chunks that are not stored are computed: `in_context` of the prompt, or "
         "`as_stored`, by themselves, so that later answers are the same; none: the service's "
         "default",
+    )
+    history: HistoryMode | None = Field(
+        None,
+        description="earlier turns, where the documents are others than before: `compute` them, or "
+        "`reuse` what the turn before left, repaired out of the method's ratio like documents; "
+        "none: the service's default",
     )
     prefix_cache: bool = Field(
         True,

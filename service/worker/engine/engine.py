@@ -44,7 +44,7 @@ from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.prompt_loads import PromptLoads
-from service.worker.sequences.reuse import find_reuse
+from service.worker.sequences.reuse import find_history, find_reuse, seen_by
 from service.worker.sequences.sequence import prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
@@ -196,6 +196,8 @@ class Engine:
         """
         sequence = self.admission.sequence(request, arrived or time.monotonic())
         sequence.reuse = find_reuse(self.prefix_cache, sequence)
+        if sequence.reuse is None:
+            sequence.history = find_history(self.prefix_cache, sequence)
         self.scheduler.add(sequence)
         self._loads.start(sequence)
 
@@ -228,8 +230,8 @@ class Engine:
             self.gate.forget(keys)
         self.prefix_cache.forget(texts)
         for sequence in self.scheduler.active:
-            tokens = prompt_ids(sequence.request)
-            sequence.deleted |= any(holds(tokens, ids) for ids in texts)
+            read = (prompt_ids(sequence.request), *seen_by(sequence))
+            sequence.deleted |= any(holds(tokens, ids) for tokens in read for ids in texts)
         return self.disk_prefix_cache is None or bool(self.disk_prefix_cache.forget(texts))
 
     def forget_all(self) -> None:

@@ -26,7 +26,7 @@ from service.worker.sequences.admission import Admission
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
 from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.report import reused_by_segment
-from service.worker.sequences.reuse import new_prompt
+from service.worker.sequences.reuse import look_up_history, new_prompt
 from service.worker.sequences.sequence import EngineSequence
 
 Lookup = tuple[EngineSequence, dict[str, str], Future[None]]
@@ -72,6 +72,7 @@ class Explainer:
             sequence, tiers, found = lookup
             try:
                 found.result()
+                sequence.history = look_up_history(self.prefix_cache, sequence)
                 forecast = self._forecast(sequence, tiers, crowded)
                 replies.append(
                     Explained(sequence.id, self._continuing(sequence, forecast, crowded))
@@ -103,6 +104,7 @@ class Explainer:
             measured=self.planner.compute.measured
             and all(self.planner.tiers.measured(s.tier) for s in segments if s.is_slow),
             warnings=sequence.warnings,
+            history_tokens=sequence.reused_history,
         )
 
     def _continuing(self, sequence: EngineSequence, fresh: Forecast, crowded: bool) -> Forecast:
@@ -129,6 +131,7 @@ class Explainer:
             system=segments[0],
             documents=segments[1:],
             recomputed_tokens=rest,
+            history_tokens=0,
             reused_tokens=reused,
             reused_from=place,
             flops=flops,

@@ -15,7 +15,7 @@ from service.worker.methods.layer_view import PrefillResult
 from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.reuse import find_reuse
+from service.worker.sequences.reuse import find_history, find_reuse
 from service.worker.sequences.sequence import EngineSequence
 
 
@@ -57,7 +57,7 @@ class Prefilling:
                 sequence.reuse is None or found.tokens > sequence.reuse.tokens
             ):
                 self.launcher.loads.drop(sequence)
-                sequence.reuse = found
+                sequence.reuse, sequence.history = found, None
             kv = self.pool.reserve(self.launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
             self.launcher.launch(sequence, kv, crowded=bool(running))
@@ -75,6 +75,8 @@ class Prefilling:
             sequence.reuse = find_reuse(self.prefix_cache, sequence)
             if sequence.reuse is None:
                 self.launcher.loads.start(sequence)
+        if sequence.history is not None and sequence.history.lost:
+            sequence.history = find_history(self.prefix_cache, sequence)
         return fits and sequence.loaded
 
     def advance(self, budget: StepBudget) -> None:

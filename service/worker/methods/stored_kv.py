@@ -17,7 +17,7 @@ class Probed:
 
     Attributes:
         stored: KV of the document.
-        tokens: of the document `[p]`; on the host, where its KV is: only they go to the device.
+        tokens: of the document `[p]`; on the host, where most KV is: only they go to the device.
     """
 
     stored: CachedSegment
@@ -110,8 +110,11 @@ class Shift:
         In the model's dtype: its rounding is far below that of the KV it is added to.
         """
         kept = [
-            kv.index_select(0, each.tokens) for each, kv in zip(self.documents, stored, strict=True)
+            kv.index_select(0, each.tokens.to(kv.device))
+            for each, kv in zip(self.documents, stored, strict=True)
         ]
+        if len({each.device for each in kept}) > 1:  # earlier turns come from the KV pool
+            kept = [each.to(fresh.device) for each in kept]
         old = torch.cat(kept).to(fresh.device).flatten(1)
         new = fresh.index_select(0, self.fresh).flatten(1)
         means = (self.average @ (new.float() - old.float())).to(fresh.dtype)

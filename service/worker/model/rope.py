@@ -75,6 +75,12 @@ class RotaryTable:
             return rotation.rotate(x, out, positions=positions, cos=self.cos, sin=self.sin)
         return self.at(positions)(x, out)
 
+    def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return what `rotate` made x of, but for rounding: x `[rows, heads, head_dim]`."""
+        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        scale = cos.square() + sin.square()  # of attention scaling, squared
+        return Rotation(cos / scale, -sin / scale)(x)
+
     def at(self, positions: Tensor) -> Rotation:
         """Return the rotation to `positions` `[rows]`, to be applied to more than one tensor."""
         return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))

@@ -22,14 +22,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.prefix_cache.prompts import (
+    MIN_HISTORY,
     MIN_TOKENS,
     CachedPrompt,
+    History,
     NewPrompt,
     Place,
     PromptIndex,
     PromptRecord,
     Reuse,
-    holds,
     replaces,
 )
 
@@ -71,9 +72,8 @@ class PrefixCache:
     def find(self, prompt: NewPrompt, others: Iterable[CachedPrompt] = ()) -> Reuse | None:
         """Return what a prompt can reuse, which is then the last to be evicted."""
         best = self.look_up(prompt, others)
-        if best is not None and best.prompt in self._prompts:
-            self._prompts.remove(best.prompt)
-            self._prompts.append(best.prompt)
+        if best is not None:
+            self.touch(best.prompt)
         return best
 
     def look_up(self, prompt: NewPrompt, others: Iterable[CachedPrompt] = ()) -> Reuse | None:
@@ -83,6 +83,27 @@ class PrefixCache:
             reused = prompt.reusable(cached)
             if reused >= MIN_TOKENS and (best is None or reused >= best.tokens):
                 best = Reuse(cached, reused)
+        return best
+
+    def touch(self, prompt: CachedPrompt) -> None:
+        """Let one of the prompts be the last to be evicted."""
+        if prompt in self._prompts:
+            self._prompts.remove(prompt)
+            self._prompts.append(prompt)
+
+    def look_up_history(self, prompt: NewPrompt, tokens: int) -> History | None:
+        """Return the longest part of a prompt's earlier turns that one in the cache has left.
+
+        Args:
+            tokens: how many first tokens of its question are earlier turns.
+        """
+        best: History | None = None
+        if self._pool.ranks is not None:  # which have the other heads
+            return None
+        for cached in self._prompts:
+            shared = prompt.shared_history(cached, tokens)
+            if shared >= MIN_HISTORY and (best is None or shared >= best.tokens):
+                best = History(cached, shared)
         return best
 
     def is_repetition(self, prompt: NewPrompt, found: Reuse | None) -> bool:
@@ -99,7 +120,8 @@ class PrefixCache:
         while len(self._prompts) >= MAX_PROMPTS:
             self._evict(self._prompts[0])
         self._prompts.append(prompt)
-        if self._stores and prompt.repeats:
+        # On disk it would not be known what else such a prompt has seen.
+        if self._stores and prompt.repeats and not prompt.seen:
             self.to_store.append(prompt)
 
     def count(self, reuse: Reuse | None) -> None:
@@ -120,7 +142,7 @@ class PrefixCache:
 
     def forget(self, texts: Collection[Sequence[int]]) -> None:
         """Drop every prompt that holds one of these texts, because it is being deleted."""
-        for prompt in [p for p in self._prompts if any(holds(p.tokens, ids) for ids in texts)]:
+        for prompt in [p for p in self._prompts if p.has_seen(texts)]:
             self._drop(prompt)
         self._evicted.forget(texts)
 

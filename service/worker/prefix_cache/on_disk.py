@@ -17,7 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -50,7 +50,7 @@ MAX_READING_BYTES = 1 << 30
 class PromptOnDisk(PromptRecord):
     """A prompt whose KV is on disk."""
 
-    address: Address
+    address: Address = field(kw_only=True)
 
 
 class KVFromDisk:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
@@ -17,6 +17,8 @@ from service.worker.kv.pool import SequenceKV
 
 MIN_TOKENS = 32
 """Copying fewer gains nothing."""
+MIN_HISTORY = 64
+"""Tokens of earlier turns: to compute fewer takes hardly any time."""
 BLOCK = 64
 """Tokens between two hashes of the index. A shorter prompt is not found."""
 
@@ -37,6 +39,7 @@ class PromptRecord:
         lora: fingerprint of the LoRA adapter that it was computed with; "" for the base model.
         method: how it was computed; equal for requests that would be computed alike.
         exact: whether its KV is that of a full prefill.
+        history: first tokens of its Q that are earlier turns.
     """
 
     tokens: Tensor
@@ -47,11 +50,12 @@ class PromptRecord:
     lora: str
     method: str
     exact: bool
+    history: int = 0
 
     @property
     def facts(self) -> dict[str, Any]:
         """The attributes of this class, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(PromptRecord)}
+        return {each.name: getattr(self, each.name) for each in fields(PromptRecord)}
 
     def is_repeated(self, tokens: int) -> bool:
         """Return whether a prompt that takes its first `tokens` tokens repeats it.
@@ -81,12 +85,19 @@ class CachedPrompt(PromptRecord):
     Attributes:
         logits: of the first answer token `[vocabulary]`.
         repeats: whether it repeated an earlier prompt itself, so that it may well be repeated, too.
+        seen: what other prompts held before the earlier turns that it took from them, as token ids
+            `[m]` each: its KV has seen them, though it does not hold them.
     """
 
-    logits: Tensor
-    kv: CachedKV
+    logits: Tensor = field(kw_only=True)
+    kv: CachedKV = field(kw_only=True)
     repeats: bool = False
     place: Place = "pool"
+    seen: tuple[Tensor, ...] = ()
+
+    def has_seen(self, texts: Collection[Sequence[int]]) -> bool:
+        """Return whether it holds one of these texts, or its earlier turns have seen one."""
+        return any(holds(tokens, ids) for tokens in (self.tokens, *self.seen) for ids in texts)
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,33 @@ class Reuse:
     def lost(self) -> bool:
         """Whether that prompt has been evicted meanwhile."""
         return not self.prompt.kv.reserved_tokens
+
+
+@dataclass(frozen=True)
+class History:
+    """Earlier turns: the first `tokens` tokens of a prompt's question stand in an earlier prompt.
+
+    Attributes:
+        prompt: whose question begins with them, and goes on in its answer.
+    """
+
+    prompt: CachedPrompt
+    tokens: int
+
+    @property
+    def lost(self) -> bool:
+        """Whether that prompt has been evicted meanwhile."""
+        return not self.prompt.kv.reserved_tokens
+
+    @property
+    def behind(self) -> Tensor:
+        """Token ids that they were computed behind `[m]`."""
+        return self.prompt.tokens[: self.prompt.question_start]
+
+    @property
+    def seen(self) -> tuple[Tensor, ...]:
+        """What their KV has seen beside themselves, as token ids."""
+        return (self.behind, *self.prompt.seen)
 
 
 @dataclass(frozen=True)
@@ -130,6 +168,22 @@ class NewPrompt:
         # Without cached logits the last token is computed for its own.
         whole = shared == len(self.tokens) == earlier.prompt_tokens
         return shared if whole else min(shared, len(self.tokens) - 1)
+
+    def shared_history(self, earlier: PromptRecord, tokens: int) -> int:
+        """Return how many of the first `tokens` tokens of its question begin an earlier prompt's.
+
+        None, if no answer is among them: who asks must have been given one that the documents
+        before them led to. It is that prompt's own, or one of its earlier turns.
+        """
+        ours = (earlier.tenant, earlier.lora) == (self.tenant, self.lora)
+        if not ours or not (earlier.method == self.method or earlier.exact):
+            return 0
+        first = self.question_start
+        shared = shared_tokens(
+            earlier.tokens[earlier.question_start :], self.tokens[first : first + tokens]
+        )
+        asked = earlier.prompt_tokens - earlier.question_start
+        return shared if shared > asked or 0 < earlier.history <= shared else 0
 
 
 def holds(tokens: Tensor, text: Sequence[int]) -> bool:

@@ -115,6 +115,11 @@ class Admission:
             )
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")
+        if not 0 <= request.history < len(request.question):
+            raise InvalidRequest(
+                f"history must be 0 to {len(request.question) - 1}, the question's tokens but one",
+                field="history",
+            )
         addresses = self.addresses(
             request.system, request.documents, request.prefix_mode, request.tenant, request.lora
         )

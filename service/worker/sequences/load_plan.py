@@ -145,12 +145,15 @@ def _prompt(
         missing: tokens of each other segment that has no KV, and of its prefix.
     """
     as_stored = sequence.as_stored
+    # Earlier turns that are segments: repaired like a document, the others computed.
+    turns, reused = sequence.history_tokens, sequence.reused_history
+    anew = 0 if as_stored else sum(tokens for tokens, _ in missing)
     return Prompt(
         tokens=sequence.prompt_tokens,
-        question=len(sequence.request.question),
+        question=len(sequence.request.question) - turns,
         method=sequence.fusion,
-        uncached_tokens=0 if as_stored else sum(tokens for tokens, _ in missing),
-        documents=placed,
+        uncached_tokens=anew + turns - reused,
+        documents=[*placed, *([reused] if reused else [])],
         as_stored=as_stored,
         alone=missing if as_stored else (),
         **others,

@@ -8,6 +8,7 @@ Or, if the request says so, the chunk is computed by itself, as if it had been s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.worker.forward.prefill import Progress, prefill
@@ -21,6 +22,7 @@ from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.model.model_facts import ModelFacts
+from service.worker.sequences.history import HistoryKV
 from service.worker.sequences.load_plan import loads_under_way, waiting_prompt
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prompt_loads import PromptLoads, SegmentLost
@@ -90,7 +92,9 @@ class PrefillLauncher:
             sparse = SparsePrefill(decoder, self.facts, self.loads.loader, self.missing)
             sequence.steps = sparse.steps(sequence, kv)
         else:
-            sequence.steps = self._steps(decoder, sequence, kv, crowded)
+            taken = sequence.history
+            history = None if taken is None else HistoryKV.of(decoder, taken)
+            sequence.steps = self._steps(decoder, sequence, kv, history, crowded)
 
     def _holds_part(self, sequence: EngineSequence) -> bool:
         """Return whether the prompt runs with only some tokens held.
@@ -105,7 +109,12 @@ class PrefillLauncher:
         return any(sequence.as_stored or load.usable for load in documents)
 
     def _steps(
-        self, decoder: DecoderModel, sequence: EngineSequence, kv: SequenceKV, crowded: bool
+        self,
+        decoder: DecoderModel,
+        sequence: EngineSequence,
+        kv: SequenceKV,
+        history: HistoryKV | None,
+        crowded: bool,
     ) -> Steps[PrefillResult]:
         progress = sequence.progress = Progress()
         trace, method = sequence.token_trace, sequence.fusion
@@ -115,6 +124,7 @@ class PrefillLauncher:
             # Asked once: a loader thread may lose a segment between two questions.
             cached = [None if load is None else load.stored for load in _segments(sequence)]
             layout = sequence.layout = self._layout(sequence, [c is None for c in cached])
+            turns = [None if s.uncached else history for s in layout.segments[len(cached) :]]
             if trace is not None:
                 trace.start_again()
             try:
@@ -122,7 +132,7 @@ class PrefillLauncher:
                     yield from prefill(
                         decoder,
                         layout,
-                        cached,
+                        [*cached, *turns],
                         method if isinstance(method, DenseMethod) else FullPrefill(),
                         kv,
                         eviction=sequence.eviction,
@@ -137,12 +147,21 @@ class PrefillLauncher:
 
     def _layout(self, sequence: EngineSequence, uncached: list[bool]) -> PromptLayout:
         request = sequence.request
+        prefixes = [Prefix() if a is None else a.prefix for a in sequence.addresses[1:]]
+        # Earlier turns: what an earlier prompt has left of them, then the rest.
+        before, end = sequence.history, sequence.history_tokens
+        turns: list[Sequence[int]] = []
+        if before is not None:
+            turns = [request.question[: before.tokens], request.question[before.tokens : end]]
+            prefixes += [Prefix(before.behind.tolist(), exact=False), Prefix()]
         return PromptLayout.of(
             request.system,
-            [d.ids for d in request.documents],
-            request.question,
-            uncached=uncached,
-            prefixes=[Prefix() if a is None else a.prefix for a in sequence.addresses[1:]],
+            [*(d.ids for d in request.documents), *turns],
+            request.question[end:],
+            uncached=[*uncached, *[False, True][: len(turns)]],
+            prefixes=prefixes,
+            history=len(turns),
+            ranking_only=[] if sequence.repairs_history else [len(request.documents)],
             device=self.decoder.device,
         )
 

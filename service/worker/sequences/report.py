@@ -16,7 +16,10 @@ def report(sequence: EngineSequence) -> Report:
     segments = [_segment(sequence, i) for i in range(len(sequence.addresses))]
     ran = bool(sequence.rows_by_segment)
     reused = 0 if sequence.reuse is None or not ran else sequence.reuse.tokens
-    question = len(request.question) - (reused - sum(s.reused for s in segments))
+    taken = sequence.reused_history if ran else 0
+    if taken:  # less what was repaired
+        taken = sequence.history_tokens - sequence.history_rows
+    question = len(request.question) - (reused - sum(s.reused for s in segments)) - taken
     with_prompt = sum(s.rows_recomputed for s in segments) + question
     document_rows = sum(_computed_tokens(s) for s in segments[1:])
     recomputed = sum(_computed_tokens(s) for s in segments) + question
@@ -45,6 +48,7 @@ def report(sequence: EngineSequence) -> Report:
         ratio=sequence.fusion.repair_ratio,
         hidden_load_s=max(0.0, loading_s - stages.get("load", 0.0)),
         gate=sequence.gated.note if sequence.gated else None,
+        history_tokens=taken,
         reused_tokens=reused,
         reused_from=sequence.reuse.prompt.place if reused and sequence.reuse is not None else "",
         token_fates=None if sequence.token_trace is None else sequence.token_trace.report(),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from service.worker.forward.prefill import prefill
 from service.worker.kv.pool import SequenceKV
@@ -15,7 +16,13 @@ from service.worker.methods.fusion.pie import Method as QuestionOnly
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
 from service.worker.prefix_cache.in_pool import PrefixCache
-from service.worker.prefix_cache.prompts import MIN_TOKENS, CachedPrompt, NewPrompt, Reuse
+from service.worker.prefix_cache.prompts import (
+    MIN_TOKENS,
+    CachedPrompt,
+    History,
+    NewPrompt,
+    Reuse,
+)
 from service.worker.sequences.sequence import EngineSequence, prompt_ids
 from service.worker.steps import Steps
 
@@ -34,6 +41,20 @@ def find_reuse(
     found = cache.find(prompt, _others(sequence, running))
     sequence.repeats = sequence.repeats or cache.is_repetition(prompt, found)
     return found
+
+
+def find_history(cache: PrefixCache, sequence: EngineSequence) -> History | None:
+    """Return what a sequence that continues no prompt can take of its earlier turns."""
+    found = look_up_history(cache, sequence)
+    if found is not None:
+        cache.touch(found.prompt)
+    return found
+
+
+def look_up_history(cache: PrefixCache, sequence: EngineSequence) -> History | None:
+    """As `find_history`, and changes nothing."""
+    prompt = new_prompt(sequence) if cache.on and sequence.sought_history else None
+    return None if prompt is None else cache.look_up_history(prompt, sequence.sought_history)
 
 
 def _others(sequence: EngineSequence, running: Iterable[EngineSequence]) -> Iterator[CachedPrompt]:
@@ -77,7 +98,7 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         tokens=torch.cat([prompt_ids(sequence.request), torch.tensor(answer).long()]),
         prompt_tokens=sequence.prompt_tokens,
         system_tokens=len(sequence.request.system),
-        question_start=layout.question_start,
+        question_start=layout.history_start,
         tenant=sequence.request.tenant,
         lora=sequence.lora_fingerprint,
         method=_method(sequence),
@@ -85,7 +106,18 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         logits=sequence.logits,
         kv=kv,
         repeats=sequence.repeats,
+        seen=seen_by(sequence),
+        history=sequence.request.history,
     )
+
+
+def seen_by(sequence: EngineSequence) -> tuple[Tensor, ...]:
+    """Return what else the KV of its earlier turns has seen."""
+    if sequence.reuse is not None:
+        return sequence.reuse.prompt.seen
+    if sequence.history is None or not sequence.repairs_history:
+        return ()
+    return sequence.history.seen
 
 
 def _takes_part(sequence: EngineSequence) -> bool:

@@ -25,7 +25,7 @@ from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
-from service.worker.prefix_cache.prompts import CachedPrompt, Reuse
+from service.worker.prefix_cache.prompts import MIN_HISTORY, CachedPrompt, History, Reuse
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.token_trace import TokenTracer
@@ -56,6 +56,7 @@ class EngineSequence:
         gated: the correctness gate's decision about the method; None if the method is not checked.
         token_trace: records what happens to every token; None if that was not requested.
         reuse: what it takes from the prefix cache; None if it computes its prompt.
+        history: what it takes of its earlier turns from the prefix cache; None: nothing.
         repeats: whether its prompt repeats an earlier one, wherever that one's KV is.
         restoring: the read of a prompt on disk that it may continue; None if there is none.
         restored: that prompt, when it has been read; None if it could not be.
@@ -68,7 +69,8 @@ class EngineSequence:
         waits_for: the future for which its prefill waits; None if it does not wait.
         progress: where its prefill can be resumed.
         rows_per_layer: number of prompt rows whose attention was computed, per layer.
-        rows_by_segment: number of rows that were computed anew, per segment.
+        rows_by_segment: number of rows that were computed anew, of S and every document.
+        history_rows: the same of its earlier turns, where they are a segment.
         kept_per_layer: KV entries per layer after eviction, mean over KV heads.
         entries: KV entries of the prompt per layer and KV head.
         chunk_flops: floating-point operations of chunks that were computed by themselves for it.
@@ -92,6 +94,7 @@ class EngineSequence:
     lora_fingerprint: str = ""
     token_trace: TokenTracer | None = None
     reuse: Reuse | None = None
+    history: History | None = None
     repeats: bool = False
     restoring: Future[None] | None = None
     restored: CachedPrompt | None = None
@@ -111,6 +114,7 @@ class EngineSequence:
 
     rows_per_layer: list[int] = field(default_factory=list)
     rows_by_segment: list[int] = field(default_factory=list)
+    history_rows: int = 0
     kept_per_layer: list[float] = field(default_factory=list)
     entries: int = 0
     coverage: float = 1.0
@@ -148,17 +152,49 @@ class EngineSequence:
         return [len(document.ids) for document in self.request.documents]
 
     @property
+    def sought_history(self) -> int:
+        """Tokens of earlier turns that may be taken from the prompt before.
+
+        It takes a method that places whole chunks.
+        """
+        tokens = self.request.history
+        if self.fusion.reads is not Reads.CHUNKS or self.eviction is not None:
+            return 0
+        return tokens if tokens >= MIN_HISTORY and self.request.documents else 0
+
+    @property
+    def history_tokens(self) -> int:
+        """Tokens of earlier turns that are segments of their own, not of the question.
+
+        A method that ranks by the question then asks with the new one alone, which sees them as the
+        prompt before left them.
+        """
+        return 0 if self.history is None else self.sought_history
+
+    @property
+    def repairs_history(self) -> bool:
+        """Whether earlier turns are repaired like documents, and not computed."""
+        return self.request.history_mode == "reuse"
+
+    @property
+    def reused_history(self) -> int:
+        """Tokens of earlier turns that are as an earlier prompt left them, or repaired."""
+        return 0 if self.history is None or not self.repairs_history else self.history.tokens
+
+    @property
     def as_stored(self) -> bool:
         """Whether chunks that are not stored are computed by themselves, not with the prompt."""
         return self.request.cold == "as_stored" and self.fusion.reads is not Reads.NOTHING
 
     @property
     def reuses_documents(self) -> bool:
-        """Whether it used any KV of documents that was computed before it, after its prefill.
+        """Whether it used any KV of documents or earlier turns that was computed before it, after
+        its prefill.
 
         If not, its answer is that of full prefill.
         """
-        return sum(self.rows_by_segment[1:]) < sum(self.document_tokens)
+        documents = sum(self.rows_by_segment[1:]) < sum(self.document_tokens)
+        return documents or self.history_rows < self.reused_history
 
     @property
     def loaded(self) -> bool:
@@ -187,7 +223,9 @@ class EngineSequence:
         """Take over the result of the finished prefill."""
         assert self.layout is not None
         self.rows_per_layer = result.rows_per_layer
-        self.rows_by_segment = self.layout.count_rows(result.rows)
+        counts = self.layout.count_rows(result.rows)
+        documents = len(counts) - self.layout.history
+        self.rows_by_segment, self.history_rows = counts[:documents], sum(counts[documents:])
         self.flops = result.flops + self.chunk_flops
         self.coverage = result.coverage
         self.entries = result.entries_per_head or result.layout.tokens

@@ -117,14 +117,15 @@ class TokenTracer:
             rounded = None if own is None else [float(f"{score:.3g}") for score in own]
             return SegmentTrace(list(_runs(tokens[start:end])), rounded)
 
-        system, *documents = [segment(s.start, s.end, not s.uncached) for s in layout.segments]
+        segments = layout.segments[: len(layout.segments) - layout.history]
+        system, *documents = [segment(s.start, s.end, not s.uncached) for s in segments]
         return TokenTrace(
             self.layers,
             self.kv_heads,
             # Methods rank only document tokens.
             replace(system, scores=None),
             documents,
-            segment(layout.question_start, layout.tokens, False),
+            segment(layout.history_start, layout.tokens, False),
         )
 
     def _held_entries(self) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
 from benchmarks.peers.prompts import Prompt
 from benchmarks.peers.workloads import (
+    CHANGING,
+    CHANGING_FIRST,
     CONVERSATION,
     NEW,
     REORDERED,
@@ -51,6 +53,18 @@ def test_a_new_order_keeps_the_documents_but_not_the_first_place() -> None:
         assert sorted(ids(first)) == sorted(ids(second))
         assert ids(first)[0] != ids(second)[0]
         assert first.turns != second.turns
+
+
+def test_a_conversation_finds_three_other_documents_at_every_turn() -> None:
+    made = rounds(count=8, workloads=[CHANGING, CHANGING_FIRST])
+    for prompts in islice(made.made(5), 3):
+        assert [prompt.workload for prompt in prompts] == [CHANGING_FIRST, *[CHANGING] * 5]
+        for before, prompt in pairwise(prompts):
+            assert len(set(ids(prompt)) - set(ids(before))) == 3
+            assert len(set(ids(prompt))) == 8
+            assert prompt.turns[: len(before.turns)] == before.turns
+            assert prompt.turns[len(before.turns)].text.startswith("They say, answer ")
+        assert len(prompts[-1].turns) == 11
 
 
 def test_a_conversation_grows_behind_the_same_documents() -> None:

@@ -11,7 +11,14 @@ from kvstore import MemoryTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.messages.replies import Done, Failed, Reply, TokenItem, TokenLogprobs
 from service.messages.reports import Report
-from service.messages.requests import ChunkTokens, ColdMode, Generate, Method, Sampling
+from service.messages.requests import (
+    ChunkTokens,
+    ColdMode,
+    Generate,
+    HistoryMode,
+    Method,
+    Sampling,
+)
 from service.worker.engine.engine import Engine
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool
@@ -53,6 +60,8 @@ class Rig:
         cold: ColdMode = "in_context",
         prefix_cache: bool = True,
         lora: str = "",
+        history: int = 0,
+        history_mode: HistoryMode = "compute",
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
@@ -71,6 +80,8 @@ class Rig:
             cold=cold,
             prefix_cache=prefix_cache,
             lora=lora,
+            history=history,
+            history_mode=history_mode,
         )
         self.engine.submit(request)
         return name

@@ -1,0 +1,1 @@
+"""Conversations whose passages change at every turn: history reused or computed anew."""
