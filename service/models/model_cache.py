@@ -27,7 +27,7 @@ from service.errors import ModelRefused
 PRIVATE = 0o700
 SOURCE_FILE = "source.json"
 # Raise it when the same file is to be converted in another way.
-CONVERSION = 1
+CONVERSION = 2
 Say = Callable[[str], None]
 
 
