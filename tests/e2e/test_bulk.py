@@ -129,7 +129,7 @@ def test_chunks_behind_primers_are_what_a_gateway_asks_for(
                 )
                 assert "cold" not in tiers(answer), answer["cache"]
                 behind |= {each["behind"] for each in answer["cache"]["documents"][1:]}
-            assert 3 in behind and 0 not in behind
+            assert 9 in behind and 0 not in behind
 
 
 @pytest.mark.slow
