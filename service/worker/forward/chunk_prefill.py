@@ -131,8 +131,8 @@ class ChunkPrefill:
         for address, chunk in zip(addresses, _means(runs), strict=True):
             encoded = encode_chunk(address.spec, chunk.k, chunk.v, pin=pin)
             flops = sum(
-                chunk_prefill(decoder, len(address.ids), behind=sum(len(p.ids) for p in needed))
-                for needed in address.all_parts
+                chunk_prefill(decoder, len(address.ids), behind=prefix)
+                for prefix in address.prefix_lengths
             )
             as_stored = None
             if chunk.sketch is not None:

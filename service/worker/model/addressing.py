@@ -52,6 +52,11 @@ class Address:
         return [self.parts, *self.other_parts]
 
     @property
+    def prefix_lengths(self) -> list[int]:
+        """Tokens of each prefix that it is computed behind; 0 where nothing stands before it."""
+        return [sum(len(part.ids) for part in parts) for parts in self.all_parts]
+
+    @property
     def prefix(self) -> Prefix:
         return Prefix(self.prefix_ids, exact=not self.stitched and not self.other_parts)
 

@@ -21,7 +21,7 @@ class LoadableSegment:
     Attributes:
         nbytes: bytes still to be read.
         parts: number of parts in which these are read.
-        prefix: tokens that stand before it when its chunk is computed by itself.
+        prefixes: tokens of each prefix that its chunk is computed behind, by itself.
         quiet_s: seconds since its last part arrived, or since it was requested; 0 if it was not
             requested yet.
         turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
@@ -31,7 +31,7 @@ class LoadableSegment:
     tier: str
     nbytes: int = 0
     parts: int = 1
-    prefix: int = 0
+    prefixes: Sequence[int] = (0,)
     quiet_s: float = 0.0
     turn_bytes: float = 0.0
 
@@ -47,7 +47,7 @@ class Prompt:
             by itself.
         as_stored: whether a load that is computed is computed by itself, before the prompt; the
             prompt then costs what it would if it had been loaded.
-        alone: tokens of each further chunk that is computed by itself, and of its prefix.
+        alone: tokens of each further chunk that is computed by itself, and of each of its prefixes.
         others_bytes: by tier, bytes that other prompts are still reading.
         exact_layers_done: number of first layers that have already been computed with every row.
         crowded: whether other requests decode meanwhile, which halves the speed of prefill.
@@ -60,7 +60,7 @@ class Prompt:
     uncached_tokens: int = 0
     documents: Sequence[int] = ()
     as_stored: bool = False
-    alone: Sequence[tuple[int, int]] = ()
+    alone: Sequence[tuple[int, Sequence[int]]] = ()
     others_bytes: Mapping[str, float] = field(default_factory=dict)
     exact_layers_done: int = 0
     crowded: bool = False
@@ -116,8 +116,12 @@ class CostModel:
         """Return operations of computing chunks by themselves, behind prefixes that are at hand."""
         prompt = self.prompt
         chosen = [prompt.loads[i] for i in computed] if prompt.as_stored else []
-        chunks = [*prompt.alone, *((load.tokens, load.prefix) for load in chosen)]
-        return sum(chunk_prefill(self.shape, tokens, behind=prefix) for tokens, prefix in chunks)
+        chunks = [*prompt.alone, *((load.tokens, load.prefixes) for load in chosen)]
+        return sum(
+            chunk_prefill(self.shape, tokens, behind=prefix)
+            for tokens, prefixes in chunks
+            for prefix in prefixes
+        )
 
     def _phases(self, computed: Collection[int], method: FusionMethod) -> list[Phase]:
         prompt = self.prompt

@@ -49,12 +49,12 @@ class FoundSegment:
         """The load of this segment, for the planner."""
         assert self.address is not None
         parts = len(parts_of(self.address))
-        return LoadableSegment(self.tokens, self.tier, self.load_bytes, parts, self.prefix_tokens)
+        return LoadableSegment(self.tokens, self.tier, self.load_bytes, parts, self.prefixes)
 
     @property
-    def prefix_tokens(self) -> int:
-        """Tokens that it is precomputed behind."""
-        return 0 if self.address is None else len(self.address.prefix_ids)
+    def prefixes(self) -> list[int]:
+        """Tokens of each prefix that it is precomputed behind."""
+        return [0] if self.address is None else self.address.prefix_lengths
 
 
 def found_segments(sequence: EngineSequence, tiers: Mapping[str, str]) -> list[FoundSegment]:
@@ -116,7 +116,7 @@ def plan_loads(
         return _prompt(
             sequence,
             placed=[s.tokens for s in placed if s.number and s.tokens],
-            missing=[(s.tokens, s.prefix_tokens) for s in uncached],
+            missing=[(s.tokens, s.prefixes) for s in uncached],
             loads=[s.loadable for s in loads],
             others_bytes=bytes_left,
             crowded=crowded,
@@ -135,14 +135,14 @@ def plan_loads(
 def _prompt(
     sequence: EngineSequence,
     placed: Sequence[int],
-    missing: Sequence[tuple[int, int]],
+    missing: Sequence[tuple[int, Sequence[int]]],
     **others: Any,
 ) -> Prompt:
     """Return a sequence's prompt for the planner.
 
     Args:
         placed: tokens of each document that is at hand, or whose chunk is computed by itself.
-        missing: tokens of each other segment that has no KV, and of its prefix.
+        missing: tokens of each other segment that has no KV, and of each of its prefixes.
     """
     as_stored = sequence.as_stored
     # Earlier turns that are segments: repaired like a document, the others computed.
@@ -201,7 +201,7 @@ def waiting_prompt(
         sequence,
         placed=[len(load.address.ids) for load in placed],
         missing=[
-            (len(load.address.ids), len(load.address.prefix_ids))
+            (len(load.address.ids), load.address.prefix_lengths)
             for load in uncached
             if not load.computed_alone
         ],
@@ -221,7 +221,7 @@ def _rest_of(load: SegmentLoad) -> LoadableSegment:
         stream.tier,
         stream.bytes_left,
         max(1, len(stream.parts) - stream.parts_arrived),  # the last part may have just arrived
-        len(load.address.prefix_ids),
+        load.address.prefix_lengths,
         time.monotonic() - stream.last_news_at,
         stream.turn_bytes,
     )

@@ -40,7 +40,7 @@ Load = tuple[LoadableSegment, float]
 
 
 def stored(tokens: int, tier: str, left_s: float, parts: int = 1, prefix: int = 0) -> Load:
-    return LoadableSegment(tokens, tier, parts=parts, prefix=prefix), left_s
+    return LoadableSegment(tokens, tier, parts=parts, prefixes=(prefix,)), left_s
 
 
 def random_model(source: random.Random, tiny: Tiny, documents: int) -> CostModel:
@@ -68,7 +68,7 @@ def random_model(source: random.Random, tiny: Tiny, documents: int) -> CostModel
     rest: dict[str, Any] = source.choice(
         [
             {"uncached_tokens": uncached},
-            {"as_stored": True, "alone": [(uncached, 50)], "documents": [uncached]},
+            {"as_stored": True, "alone": [(uncached, [50])], "documents": [uncached]},
         ]
     )
     return prompt_model(
@@ -135,8 +135,11 @@ def test_computing_by_itself_costs_more_than_with_the_prompt(model: Tiny) -> Non
     assert alone.seconds() == plan.seconds()
     assert alone.seconds({0}) > alone.seconds({1})
     both, missing = alone.seconds({0, 1}), changed(alone, loads=[], documents=[100, 100])
-    assert both == pytest.approx(changed(missing, alone=[(100, 50), (100, 0)]).seconds())
-    assert changed(missing, alone=[(100, 50)]).flops() > missing.flops()
+    assert both == pytest.approx(changed(missing, alone=[(100, [50]), (100, [0])]).seconds())
+    assert changed(missing, alone=[(100, [50])]).flops() > missing.flops()
+    of_three = changed(missing, alone=[(100, [50, 50, 0])]).flops()
+    each = [changed(missing, alone=[(100, [prefix])]).flops() for prefix in (50, 50, 0)]
+    assert of_three - missing.flops() == pytest.approx(sum(each) - 3 * missing.flops())
 
 
 def test_what_is_free_is_loaded_and_what_takes_for_ever_is_not(model: Tiny) -> None:
