@@ -142,6 +142,9 @@ class WorkerConnection:
                 task.add_done_callback(self._ending.discard)
         self._tasks = []
         if self._socket is not None:
+            # The task that reads the events ends later. ZeroMQ's thread, which serves every
+            # connection of this process, would wait forever to tell it of one more.
+            self._socket.disable_monitor()
             self._socket.close()
             self._socket = None
         self._left.clear()

@@ -143,6 +143,22 @@ async def test_garbage_from_the_socket_is_dropped(data: Path) -> None:
         assert [e async for e in client.submit(request("r", 1))]
 
 
+async def test_connections_that_break_while_they_are_dropped_stop_no_other() -> None:
+    client = WorkerClient(hello_every_s=0.01)
+    try:
+        for _ in range(50):
+            worker = FakeWorker("tcp://127.0.0.1:0")
+            await worker.start()
+            client.connect(worker.address)
+            await asyncio.wait_for(client.wait_ready(), 10)
+            dropped = asyncio.create_task(worker.stop())
+            await asyncio.sleep(0)
+            client.disconnect("another is connected")
+            await dropped
+    finally:
+        await client.close()
+
+
 def test_closing_waits_for_what_a_disconnect_has_cancelled() -> None:
     """Over TCP a task watches the socket with one of its own; a context ends when all are closed,
     and until then it would block the event loop."""
