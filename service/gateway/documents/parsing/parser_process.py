@@ -19,7 +19,13 @@ from io import BytesIO
 from typing import Any
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import AS_THEY_ARE, Bounds, Mark, ParsedFile
+from service.gateway.documents.parsing.parsed_file import (
+    AS_THEY_ARE,
+    Bounds,
+    Mark,
+    ParsedFile,
+    places_warning,
+)
 
 PRIORITY = 10  # answers come first
 # Module and function that read a kind; PDF is read here. Office's formats and EPUB are told apart
@@ -32,6 +38,12 @@ PARSERS = {
     "office": ("office", "parse"),
     "rst": ("markup", "parse_rst"),
 }
+
+
+PAGES_WITHOUT_TEXT = (
+    "pages_without_text",
+    "pages without text, which may be scans: {places}; run the file through OCR",
+)
 
 
 def main() -> None:
@@ -88,15 +100,19 @@ def parse_pdf(content: bytes, bounds: Bounds) -> ParsedFile:
         raise InvalidRequest("it is encrypted: remove the password first")
     bounds.check_pages(len(reader.pages), "pages")
     marks: list[Mark] = []
+    empty: list[str] = []
     text = ""
     for number, page in enumerate(reader.pages, 1):
         marks.append((len(text), "page", str(number)))
-        text += _valid(page.extract_text()).strip() + "\n\n"
+        if not (found := _valid(page.extract_text()).strip()):
+            empty.append(str(number))
+        text += found + "\n\n"
         bounds.check_chars(len(text) - 2 * number)
     if not (text := text.rstrip()):
         raise InvalidRequest("it holds no text, only pictures: run it through OCR first")
     title = (reader.metadata.title if reader.metadata else None) or ""
-    return ParsedFile(text, _valid(str(title)).strip(), marks)
+    warnings = (places_warning(*PAGES_WITHOUT_TEXT, empty),) if empty else ()
+    return ParsedFile(text, _valid(str(title)).strip(), marks, warnings)
 
 
 def _valid(text: str) -> str:
