@@ -136,7 +136,7 @@ def test_a_cut_call_has_the_finish_reason_length(rig: Rig) -> None:
         assert finish["choices"][0]["finish_reason"] == "length"
     nameless = ask(rig, OSLO[:20], max_tokens=19)
     assert not nameless["choices"][0]["message"]["content"]
-    assert "which tool it calls" in nameless["kvstitch"]["warnings"][0]
+    assert any("which tool it calls" in text for text in nameless["kvstitch"]["warnings"])
     in_arguments = OSLO[: OSLO.index('lo"}}')]
     cut = ask(rig, in_arguments, max_tokens=len(in_arguments) - 1)["choices"][0]
     assert cut["finish_reason"] == "length"
