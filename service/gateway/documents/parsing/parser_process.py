@@ -31,7 +31,7 @@ PRIORITY = 10  # answers come first
 # Module and function that read a kind; PDF is read here. Office's formats and EPUB are told apart
 # by what is in them.
 PARSERS = {
-    "csv": ("tables", "parse"),
+    "csv": ("csv_tables", "parse"),
     "eml": ("html", "parse_mail"),
     "html": ("html", "parse"),
     "md": ("markup", "parse_markdown"),
