@@ -31,33 +31,27 @@ NOTHING = Cell("")
 
 def grid(rows: Iterable[Sequence[Cell | str]]) -> Iterator[Row]:
     """Yield rows by column; a cell that spans stands, as the same object, in each of its places."""
-    above: dict[int, tuple[int, Cell]] = {}  # column → a cell, and how many rows it still covers
+    above: dict[int, tuple[Cell, int]] = {}  # column → a cell, and how many rows it still covers
     for given in rows:
-        row: Row = []
-        covered, above = above, {}
+        placed: list[tuple[Cell, int]] = []
         waiting = iter(given)
-
-        def place(cell: Cell, rows: int, row: Row = row) -> None:
-            if rows > 0:
-                above[len(row)] = (rows, cell)
-            row.append(cell)
-
         while True:
-            if len(row) in covered:
-                rows_left, cell = covered.pop(len(row))
-                place(cell, rows_left - 1)
+            if len(placed) in above:
+                cell, left = above.pop(len(placed))
+                placed.append((cell, left - 1))
             elif (item := next(waiting, None)) is not None:
                 cell = item if isinstance(item, Cell) else Cell(item)
                 cell = Cell(one_line(cell.text), cell.rows, cell.columns)
-                for number in range(min(max(cell.columns, 1), MAX_COLUMNS - len(row))):
-                    if number and len(row) in covered:
+                for number in range(min(max(cell.columns, 1), MAX_COLUMNS - len(placed))):
+                    if number and len(placed) in above:
                         break  # two cells claim the place: the one above has it
-                    place(cell, cell.rows - 1)
-            elif covered:
-                row.append(NOTHING)
+                    placed.append((cell, cell.rows - 1))
+            elif above:
+                placed.append((NOTHING, 0))
             else:
                 break
-        yield row
+        above = {column: one for column, one in enumerate(placed) if one[1] > 0}
+        yield [cell for cell, _ in placed]
 
 
 def distinct(row: Row) -> Row:

@@ -62,10 +62,8 @@ def find_header(rows: Sequence[Row], *, trusted: bool = False) -> tuple[int, int
             return first, at + 1 - first
         break
     # Columns of notes may have no name.
-    if rows and counts[0] > 1 and counts[0] >= 0.7 * typical:
-        if names_columns(rows[0], rows[1:], trusted=trusted):
-            return 0, 1
-    return None
+    nearly = bool(rows) and counts[0] > 1 and counts[0] >= 0.7 * typical
+    return (0, 1) if nearly and names_columns(rows[0], rows[1:], trusted=trusted) else None
 
 
 def _with_groups(rows: Sequence[Row], at: int) -> int:

@@ -33,9 +33,10 @@ def cut(text: str) -> list[list[Cell | str]]:
         ("Tel.,Fax,Tel.\n5-1,5-2,5-3", ["Tel.: 5-1 | Fax: 5-2 | Tel.: 5-3"]),
         # Titles, notes and properties above the header.
         (
-            "Tides of May\nDrawn up by,Ostrander\n\nDay,High,Low,Wind\nMon,3.1,0.2,N\nTue,3.0,0.3,E",
-            ["Tides of May", "Drawn up by | Ostrander",
-             "Day: Mon | High: 3.1 | Low: 0.2 | Wind: N", "Day: Tue | High: 3.0 | Low: 0.3 | Wind: E"],
+            "Tides of May\nDrawn up by,Quastel\n\nDay,High,Low,Wind\nMon,3.1,0.2,N\nTue,3.0,0.3,E",
+            ["Tides of May", "Drawn up by | Quastel",
+             "Day: Mon | High: 3.1 | Low: 0.2 | Wind: N",
+             "Day: Tue | High: 3.0 | Low: 0.3 | Wind: E"],
         ),
         # The header once more, a blank line, a line of one cell, the sum.
         (
