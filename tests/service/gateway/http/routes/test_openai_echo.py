@@ -76,7 +76,7 @@ def test_items_of_a_response_may_be_sent_back(rig: Rig) -> None:
     body: dict[str, Any] = {"model": "model", "input": "What is the capital of Norway?"}
     empty = rig.http.post("/v1/responses", json=body).json()["output"]
     says(rig, f"Let me look. {OSLO[:-30]}")
-    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    flat: list[Any] = [{"type": "function"} | dict(tool["function"]) for tool in TOOLS]  # type: ignore[arg-type]
     cut = len(f"Let me look. {OSLO[:-30]}") - 1
     sent = {**body, "tools": flat, "max_output_tokens": cut}
     called = rig.http.post("/v1/responses", json=sent).json()["output"]
@@ -105,13 +105,19 @@ def either(request: pytest.FixtureRequest, tmp_path: Path, data: Path) -> Any:
 
 def test_a_system_message_that_is_last_says_what_is_to_be_done_now(either: Rig) -> None:
     """AutoGen, Semantic Kernel and others steer the next answer so."""
-    now = {"role": "system", "content": "Answer in one word."}
+    now: dict[str, Any] = {"role": "system", "content": "Answer in one word."}
     said = {"role": "assistant", "content": "Oslo."}
     call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
-    called = {"role": "assistant", "tool_calls": [call]}
+    called: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "1", "content": "noon"}
     first = {"role": "system", "content": "Be kind."}
-    for before in ([first, *ASK], [*ASK, said, AGAIN], [*ASK, said], [*ASK, called, result]):
+    conversations: list[list[dict[str, Any]]] = [
+        [first, *ASK],
+        [*ASK, said, AGAIN],
+        [*ASK, said],
+        [*ASK, called, result],
+    ]
+    for before in conversations:
         for more in ({}, {"tools": TOOLS}, {"kvstitch": {"top_k": 0}}):
             response = chat(either, messages=[*before, now], **more)
             assert response.status_code == 200, response.text
