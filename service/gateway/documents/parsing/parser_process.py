@@ -28,7 +28,7 @@ PRIORITY = 10  # answers come first
 # Module and function that read a kind. Office's formats and EPUB are told apart
 # by what is in them.
 PARSERS = {
-    "csv": ("tables", "parse"),
+    "csv": ("csv_tables", "parse"),
     "eml": ("mail", "parse"),
     "html": ("html", "parse"),
     "md": ("markup", "parse_markdown"),
