@@ -33,7 +33,7 @@ from retriever.scope import Scope
 if TYPE_CHECKING:
     from retriever.catalog.catalog import Catalog
     from retriever.ingest import EmbeddedDocument, IngestResult
-    from retriever.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind
+    from retriever.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind, PrefixRule
     from retriever.retriever import Retriever, StartReport
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "Place",
     "PrefixChunks",
     "PrefixKind",
+    "PrefixRule",
     "PrefixedChunk",
     "Reranked",
     "Reranker",
@@ -77,7 +78,9 @@ __all__ = [
 _WITH_DATABASE = {
     "Catalog": "retriever.catalog.catalog",
     **dict.fromkeys(("EmbeddedDocument", "IngestResult"), "retriever.ingest"),
-    **dict.fromkeys(("PrefixChunks", "PrefixKind", "PrefixedChunk"), "retriever.prefix_chunks"),
+    **dict.fromkeys(
+        ("PrefixChunks", "PrefixKind", "PrefixRule", "PrefixedChunk"), "retriever.prefix_chunks"
+    ),
     **dict.fromkeys(("Retriever", "StartReport"), "retriever.retriever"),
 }
 

@@ -131,6 +131,11 @@ class Passage:
     sparse_score: float | None = None
     rerank_score: float | None = None
 
+    @property
+    def position(self) -> tuple[str, int]:
+        """The document, and the chunk's number in it."""
+        return self.chunk.doc_id, self.chunk.ordinal
+
 
 @dataclass(frozen=True)
 class DocumentInfo:

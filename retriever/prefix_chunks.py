@@ -4,9 +4,10 @@ A chunk that has seen documents of its kind before it was stored is closer to wh
 computes for it (docs/method.md). Its prefix is chosen once and stored, because its KV is stored
 under a key that holds it.
 
-    primer      the chunks at the centre of the chunk's group (see primer_groups.py), as one prefix
-                or several; those at the centre themselves get the prefixes that they are not in,
-                or the next group's
+    primer      the earlier chunks of the chunk's own document (see document_prefix.py); for the
+                first ones, the chunks at the centre of the chunk's group (see primer_groups.py), as
+                one prefix or several; those at the centre themselves get the prefixes that they are
+                not in, or the next group's
     neighbours  the chunk's nearest ones
 
 Of several prefixes the mean of what is computed behind each is stored.
@@ -38,6 +39,7 @@ from retriever.catalog import queries
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.reading_groups import GroupSizes, visible, visible_in
 from retriever.catalog.tables import accompanied, chunks, companions, documents, scopes, vectors
+from retriever.document_prefix import prefix_start
 from retriever.documents import Chunk
 from retriever.embedders.base import Vectors
 from retriever.index.vector_search import VectorSearch
@@ -46,7 +48,8 @@ from retriever.scope import Scope
 from retriever.sql.expressions import Prepared, among
 
 PrefixKind = Literal["primer", "neighbours"]
-"""One prefix for all chunks of a group, or each chunk's nearest ones."""
+"""What stands before in the document, else one prefix for all chunks of a group; or each chunk's
+nearest ones."""
 
 RUN = 1024
 """More than the chunks of a prefix; the positions of a chunk's second prefix begin here."""
@@ -80,6 +83,29 @@ class PrefixedChunk:
 
     chunk: Chunk
     prefixes: list[list[Chunk]]
+
+
+@dataclass(frozen=True)
+class PrefixRule:
+    """Which prefixes chunks get.
+
+    Attributes:
+        kind: Of the prefixes.
+        count: The most chunks of a prefix that are not of the chunk's own document.
+        primers: The most such prefixes of a chunk in kind primer.
+        document_tokens: In kind primer the most tokens of a prefix of the chunk's own document;
+            0: there is none.
+    """
+
+    kind: PrefixKind
+    count: int
+    primers: int = 1
+    document_tokens: int = 0
+
+    @property
+    def most(self) -> int:
+        """The most chunks that a chunk stands behind, besides its own document's."""
+        return self.count * (self.primers if self.kind == "primer" else 1)
 
 
 class PrefixChunks:
@@ -142,28 +168,13 @@ class PrefixChunks:
             return _prefixed(read, chunk_ids)
 
     def choose(
-        self,
-        chunk: Chunk,
-        kind: PrefixKind,
-        *,
-        scope: Scope,
-        count: int,
-        primers: int = 1,
-        max_tokens: int,
+        self, chunk: Chunk, rule: PrefixRule, *, scope: Scope, max_tokens: int
     ) -> list[list[Chunk]]:
         """Choose one chunk's prefixes, as `choose_all` does."""
-        wanted = [(chunk, max_tokens)]
-        made = self.choose_all(wanted, kind, scope=scope, count=count, primers=primers)
-        return made[chunk.chunk_id]
+        return self.choose_all([(chunk, max_tokens)], rule, scope=scope)[chunk.chunk_id]
 
     def choose_all(
-        self,
-        wanted: Sequence[tuple[Chunk, int]],
-        kind: PrefixKind,
-        *,
-        scope: Scope,
-        count: int,
-        primers: int = 1,
+        self, wanted: Sequence[tuple[Chunk, int]], rule: PrefixRule, *, scope: Scope
     ) -> dict[int, list[list[Chunk]]]:
         """Choose the prefixes of chunks, and store them in one transaction.
 
@@ -171,10 +182,8 @@ class PrefixChunks:
 
         Args:
             wanted: The chunks, each with the most tokens of its prefix.
-            kind: Of the prefixes.
+            rule: Which prefixes they get.
             scope: The chunks' tenant and collection.
-            count: The most chunks of a prefix.
-            primers: The most prefixes of a chunk in kind primer.
 
         Returns:
             The prefixes of each chunk, by its id.
@@ -189,25 +198,28 @@ class PrefixChunks:
             there = {row.chunk_id: row for row in read.execute(query.where(named))}
         chosen: dict[int, list[list[Chunk]]] = {}
         few_of: dict[int, int] = {}
+        documents_of = _Documents(self._catalog, scope)
         for chunk, max_tokens in wanted:
             row = there.get(chunk.chunk_id)
             if row is None:  # it was removed meanwhile
                 chosen[chunk.chunk_id] = []
                 continue
+            before = documents_of.before(chunk, min(rule.document_tokens, max_tokens))
+            if rule.kind == "primer" and before:
+                chosen[chunk.chunk_id], few_of[chunk.chunk_id] = [before], 0
+                continue
             vector = np.frombuffer(row.vector, dtype="<f4")
-            if kind == "primer":
-                found = self._primers(chunk, vector, scope, row.readers, count, primers)
-                most = count * primers
+            if rule.kind == "primer":
+                found = self._primers(chunk, vector, scope, row.readers, rule)
             else:
-                found = [self._nearest(vector, scope, row.readers, count + _SPARE)]
-                most = count
+                found = [self._nearest(vector, scope, row.readers, rule.count + _SPARE)]
             others = [[other for other in each if other.text != chunk.text] for each in found]
-            enough = sum(map(len, others)) >= most
+            enough = sum(map(len, others)) >= rule.most
             few_of[chunk.chunk_id] = 0 if enough else self._sizes.visible(scope, row.readers)
-            fitting = [_fitting(each, count, max_tokens) for each in others]
-            in_order = fitting if kind == "primer" else [each[::-1] for each in fitting]
+            fitting = [_fitting(each, rule.count, max_tokens) for each in others]
+            in_order = fitting if rule.kind == "primer" else [each[::-1] for each in fitting]
             chosen[chunk.chunk_id] = [each for each in in_order if each]
-        self._store(kind, {i: chosen[i] for i in few_of}, few_of)
+        self._store(rule.kind, {i: chosen[i] for i in few_of}, few_of)
         return chosen
 
     def set_made(self, chunk_ids: Collection[int]) -> None:
@@ -297,7 +309,7 @@ class PrefixChunks:
                 write.execute(companions.insert(), rows)
 
     def _primers(
-        self, chunk: Chunk, vector: Vectors, scope: Scope, readers: str, count: int, primers: int
+        self, chunk: Chunk, vector: Vectors, scope: Scope, readers: str, rule: PrefixRule
     ) -> list[list[Chunk]]:
         """Return the primers of the group that the vector is nearest to.
 
@@ -305,8 +317,9 @@ class PrefixChunks:
         the rest of the primer it would be the only one, whose KV would be computed for it alone.
         """
         near = self._groups.primers_near(
-            vector, scope, readers, count=count, primers=primers, most=_NEAREST_GROUPS
-        )
+            vector, scope, readers,
+            count=rule.count, primers=rule.primers, most=_NEAREST_GROUPS,
+        )  # fmt: skip
         for group in near:
             found = [self._catalog.chunks(chunk_ids) for chunk_ids in group]
             if others := [p for p in found if all(other.text != chunk.text for other in p)]:
@@ -323,6 +336,28 @@ class PrefixChunks:
             # Others may have come between the two.
             still = visible(read, hits, readers)
         return self._catalog.chunks([chunk_id for chunk_id in hits if chunk_id in still])
+
+
+class _Documents:
+    """The documents of chunks, each read once."""
+
+    def __init__(self, catalog: Catalog, scope: Scope) -> None:
+        self._catalog = catalog
+        self._scope = scope
+        self._read: dict[str, list[Chunk]] = {}
+
+    def before(self, chunk: Chunk, max_tokens: int) -> list[Chunk]:
+        """Return the earlier chunks of its document that a chunk stands behind; none if the
+        document has changed meanwhile."""
+        if not chunk.ordinal or not max_tokens:
+            return []
+        own = self._read.get(chunk.doc_id)
+        if own is None:
+            own = self._read[chunk.doc_id] = self._catalog.chunks_of(
+                chunk.doc_id, scope=self._scope
+            )
+        place = [each.chunk_id for each in own].index(chunk.chunk_id) if chunk in own else 0
+        return own[prefix_start([each.tokens for each in own], place, max_tokens) : place]
 
 
 def _fitting(others: Sequence[Chunk], count: int, max_tokens: int) -> list[Chunk]:

@@ -21,7 +21,16 @@ CHUNK_PREFIX_MODES = ("primer", "neighbours")
 PREFIX_MODES = ("none", "bos", "bos_keep", "system", *CHUNK_PREFIX_MODES)
 PASSAGE_ORDERS = ("best_first", "best_last")
 
-T = TypeVar("T")
+
+class Placed(Protocol):
+    """A passage that knows where it comes from."""
+
+    @property
+    def position(self) -> tuple[str, int]:
+        """The document, and the passage's number in it."""
+
+
+P = TypeVar("P", bound=Placed)
 
 
 class Encoder(Protocol):
@@ -140,13 +149,18 @@ class PromptFormat:
         """The template of an earlier answer, with the default filled in."""
         return self.answer or " {answer}" + (self.stop[0] if self.stop else "\n\n")
 
-    def in_prompt_order(self, ranked: Sequence[T]) -> list[T]:
+    def in_prompt_order(self, ranked: Sequence[P]) -> list[P]:
         """Passages in the order in which the prompt holds them.
+
+        Those of one document stand together, where the best of them would, in the document's order.
 
         Args:
             ranked: As a search has ranked them, the best first.
         """
-        return list(ranked) if self.passage_order == "best_first" else list(reversed(ranked))
+        documents = list(dict.fromkeys(passage.position[0] for passage in ranked))
+        if self.passage_order == "best_last":
+            documents.reverse()
+        return sorted(ranked, key=lambda p: (documents.index(p.position[0]), p.position[1]))
 
     def render_document(self, title: str, text: str) -> str:
         """Return the text of a document; one without a title has no line for it."""

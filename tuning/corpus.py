@@ -26,7 +26,7 @@ from retriever.chunking import ChunkSpan
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import CatalogError
 from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.api import PromptBuilder, make_embedder
+from service.gateway.api import PromptBuilder, make_embedder, prefix_rule
 from service.prompt import Turn
 from service.settings import Settings
 from tuning.case import NEXT
@@ -102,10 +102,8 @@ class Corpus:
         if known is None:
             found = self._retriever.prefix_chunks.choose(
                 chunk,
-                kind,
+                prefix_rule(kind, self._settings),
                 scope=self._scope,
-                count=self._settings.companions,
-                primers=self._settings.primers,
                 max_tokens=(self._max_context - self._prompts.format.chunk_tokens) // 2,
             )
             known = [[self._prompts.segment(c) for c in prefix] for prefix in found]

@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.quality.tasks import natural_questions
 from kvstore import EncodedChunk
-from retriever import Chunk, Document, LocalEmbedder, PrefixKind, Retriever, Scope
+from retriever import Chunk, Document, LocalEmbedder, PrefixKind, PrefixRule, Retriever, Scope
 from service.gateway.api import PromptBuilder
 from service.settings import Settings
 from service.worker.api import (
@@ -145,7 +145,7 @@ def choose(retriever: Retriever, kind: PrefixKind, primers: int) -> dict[int, Pr
     """The prefixes of every chunk."""
     return {
         chunk.chunk_id: retriever.prefix_chunks.choose(
-            chunk, kind, scope=Scope(), count=COUNT, primers=primers, max_tokens=4096
+            chunk, PrefixRule(kind, COUNT, primers), scope=Scope(), max_tokens=4096
         )
         for chunk in every_chunk(retriever)
     }

@@ -164,6 +164,7 @@ def run_of(settings: Settings, model_folder: Path, order: Order) -> Run:
     if prompts.prefix_mode in CHUNK_PREFIX_MODES:
         parts["companions"] = settings.companions
         parts["primers"] = settings.primers
+        parts["document_prefix"] = settings.document_prefix
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return Run(digest[:16], found, order.tenant, order.collection, order.metadata)
 

@@ -13,6 +13,7 @@ from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import SupportScorer
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
+from service.gateway.prompts.chunk_prefixes import prefix_rule
 from service.gateway.prompts.format import (
     INSTRUCTION,
     from_chat_template,
@@ -44,6 +45,7 @@ __all__ = [
     "joined_query",
     "load_format",
     "make_embedder",
+    "prefix_rule",
     "sentences",
     "without_bos",
 ]

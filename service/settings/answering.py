@@ -155,6 +155,15 @@ class RetrievalSettings(BaseModel):
         "their mean is stored, and ingestion takes so many times as long",
     )
 
+    document_prefix: int = Field(
+        2048,
+        ge=0,
+        le=32768,
+        description="most tokens of its own document's earlier chunks that a chunk is computed "
+        "behind in prefix mode primer, instead of primers, which are left to the first ones; "
+        "0: primers for all",
+    )
+
     @field_validator("prefix_mode")
     @classmethod
     def _known_prefix_mode(cls, value: str | None) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retriever import ChunkSettings, Document, PrefixKind, Retriever, Scope
+from retriever import ChunkSettings, Document, PrefixKind, PrefixRule, Retriever, Scope
 from retriever.primer_groups import GROUP, central
 from retriever.scope import DEFAULT_SCOPE
 from tests.fakes.models import HashingEmbedder, WordCounter
@@ -42,11 +42,18 @@ def choose(
 
 
 def choose_all(
-    retriever: Retriever, doc_id: str, kind: PrefixKind = "primer", **most: int
+    retriever: Retriever,
+    doc_id: str,
+    kind: PrefixKind = "primer",
+    *,
+    count: int = 3,
+    primers: int = 1,
+    max_tokens: int = 1000,
 ) -> list[list[str]]:
     [chunk] = retriever.catalog.chunks_of(doc_id)
-    asked = {"count": 3, "max_tokens": 1000, **most}
-    chosen = retriever.prefix_chunks.choose(chunk, kind, scope=DEFAULT_SCOPE, **asked)
+    chosen = retriever.prefix_chunks.choose(
+        chunk, PrefixRule(kind, count, primers), scope=DEFAULT_SCOPE, max_tokens=max_tokens
+    )
     [remembered] = retriever.prefix_chunks.of([chunk.chunk_id], kind).values()
     assert remembered == chosen
     return [[other.doc_id for other in prefix] for prefix in chosen]
@@ -171,7 +178,7 @@ def test_prefixes_are_of_the_same_collection(retriever: Retriever) -> None:
     [chunk] = retriever.catalog.chunks_of("own", scope=other)
     for kind in KINDS:
         assert not retriever.prefix_chunks.choose(
-            chunk, kind, scope=other, count=3, max_tokens=1000
+            chunk, PrefixRule(kind, 3), scope=other, max_tokens=1000
         )
 
 
@@ -257,7 +264,7 @@ def test_identical_texts_are_not_looked_at_for_ever(retriever: Retriever) -> Non
     for n in range(9):
         [chunk] = retriever.catalog.chunks_of(f"d{n}", scope=other)
         for kind in KINDS:
-            chosen = prefixes.choose(chunk, kind, scope=other, count=3, max_tokens=99)
+            chosen = prefixes.choose(chunk, PrefixRule(kind, 3), scope=other, max_tokens=99)
             assert chosen == []
             prefixes.set_exact([chunk.chunk_id])
     assert all(scope != other for scope, _ in prefixes.open("neighbours", 99, count=3))
@@ -366,3 +373,50 @@ def test_central_vectors_are_of_their_group() -> None:
         frozenset([topic]) for topic in range(4)
     }
     assert (found == central(vectors.astype(np.float32), 4, 3)).all()
+
+
+RULE = PrefixRule("primer", 3, document_tokens=8)
+LONG = "\n\n".join(f"part{n} of one" for n in range(9))
+
+
+def of_document(retriever: Retriever, rule: PrefixRule, most: int = 1000) -> list[list[list[str]]]:
+    """The first word of each chunk of each prefix of the chunks of the document `long`."""
+    chunks = retriever.catalog.chunks_of("long")
+    found = retriever.prefix_chunks.choose_all(
+        [(chunk, most) for chunk in reversed(chunks)], rule, scope=DEFAULT_SCOPE
+    )
+    return [
+        [[other.text.split()[0] for other in prefix] for prefix in found[chunk.chunk_id]]
+        for chunk in chunks
+    ]
+
+
+@pytest.fixture
+def with_long(open_retriever: OpenRetriever) -> Retriever:
+    opened = open_retriever(max_tokens=3)
+    opened.ingest([*corpus(8), Document("long", LONG)])
+    assert [c.tokens for c in opened.catalog.chunks_of("long")] == [3] * 9
+    return opened
+
+
+def test_a_chunk_stands_behind_the_earlier_ones_of_its_document(with_long: Retriever) -> None:
+    first, *later = of_document(with_long, RULE)
+    assert first and all(not name.startswith("part") for prefix in first for name in prefix)
+    names = [[int(name.removeprefix("part")) for name in prefix] for [prefix] in later]
+    assert names == [[0], [0, 1], [2], [2, 3], [4], [4, 5], [6], [6, 7]]
+
+
+def test_prefixes_within_a_document_are_parts_of_one_another(with_long: Retriever) -> None:
+    rule = PrefixRule("primer", 3, document_tokens=15)
+    [_, *later] = of_document(with_long, rule)
+    names = [[int(name.removeprefix("part")) for name in prefix] for [prefix] in later]
+    assert names == [
+        [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4],
+        [4, 5], [4, 5, 6], [4, 5, 6, 7],  # begun anew in the middle
+    ]  # fmt: skip
+
+
+def test_without_room_or_by_setting_it_has_primers(with_long: Retriever) -> None:
+    primers = of_document(with_long, PrefixRule("primer", 3))
+    assert len({tuple(prefix) for [prefix] in primers}) < 5  # those of groups
+    assert of_document(with_long, RULE, most=2) == [[]] * 9

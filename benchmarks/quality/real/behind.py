@@ -14,10 +14,11 @@ written with the prompts of the suite `docs`: the pieces of the whole collection
     e3   three chunks of the built-in essays, which are of another kind, the same for all chunks
     g3/16  the same three for all chunks of a group, of 16 on average: its most central ones
     g3/16x2  the mean of what is computed behind these three and behind the three next to them
-    d1024  the pieces that precede it in its own document, as many whole ones as 1,024 tokens hold,
-           in the document's order; nothing before the first piece (needs `--pieces`)
+    d2048  the pieces that precede it in its own document, of at most 2,048 tokens, chosen as the
+           service does it; nothing before the first piece (needs `--pieces`)
+    d2048|g3/32x3  the first of these that gives anything, which is what the service does
 
-or several, one behind the other (`primer-g3/32+d1024`), with `,all` for the prompt's first chunk
+or several, one behind the other (`primer-g3/32+d2048`), with `,all` for the prompt's first chunk
 too (else that one is behind the system prompt alone, where its KV is exact), and `,first` for the
 nearest one first. `python -m benchmarks.fidelity --real` measures the modes of such a file under
 their names.
@@ -42,6 +43,7 @@ from benchmarks.quality.real.collection import Piece, read_pieces
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
+from retriever.document_prefix import prefix_start
 from retriever.primer_groups import central
 from service.errors import InvalidRequest, KvstitchError
 from tuning.prompts import Prompt
@@ -130,18 +132,26 @@ class Neighbourhood:
             if number == 0 and "all" not in flags:
                 found.append([])
                 continue
-            prefixes: list[list[Ids]] = [[]]
-            for part in which.split("+"):
-                if part[0] == "d":
-                    chosen = [self._preceding(prompt, number, int(part[1:]))]
-                else:
-                    others = self._others(part, prompt.documents[number], vector)
-                    chosen = others if "first" in flags else [each[::-1] for each in others]
-                prefixes = [before + each for before in prefixes for each in chosen]
-            if "+" in which:  # what two parts have chosen stands where the later one wants it
-                prefixes = [list(dict.fromkeys(each[::-1]))[::-1] for each in prefixes]
-            found.append([each for each in prefixes if each])
+            every = (
+                self._prefixes(each, prompt, number, vector, flags) for each in which.split("|")
+            )
+            found.append(next(filter(None, every), []))
         return found
+
+    def _prefixes(
+        self, which: str, prompt: Prompt, number: int, vector: Vectors, flags: Sequence[str]
+    ) -> list[list[Ids]]:
+        prefixes: list[list[Ids]] = [[]]
+        for part in which.split("+"):
+            if part[0] == "d":
+                chosen = [self._preceding(prompt, number, int(part[1:]))]
+            else:
+                others = self._others(part, prompt.documents[number], vector)
+                chosen = others if "first" in flags else [each[::-1] for each in others]
+            prefixes = [before + each for before in prefixes for each in chosen]
+        if "+" in which:  # what two parts have chosen stands where the later one wants it
+            prefixes = [list(dict.fromkeys(each[::-1]))[::-1] for each in prefixes]
+        return [each for each in prefixes if each]
 
     def _others(self, part: str, ids: Ids, vector: Vectors) -> list[list[Ids]]:
         """What a part of a mode chooses from the pool, the nearest first: one prefix or several."""
@@ -154,7 +164,7 @@ class Neighbourhood:
         return [[other for other in self._fixed(kind, count) if other != ids]]
 
     def _preceding(self, prompt: Prompt, number: int, tokens: int) -> list[Ids]:
-        """The pieces of its document right before a piece, in order, of at most so many tokens."""
+        """The earlier pieces of its document that a piece stands behind, of at most so many tokens."""
         ids = prompt.documents[number]
         if not prompt.sources or self._pieces.get(prompt.sources[number]) != ids:
             raise InvalidRequest(
@@ -164,14 +174,8 @@ class Neighbourhood:
                 field="pieces",
             )
         document, place = prompt.sources[number]
-        found: list[Ids] = []
-        for before in range(place - 1, -1, -1):
-            piece = self._pieces[document, before]
-            tokens -= len(piece)
-            if tokens < 0:
-                break
-            found.append(piece)
-        return found[::-1]
+        earlier = [self._pieces[document, number] for number in range(place)]
+        return earlier[prefix_start([len(ids) for ids in earlier], place, tokens) :]
 
     def _nearest(self, ids: Ids, vector: Vectors, count: int) -> list[Ids]:
         ranked = np.argsort(-(self._vectors @ vector), kind="stable")

@@ -1,8 +1,8 @@
 """The prefix of each chunk: what stands between S and it when its KV is computed ahead of requests.
 
-In the prefix modes primer and neighbours these are other chunks of the collection; in all other
-modes nothing. A prompt's first chunk has no prefix besides S in any mode, because its KV is then
-that of a full prefill.
+In the prefix modes primer and neighbours these are other chunks of the collection, in the mode
+primer also earlier ones of the same document; in all other modes nothing. A prompt's first chunk
+has no prefix besides S in any mode, because its KV is then that of a full prefill.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from retriever import Chunk, PrefixChunks, PrefixKind, Scope
+from retriever import Chunk, PrefixChunks, PrefixedChunk, PrefixKind, PrefixRule, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages.requests import ChunkTokens
+from service.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -34,22 +35,29 @@ class ChunkPrefixes:
     Args:
         prompts: Encodes chunks.
         remembered: Which chunks form each chunk's prefix.
-        count: Chunks of a prefix.
-        primers: Prefixes of a chunk in mode primer; their mean is stored.
+        rule: Which prefixes chunks get; None if the prefix mode has none.
 
     Attributes:
         kind: Of prefixes; None if the prefix mode has none.
     """
 
     def __init__(
-        self, prompts: PromptBuilder, remembered: PrefixChunks, count: int, primers: int
+        self, prompts: PromptBuilder, remembered: PrefixChunks, rule: PrefixRule | None
     ) -> None:
-        kinds: dict[str, PrefixKind] = {"primer": "primer", "neighbours": "neighbours"}
-        self.kind = kinds.get(prompts.prefix_mode)
         self._prompts = prompts
         self.remembered = remembered
-        self._count = count
-        self._primers = primers if self.kind == "primer" else 1
+        self._rule = rule
+        self.kind = rule.kind if rule else None
+
+    @classmethod
+    def of(
+        cls, prompts: PromptBuilder, remembered: PrefixChunks, settings: Settings
+    ) -> ChunkPrefixes:
+        """Return them with the rule that the settings name."""
+        kinds: dict[str, PrefixKind] = {"primer": "primer", "neighbours": "neighbours"}
+        kind = kinds.get(prompts.prefix_mode)
+        rule = prefix_rule(kind, settings) if kind else None
+        return cls(prompts, remembered, rule)
 
     def in_prompt(self, chunks: Sequence[Chunk]) -> list[ChunkTokens]:
         """Return the segments of a prompt, in its order, each with its prefix.
@@ -76,9 +84,9 @@ class ChunkPrefixes:
             scope: Their tenant and collection.
             max_context: Tokens that the model takes.
         """
-        assert self.kind is not None
-        before = self.remembered.of([chunk.chunk_id for chunk in chunks], self.kind)
-        most = self._count * self._primers
+        assert self._rule is not None
+        before = self.remembered.of([chunk.chunk_id for chunk in chunks], self._rule.kind)
+        most = self._rule.most
         short = [c for c in chunks if sum(map(len, before.get(c.chunk_id, ()))) < most]
         old: dict[int, list[ChunkTokens]] = {}
         for each in self.remembered.prefixed([chunk.chunk_id for chunk in short]):
@@ -86,9 +94,7 @@ class ChunkPrefixes:
             old.setdefault(each.chunk.chunk_id, []).append(copy)
         room = max_context - len(self._prompts.system)
         wanted = [(chunk, (room - len(self._prompts.segment(chunk))) // 2) for chunk in short]
-        now = self.remembered.choose_all(
-            wanted, self.kind, scope=scope, count=self._count, primers=self._primers
-        )
+        now = self.remembered.choose_all(wanted, self._rule, scope=scope)
         prefixes = before | now
         out: list[ChosenPrefix] = []
         for chunk in chunks:
@@ -104,18 +110,27 @@ class ChunkPrefixes:
         """
         found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
         for chunk_id, others in self.remembered.behind(chunk_ids).items():
-            found[chunk_id] += with_prefixes(
-                [self._copy(other.chunk, other.prefixes) for other in others]
-            )
+            for other in others:
+                found[chunk_id] += self._parts(other, chunk_id)
+                found[chunk_id].append(self._copy(other.chunk, other.prefixes))
         for own in self.remembered.prefixed(chunk_ids):
             found[own.chunk.chunk_id].append(self._copy(own.chunk, own.prefixes))
         return found
 
     def incomplete(self, limit: int) -> list[tuple[Scope, str]]:
         """Documents of which something is still to be stored; see `PrefixChunks.open`."""
-        if self.kind is None:
+        if self._rule is None:
             return []
-        return self.remembered.open(self.kind, limit, count=self._count * self._primers)
+        return self.remembered.open(self._rule.kind, limit, count=self._rule.most)
+
+    def _parts(self, chunk: PrefixedChunk, removed: int) -> list[ChunkTokens]:
+        """Return the parts of a chunk's prefixes from a removed chunk on: they have seen it."""
+        parts: list[ChunkTokens] = []
+        for prefix in chunk.prefixes:
+            places = [place for place, each in enumerate(prefix) if each.chunk_id == removed]
+            for place in range(max(1, places[0]), len(prefix)) if places else ():
+                parts.append(self._copy(prefix[place], [prefix[:place]]))
+        return parts
 
     def _copy(self, chunk: Chunk, prefixes: Sequence[Sequence[Chunk]]) -> ChunkTokens:
         alone = ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk))
@@ -127,12 +142,18 @@ class ChunkPrefixes:
 
 
 def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:
-    """Return these copies after their prefixes, each of which is also stored as one chunk."""
-    prefixes = {
-        tuple(token for ids in prefix for token in ids): copy
+    """Return these copies after the parts of their prefixes, which are stored as chunks, too, each
+    behind those before it."""
+    parts = [
+        ChunkTokens(copy.chunk_id, prefix[place], behind=prefix[:place])
         for copy in copies
         for prefix in copy.prefixes
-    }
-    return [ChunkTokens(copy.chunk_id, list(ids)) for ids, copy in prefixes.items() if ids] + list(
-        copies
-    )
+        for place in range(len(prefix))
+    ]
+    once = [part for number, part in enumerate(parts) if part not in parts[:number]]
+    return once + list(copies)
+
+
+def prefix_rule(kind: PrefixKind, settings: Settings) -> PrefixRule:
+    """Return which prefixes of a kind chunks get."""
+    return PrefixRule(kind, settings.companions, settings.primers, settings.document_prefix)

@@ -141,7 +141,7 @@ class ChunkPrefill:
                 as_stored = Sketch.of(chunk.sketch.sketch().tensors()).to(decoder.device)
             computed.append(ComputedChunk(encoded, as_stored, before + flops))
             before = 0.0  # counted once
-            if address.part_key:  # S, and the documents are computed behind it
+            if address.part_key:  # others are computed behind it
                 raw = replace(address.spec, codec="raw")
                 kept = encode_chunk(raw, chunk.k, chunk.v, pin=pin)
                 self._keep(address.part_key, address.ids, kept)

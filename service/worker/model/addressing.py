@@ -115,18 +115,19 @@ class Addressing:
         Args:
             behind: token ids of the documents that stand between S and this one then, in the modes
                 primer and neighbours; of several such prefixes in mode primer the mean is stored.
-                Behind none of them it is the same chunk as in mode system.
+                Behind none of them it is the same chunk as in mode system. Each part of a prefix in
+                mode primer is computed behind those before it, as a chunk behind the earlier ones
+                of its document is: such chunks are parts of one another's prefixes.
         """
         start = self._prefix(self.prefix(prefix_mode, system), (), tenant)
         if not behind or prefix_mode not in CHUNK_PREFIX_MODES:
             mode = "system" if prefix_mode in CHUNK_PREFIX_MODES else prefix_mode
             return self._address(ids, mode, start, tenant)
         if prefix_mode == "primer":
-            first, *others = [
-                self._prefix(list(chain.from_iterable(primer)), start, tenant) for primer in behind
-            ]
+            first, *others = [self._nested(prefix, start, tenant) for prefix in behind]
             if not others:
-                return self._address(ids, "system", first, tenant)
+                address = self._address(ids, "system", first, tenant)
+                return replace(address, part_key=self._prefix(ids, first, tenant)[-1].key)
             return self._address(ids, "mean", first, tenant, other_parts=tuple(others))
         neighbours = [self._address(each, "system", start, tenant) for each in behind[0]]
         return self._address(ids, prefix_mode, (*start, *neighbours), tenant, stitched=True)
@@ -167,6 +168,14 @@ class Addressing:
             bos = getattr(self.decoder.config, "bos_token_id", None)
             return tuple(system[:1]) if system and system[0] == bos else ()
         return ()  # "none", and "bos_keep", where BOS is among the segment's own ids
+
+    def _nested(
+        self, prefix: Sequence[Sequence[int]], before: tuple[Address, ...], tenant: str
+    ) -> tuple[Address, ...]:
+        """Return the parts `before`, and then each of a prefix's as a part."""
+        for ids in prefix:
+            before = self._prefix(ids, before, tenant)
+        return before
 
     def _prefix(
         self, ids: Sequence[int], before: tuple[Address, ...], tenant: str

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from retriever import Document
+from retriever import Document, PrefixRule
 from retriever.scope import DEFAULT_SCOPE
 from retriever.sql.database import Database
 from tests.retriever.conftest import OpenRetriever
@@ -30,7 +30,7 @@ def test_a_catalog_of_the_first_revision(
     prefixes = retriever.prefix_chunks
     chunks = [retriever.catalog.chunks_of(f"d{n}")[0] for n in range(5)]
     for chunk in chunks[:4]:
-        prefixes.choose(chunk, "primer", scope=DEFAULT_SCOPE, count=3, max_tokens=99)
+        prefixes.choose(chunk, PrefixRule("primer", 3), scope=DEFAULT_SCOPE, max_tokens=99)
     chosen = prefixes.of([chunk.chunk_id for chunk in chunks[:4]], "primer")
     database = retriever.catalog.database
     wanted = columns(database)
@@ -54,7 +54,8 @@ def test_a_catalog_of_the_first_revision(
     assert now == {**chosen, chunks[0].chunk_id: []}, "what was chosen is stored"
     assert {doc_id for _, doc_id in again.prefix_chunks.open("primer", 9, count=3)} == {"d4"}
     last = chunks[4].chunk_id
-    again.prefix_chunks.choose(chunks[4], "primer", scope=DEFAULT_SCOPE, count=3, max_tokens=99)
+    rule = PrefixRule("primer", 3)
+    again.prefix_chunks.choose(chunks[4], rule, scope=DEFAULT_SCOPE, max_tokens=99)
     again.prefix_chunks.set_exact([last])
     assert [doc_id for _, doc_id in again.prefix_chunks.open("primer", 9, count=3)] == ["d0"]
     [stored] = again.ingest([Document("new", "other words", readers="finance")])

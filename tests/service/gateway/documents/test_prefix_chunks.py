@@ -298,3 +298,49 @@ def test_a_document_that_kills_the_worker_does_not_stop_the_others(
         assert rig.ingest([*CORPUS, bad])["state"] == "dead"
         until(lambda: rig.http.get("/status").json()["corpus"]["complete"], "given up")
         assert settled(rig)
+
+
+LONG = {
+    "doc_id": "long",
+    "text": "\n\n".join(f"fox forest hunts part{n} of long" for n in range(5)),
+}
+
+
+def of_long(rig: Rig) -> list[tuple[int, ...]]:
+    chunks = rig.gateway.retriever.catalog.chunks_of("long")
+    return [tuple(rig.gateway.prompts.segment(chunk)) for chunk in chunks]
+
+
+def test_chunks_of_a_document_stand_behind_the_earlier_ones(folder: Path, data: Path) -> None:
+    with running(
+        folder, data, prefix_mode="primer", companions=2, primers=1, chunk_tokens=48
+    ) as rig:
+        rig.ingest([*CORPUS, LONG])
+        until(lambda: settled(rig), "all are stored behind their prefixes")
+        pieces = of_long(rig)
+        assert len(pieces) == 5
+        found = asked(rig, "fox forest hunts part1 part2 part3 part4 of long")
+        assert [tuple(chunk.ids) for chunk in found] == pieces[1:], "in the document's order"
+        assert not found[0].behind, "the first one of a prompt is exact behind S"
+        for place, chunk in enumerate(found[1:], 2):
+            assert [tuple(ids) for ids in chunk.behind] == pieces[:place]
+            assert not chunk.also_behind
+        assert all(stored_key(chunk) in fake(rig).stored for chunk in found)
+        changed = LONG["text"].replace("part4", "another")
+        rig.ingest([{**LONG, "text": changed}])
+        until(lambda: fake(rig).seen(Purge) and settled(rig), "purged and computed again")
+        assert not any(holds(stored, pieces[4]) for stored in list(fake(rig).stored))
+        assert rig.http.delete("/admin/documents/long").json()["state"] == "completed"
+        for ids in pieces:
+            assert not any(holds(stored, ids) for stored in list(fake(rig).stored))
+
+
+def test_by_setting_they_all_have_primers(folder: Path, data: Path) -> None:
+    with running(
+        folder, data, prefix_mode="primer", companions=2, primers=1, chunk_tokens=48,
+        document_prefix=0,
+    ) as rig:  # fmt: skip
+        rig.ingest([*CORPUS, LONG])
+        until(lambda: settled(rig), "all are stored behind their prefixes")
+        found = asked(rig, "fox forest hunts part1 part2 part3 part4 of long")
+        assert len({tuple(map(tuple, chunk.behind)) for chunk in found[1:]}) < 3

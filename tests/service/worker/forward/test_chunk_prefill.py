@@ -196,7 +196,24 @@ def test_every_key_of_a_text_is_known_when_it_is_deleted(any_family: Tiny) -> No
     of_two = addressing.document(D1, "primer", S, "", [[D2], [D3]])
     assert of_two.key in addressing.purged(D1, S, "", [[D2], [D3]])
     assert of_two.key not in behind
-    alone = addressing.purged([*D2, *D3], S, "", [])
-    primer = addressing.document(D1, "primer", S, "", [[D2, D3]]).parts[-1]
-    assert primer.key in alone, "a primer is deleted as one chunk"
-    assert addressing.system(S, "").key not in keys | behind | alone
+    first, last = addressing.document(D1, "primer", S, "", [[D2, D3]]).parts[1:]
+    assert first.key in addressing.purged(D2, S, "", []), "as stored behind the instructions alone"
+    assert last.key in addressing.purged(D3, S, "", [[D2]]), "behind the part before it"
+    assert addressing.system(S, "").key not in keys | behind
+
+
+def test_chunks_of_a_document_are_parts_of_one_another(any_family: Tiny) -> None:
+    """Each is computed once, whatever its codec, and so are those behind it."""
+    for codec in ("raw", "int8"):
+        addressing = Addressing(any_family.decoder, fingerprint="tiny", codec=codec)
+        chunks = ChunkPrefill(any_family.decoder)
+        stored = [addressing.document(D1, "primer", S, "", [])]
+        stored += [addressing.document(D2, "primer", S, "", [[D1]])]
+        stored += [addressing.document(D3, "primer", S, "", [[D1, D2]])]
+        assert stored[2].parts[-1].key == stored[1].part_key
+        assert (stored[1].part_key == stored[1].key) == (codec == "raw")
+        done = [run(chunks.compute(address)) for address in stored]
+        fresh = run(ChunkPrefill(any_family.decoder).compute(stored[2]))
+        assert done[2].flops < fresh.flops / 2, "what stands before it was at hand"
+        for ours, expected in zip(done[2].chunk.layer(1), fresh.chunk.layer(1), strict=True):
+            assert torch.equal(ours, expected)
