@@ -16,7 +16,7 @@ from collections.abc import Sequence
 def prefix_start(tokens: Sequence[int], ordinal: int, max_tokens: int) -> int:
     """Return the ordinal of the first of the chunks that one chunk of a document stands behind.
 
-    The others follow up to the chunk itself; the ordinal of the chunk itself: it stands behind none.
+    The others follow up to the chunk itself; its own ordinal: it stands behind none.
 
     Args:
         tokens: Of the document's chunks, in their order.

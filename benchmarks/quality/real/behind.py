@@ -164,7 +164,7 @@ class Neighbourhood:
         return [[other for other in self._fixed(kind, count) if other != ids]]
 
     def _preceding(self, prompt: Prompt, number: int, tokens: int) -> list[Ids]:
-        """The earlier pieces of its document that a piece stands behind, of at most so many tokens."""
+        """The earlier pieces of its document that a piece stands behind."""
         ids = prompt.documents[number]
         if not prompt.sources or self._pieces.get(prompt.sources[number]) != ids:
             raise InvalidRequest(
