@@ -107,7 +107,7 @@ def codec_of(label: str) -> str:
 
     found = webencodings.lookup(label.strip()) if label else None
     if found is not None:
-        return _AS_BROWSERS.get(found.name, found.codec_info.name)
+        return _AS_BROWSERS.get(found.name) or str(found.codec_info.name)
     try:
         name = codecs.lookup(label).name if label else ""
         b"a".decode(name or "utf-8")  # refuses codecs that make no text
@@ -131,7 +131,10 @@ def _without_mark(content: bytes) -> str:
 
 
 def _strictly_or_nearly(content: bytes, codec: str) -> Decoded:
-    return _with_gaps(content.decode(codec, "replace"), codec)
+    text = content.decode(codec, "replace")
+    if text.count("\ufffd") * 10 > len(text):
+        raise InvalidRequest(f"it begins like {codec}, and is not: {HINT}")
+    return _with_gaps(text, codec)
 
 
 def _by_label(content: bytes, codec: str, label: str) -> Decoded:

@@ -80,6 +80,7 @@ def test_broken_bytes_are_said() -> None:
         ("Maß".encode("cp1252"), "no-such-charset", "cannot be told"),
         (JAPANESE.encode("cp932"), "euc-jp", "says that it is in euc-jp, and is not"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x03\xe8", "", "NUL"),
+        (b"\xff\xfe\xff", "", "begins like utf-16-le, and is not"),
         (bytes(range(256)) * 4, "", "NUL"),
     ],
 )
