@@ -115,7 +115,7 @@ class Watch:
 
     def _gone(self, found: Found, seen: dict[Path, Signature]) -> list[Path]:
         """Known files that are missing in this scan and in the one before."""
-        missing = {path for path in self._known if path not in seen and _is_gone(path)}
+        missing = {path for path in self._known if path not in seen and _is_gone(path, self._root)}
         moved = {p for p in missing if _device(p.parent) not in (None, self._known[p].device)}
         if found.failed:  # a folder that cannot be read hides its files
             missing = set()
@@ -227,10 +227,14 @@ def _signature(path: Path) -> Signature | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _is_gone(path: Path) -> bool:
+def _is_gone(path: Path, root: Path) -> bool:
     """Return whether there is surely no such file: what cannot be seen may be there."""
     try:
         path.lstat()
+        inside = path.relative_to(root).parents
+        # Links to folders are not followed, so what is behind one has another name, if any.
+        if any((root / folder).is_symlink() for folder in inside if folder.name):
+            return True
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
