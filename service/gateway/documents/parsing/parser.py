@@ -121,6 +121,8 @@ async def _run_on(
         await process.wait()
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         raise InvalidRequest(f"it took more than {limits.cpu_s} s of CPU: split it")
+    if code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGILL, -signal.SIGTRAP, -signal.SIGBUS):
+        raise InvalidRequest("it is damaged, or needs more memory than is allowed: save it anew")
     if code != 0:
         raise InvalidRequest(f"reading it failed (code {code}): save it anew")
     answer: dict[str, Any] = json.loads(output)
