@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
@@ -154,8 +155,9 @@ class DocumentParser:
     def __init__(self, limits: FileLimits) -> None:
         self._limits = limits
 
-    async def document(self, item: IngestDocument) -> Document:
-        """Return the document with its text, and marks where pages and headings begin.
+    async def document(self, item: IngestDocument) -> tuple[Document, Sequence[ParseWarning]]:
+        """Return the document with its text, and marks where pages and headings begin; and what is
+        not in its text, or may be wrong there.
 
         Without a title it gets the one in the file, else the file's name.
 
@@ -165,15 +167,15 @@ class DocumentParser:
         content = item.content if isinstance(item.content, bytes) else item.content.path
         title, metadata = item.title, item.metadata
         if item.kind == "text" and (text := await _plain(content)) is not None:
-            return Document(item.doc_id, text, title, metadata, readers=item.readers)
+            return Document(item.doc_id, text, title, metadata, readers=item.readers), ()
         parsed = await parse_file(item.kind, content, self._limits)
         if not parsed.text.strip():
             raise InvalidRequest("the file holds no text")
         name = PurePath(item.doc_id).stem
         title = title or parsed.title[:2048] or name
-        return Document(
-            item.doc_id, parsed.text, title, metadata, _marks(parsed), readers=item.readers
-        )
+        marks = _marks(parsed)
+        document = Document(item.doc_id, parsed.text, title, metadata, marks, readers=item.readers)
+        return document, parsed.warnings
 
 
 async def _plain(content: bytes | Path) -> str | None:
