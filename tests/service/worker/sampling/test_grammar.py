@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,20 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def grammars(model: Tiny) -> Grammars:
-    return Grammars(DEMO / "tokenizer.json", model.decoder.vocabulary, model.decoder.end_ids)
+def grammars(model: Tiny) -> Iterator[Grammars]:
+    with closing(
+        Grammars(DEMO / "tokenizer.json", model.decoder.vocabulary, model.decoder.end_ids)
+    ) as grammars:
+        yield grammars
 
 
-def sampled(form: Future[Grammar], tokenizer: Tokenizer, seed: int) -> str:
+def sampled(form: Grammar, tokenizer: Tokenizer, seed: int) -> str:
     """An answer of a model that knows nothing: all tokens are equally likely."""
     sampler = Sampler(Sampling(temperature=1.0, seed=seed), grammar=form)
     flat, ids = torch.zeros(VOCABULARY), []
     while not sampler.complete and (token := sampler(flat)) != 2:
         ids.append(token)
+    sampler.close()
     text: str = tokenizer.decode(ids)
     return text
 
@@ -84,9 +89,9 @@ def test_a_choice_and_an_expression(grammars: Grammars, tokenizer: Tokenizer) ->
 
 
 def test_a_model_without_end_tokens(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(DEMO / "tokenizer.json", VOCABULARY, ())
     choice = LLMatcher.grammar_from_lark('start: "Paris" | "Rome"')
-    assert sampled(grammars.compile(choice), tokenizer, 1) in ("Paris", "Rome")
+    with closing(Grammars(DEMO / "tokenizer.json", VOCABULARY, ())) as grammars:
+        assert sampled(grammars.compile(choice), tokenizer, 1) in ("Paris", "Rome")
 
 
 def test_a_grammar_that_cannot_be_followed_says_so(grammars: Grammars) -> None:
@@ -94,6 +99,7 @@ def test_a_grammar_that_cannot_be_followed_says_so(grammars: Grammars) -> None:
     with pytest.raises(InvalidRequest, match="guided: the grammar cannot be followed") as caught:
         broken(torch.zeros(VOCABULARY))
     assert caught.value.field == "guided"
+    broken.close()
 
 
 def ask(engine: Rig, name: str, form: str, **fields: object) -> str:
