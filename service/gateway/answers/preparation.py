@@ -82,7 +82,7 @@ class RequestPreparer:
         join    the question, and beside it the question joined with the user's earlier ones
         model   what the served model makes of question and conversation; join, if that fails
         """
-        joined = None if plan.search is None else joined_query(plan.turns)
+        joined = None if plan.search is None else joined_query(plan.turns, plan.search.text)
         if plan.search is None or joined is None or plan.condense == "off":
             plan.condense = "off"
             return

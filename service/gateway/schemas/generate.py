@@ -109,7 +109,6 @@ class SamplingFields(StrictModel):
     )
 
 
-MAX_MESSAGES = 512
 MAX_INLINE_DOCUMENTS = 64
 MAX_NAMED_DOCUMENTS = 10_000
 
@@ -127,13 +126,13 @@ class MethodChoice(BaseModel):
 
 
 class Message(StrictModel):
-    """One turn of a conversation; the last one is the question."""
+    """One turn of a conversation; the user's last one is the question."""
 
     role: Literal["system", "user", "assistant"]
     content: Unicode
 
 
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
 
 class InlineDocument(StrictModel):
@@ -238,6 +237,9 @@ class GenerateRequest(Choices, SamplingFields):
         None, description="this, or messages", json_schema_extra={"pattern": r"\S"}
     )
     messages: Messages | SkipJsonSchema[None] = None
+    continue_final_message: bool = Field(
+        False, description="the answer goes on where the last message, an assistant's, ends"
+    )
     adapter: Unicode | None = Field(
         None,
         description="the LoRA adapter that answers, one of GET /v1/models with a `parent`; none: "
@@ -273,7 +275,8 @@ class ConversationRequest(GenerateRequest):
     @classmethod
     def of(cls, turns: Sequence[Turn], tools: ToolSet | None, **fields: Any) -> Self:
         """Make one; `fields` are those of GenerateRequest but for question and messages."""
-        question = next((turn.text for turn in reversed(turns) if turn.role == "user"), "")
+        last = turns[-1].text if turns and turns[-1].role == "system" else ""
+        question = next((turn.text for turn in reversed(turns) if turn.role == "user"), last)
         out = cls(question=question, **fields)
         out._turns, out._tools = list(turns), tools
         return out

@@ -5,7 +5,8 @@
 
 What turns out to be no call is passed on as the text that it is: wrong JSON, an unknown name, an
 answer that ends too soon. In a stream a call is passed on as soon as its name is known and its
-arguments have begun, and cannot be taken back then.
+arguments have begun, and cannot be taken back then. A call that max_tokens has cut is a call with
+what there is of its arguments, if it is clear of which tool; if not, a warning holds what there is.
 """
 
 from __future__ import annotations
@@ -120,9 +121,9 @@ class CallParser:
         """Return what is left of an answer that has ended; `cut`: before its end."""
         out: list[Piece] = []
         reader = self._reader
-        if cut and reader is not None and reader.streamable and self._wanted(reader.name):
-            self._pass_on(reader, out)
-        if reader is not None and self._sent >= 0:
+        if cut and self._is_call(reader):
+            self._end_cut_call(reader, out)
+        elif reader is not None and self._sent >= 0:
             if not cut:
                 self.warnings.append(_incomplete(reader.name))
         elif self._raw.strip(_BETWEEN) or (self._inside and not self.answer.calls):
@@ -134,6 +135,35 @@ class CallParser:
         self._held = self._raw = ""
         self._reader = None
         return self._passed(out)
+
+    # -- a call that was cut short ---------------------------------------------------------------
+
+    def _is_call(self, reader: CallReader | None) -> bool:
+        """Return whether the answer ends within what can be nothing but a call."""
+        if reader is None:
+            begun = self._inside and bool(self._raw.strip(_BETWEEN) or self._name)
+        else:  # without a mark it may be any JSON
+            begun = bool(self._form.opens) or reader.name_so_far is not None
+        if self._tools.forced and not self.answer.calls:
+            begun = True
+        return begun and bool(self._meant(reader))
+
+    def _end_cut_call(self, reader: CallReader | None, out: list[Piece]) -> None:
+        meant = self._meant(reader)
+        if len(meant) > 1:
+            what = f"{self._raw}{self._held}".strip()
+            self.warnings.append(f"the answer was cut before it said which tool it calls: {what}")
+        elif not self._surplus():
+            reader = reader or CallReader(meant[0])
+            reader.name = meant[0]
+            self._pass_on(reader, out, reader.arguments_so_far)
+
+    def _meant(self, reader: CallReader | None) -> list[str]:
+        """Return the tools whose names begin with what there is of the call's."""
+        begun = self._name.partition("[")[0].strip() if reader is None else reader.name_so_far
+        if begun in self._tools.names:
+            return [begun]
+        return [name for name in self._tools.names if name.startswith(begun or "")]
 
     # -- outside of calls ------------------------------------------------------------------------
 
@@ -260,17 +290,18 @@ class CallParser:
         calls = len(self.answer.calls) - (self._sent >= 0)
         return not self._tools.parallel and calls > 0
 
-    def _pass_on(self, reader: CallReader, out: list[Piece]) -> None:
+    def _pass_on(self, reader: CallReader, out: list[Piece], arguments: str | None = None) -> None:
         assert reader.name is not None
+        arguments = reader.arguments if arguments is None else arguments
         if self._sent < 0:
             index = len(self.answer.calls)
             out.append(CallStarted(index, f"call_{uuid.uuid4().hex[:24]}", reader.name))
             self.answer.add(out[-1])
             self._sent = 0
-        if new := reader.arguments[self._sent :]:
+        if new := arguments[self._sent :]:
             out.append(CallArguments(len(self.answer.calls) - 1, new))
             self.answer.add(out[-1])
-            self._sent = len(reader.arguments)
+            self._sent = len(arguments)
 
     def _passed(self, pieces: list[Piece]) -> list[Piece]:
         """Return pieces with neighbouring texts joined; calls are in `answer` already."""

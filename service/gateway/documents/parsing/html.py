@@ -1,18 +1,13 @@
-"""HTML pages and e-mails to the text that a reader sees, one block per line.
+"""HTML pages to the text that a reader sees, one block per line.
 
 The tree is walked without recursion, because pages may nest as deep as their author likes.
-
-Of an e-mail: sender, recipients, date, subject and text. Attachments are named, not read.
 """
 
 from __future__ import annotations
 
 import codecs
-import email
 import re
 from collections.abc import Iterator
-from email.message import EmailMessage, MIMEPart
-from email.policy import default
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
@@ -21,9 +16,7 @@ from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,
     ParsedFile,
-    TextBuilder,
     heading,
-    one_line,
 )
 
 _INVISIBLE = [
@@ -159,47 +152,3 @@ def _walk(root: LexborNode) -> Iterator[tuple[bool, LexborNode]]:
         if not depth or node is None:
             return
         node = node.next
-
-
-_HEADERS = ("From", "To", "Cc", "Date", "Subject")
-
-
-def parse_mail(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a message; its title is the subject.
-
-    Raises:
-        InvalidRequest: It is no message, or exceeds a limit.
-    """
-    message = email.message_from_bytes(content, policy=default)
-    headers = {name: _header(message, name) for name in _HEADERS}
-    if not any(headers.values()):
-        raise InvalidRequest("it has no sender, subject or date: is it an e-mail?")
-    out = TextBuilder(bounds)
-    for name, value in headers.items():
-        out.line(f"{name}: {value}" if value else "")
-    out.gap()
-    body = message.get_body(("plain", "html"))
-    if body is not None:
-        if body.get_content_subtype() == "html":
-            out.file(parse(_mail_text(body).encode("utf-8-sig", "replace"), bounds))
-        else:
-            out.block(_mail_text(body))
-    names = [part.get_filename() or part.get_content_type() for part in message.iter_attachments()]
-    if names:
-        out.block("Attachments: " + ", ".join(one_line(name) for name in names))
-    return out.finish(headers["Subject"])
-
-
-def _header(message: EmailMessage, name: str) -> str:
-    try:
-        return one_line(str(message.get(name, "")))
-    except Exception:  # the standard library's parsers fail on some malformed headers
-        return ""
-
-
-def _mail_text(part: MIMEPart) -> str:
-    try:
-        return str(part.get_content())
-    except (LookupError, ValueError):  # an unknown charset or encoding
-        payload = part.get_payload(decode=True)
-        return payload.decode("utf-8", "replace") if isinstance(payload, bytes) else ""

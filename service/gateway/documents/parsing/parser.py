@@ -19,7 +19,12 @@ from typing import IO, Any, Self
 from retriever import Document, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.parsed_file import AS_THEY_ARE, MAX_MARKS, ParsedFile
+from service.gateway.documents.parsing.parsed_file import (
+    AS_THEY_ARE,
+    MAX_MARKS,
+    ParsedFile,
+    ParseWarning,
+)
 from service.settings import Settings
 from service.shared.worker_settings import MIB
 
@@ -72,7 +77,12 @@ async def parse_file(kind: str, content: bytes | Path, limits: FileLimits) -> Pa
     answer = await _run(kind, content, limits)
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))
-    return ParsedFile(answer["text"], answer["title"], [tuple(mark) for mark in answer["marks"]])
+    marks = [tuple(mark) for mark in answer["marks"]]
+    warnings = tuple(
+        ParseWarning(**{**warning, "places": tuple(warning["places"])})
+        for warning in answer["warnings"]
+    )
+    return ParsedFile(answer["text"], answer["title"], marks, warnings)
 
 
 async def _run(kind: str, content: bytes | Path, limits: FileLimits) -> dict[str, Any]:

@@ -121,7 +121,7 @@ async def test_xlsx() -> None:
         ('Name,Note\n"Kettle","a\nb, ""c"""\n'.encode("utf-16"), 'Name: Kettle | Note: a b, "c"'),
         (b"1,2\n3,4", "1 | 2\n3 | 4"),
         (b"Name,Price", "Name | Price"),
-        (b"a,b\n1,2,3", "a: 1 | b: 2 | 3"),
+        (b"a,b\n1,2,3", "a | b\n1 | 2 | 3"),
         (b"just one line", "just one line"),
     ],
 )  # fmt: skip

@@ -62,6 +62,15 @@ async def test_pdf_has_pages_and_a_title() -> None:
     assert parsed.text[13:] == "Second."
 
 
+async def test_pages_without_text_are_named() -> None:
+    pages = ["First.", "", "", "", "Fifth.", "", "Seventh.", ""]
+    parsed = await parse_file("pdf", make_pdf(pages), LIMITS)
+    (warning,) = parsed.warnings
+    assert warning.code == "pages_without_text" and warning.count == 5
+    assert warning.places == ("2", "3", "4", "6", "8") and "2-4, 6, 8" in warning.message
+    assert (await parse_file("pdf", make_pdf(["First."]), LIMITS)).warnings == ()
+
+
 def bomb() -> bytes:
     """A page whose content is 256 MiB of spaces in 256 KiB."""
     packer = zlib.compressobj(9)
