@@ -28,7 +28,9 @@ def distinct(first: Any, second: Any) -> bool:
         return False
     listed, others = first.get("properties", {}), second.get("properties", {})
     common = {*first.get("required", ())} & {*second.get("required", ())}
-    if any(distinct(listed[name], others[name]) for name in common if name in listed and name in others):
+    if any(
+        distinct(listed[name], others[name]) for name in common if name in listed and name in others
+    ):
         return True
     return _lacks(first, second) and _lacks(second, first)
 
@@ -72,11 +74,10 @@ def windows(out: Schema) -> Any:
     least = max(0, out.get("minProperties", 0) - len(required))
     most = out.get("maxProperties", len(possible)) - len(required)
     optional = [name for name in possible if name not in required]
-    if out.get("additionalProperties") is not False or out.get("patternProperties"):
-        if least or most < len(optional) or "maxProperties" in out:
-            # Those listed can make up the number; others would be counted as well.
-            rest["additionalProperties"] = False
-            rest.pop("patternProperties", None)
+    if least or "maxProperties" in out:
+        # Those listed can make up the number; others would be counted as well.
+        rest["additionalProperties"] = False
+        rest.pop("patternProperties", None)
     if most < 0 or least > min(most, len(optional)):
         return False
     if not least and most >= len(optional):

@@ -27,15 +27,55 @@ EXACT = 2**53 - 1
 """Larger whole numbers are not told apart by floats, which llguidance counts with."""
 
 _KEPT = frozenset(
-    "type enum const properties required additionalProperties patternProperties minProperties "
-    "maxProperties items prefixItems additionalItems minItems maxItems minLength maxLength pattern "
-    "format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf anyOf oneOf allOf "
-    "$ref".split()
+    [
+        "type",
+        "enum",
+        "const",
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "minProperties",
+        "maxProperties",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+    ]
 )
 _RESOLVED = frozenset(
-    "if then else not contains minContains maxContains propertyNames dependentRequired "
-    "dependentSchemas unevaluatedProperties unevaluatedItems uniqueItems dependencies "
-    "$dynamicRef $recursiveRef".split()
+    [
+        "if",
+        "then",
+        "else",
+        "not",
+        "contains",
+        "minContains",
+        "maxContains",
+        "propertyNames",
+        "dependentRequired",
+        "dependentSchemas",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "uniqueItems",
+        "dependencies",
+        "$dynamicRef",
+        "$recursiveRef",
+    ]
 )
 _ABOUT = {
     "object": (
@@ -131,8 +171,10 @@ class _Walk:
                     made = self._flat({"allOf": [made, {}]}, at, (*seen, reference))
             if made is False or out is False:
                 return False
-            out = _joined(made, out, self._note(at)) if number == 0 else _joined(
-                out, made, self._note(at)
+            out = (
+                _joined(made, out, self._note(at))
+                if number == 0
+                else _joined(out, made, self._note(at))
             )
         if left := out.pop("allOf", None):
             out["allOf"] = left  # of kinds that llguidance joins: patterns, formats, multiples
@@ -447,7 +489,8 @@ def _subsets(out: Schema) -> Schema | None:
     values = [value for n, value in enumerate(values) if value not in values[:n]]
     least, most = out.get("minItems", 0), out.get("maxItems", len(values))
     chosen: Sequence[list[Any]] = [
-        [value for n, value in enumerate(values) if bits >> n & 1] for bits in range(2 ** len(values))
+        [value for n, value in enumerate(values) if bits >> n & 1]
+        for bits in range(2 ** len(values))
     ]
     fitting = [each for each in chosen if least <= len(each) <= most]
     if not fitting:

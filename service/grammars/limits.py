@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-COMPILE_CPU_S = 2
-STEP_CPU_S = 1
-"""To follow a token and find out what may come next. The kernel counts whole seconds, so up to one
-more is had."""
+QUICK_CPU_S, COMPILE_CPU_S = 0.25, 2.0
+"""To compile. Gateways give the first to every grammar, and the second to those that need it, which
+wait for one another."""
+MAX_QUICK, MAX_SLOW = 8, 2
+"""Grammars that a gateway compiles at the same time, of those."""
+STEP_CPU_S = 1.0
+"""To follow a token and find out what may come next."""
 BURST_CPU_S, CPU_S_PER_TOKEN = 4.0, 0.05
 """In all: so much, and so much for every token of the answer."""
-WALL_S = 20.0
+WALL_S = 30.0
 """A reply that takes longer will not come, however busy the machine is."""
 MEMORY = 384 << 20
 """Bytes beyond the tokenizer, which all processes share."""
-SLOW_NICE = 19
+SLOW_NICE = 10
 SLOW_S = 0.05
-"""A process that computes for longer in one go comes behind all others on the machine from then."""
-MAX_CHECKING = 8
-"""Grammars that a gateway has compiled at the same time."""
+"""A process that computes for longer in one go comes behind others on the machine from then on."""
 
 TOO_MUCH = (
-    f"it takes more than {COMPILE_CPU_S} s or {MEMORY >> 20} MiB to compile, or {STEP_CPU_S} s for "
-    "one token: send a simpler one (smaller numbers in multipleOf, maxItems and {n,m}, fewer "
+    f"it takes more than {COMPILE_CPU_S:g} s or {MEMORY >> 20} MiB to compile, or {STEP_CPU_S:g} s "
+    "for one token: send a simpler one (smaller numbers in multipleOf, maxItems and {n,m}, fewer "
     "alternatives that begin alike)"
 )
 
@@ -41,14 +42,13 @@ def confine() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def allow_cpu(seconds: int) -> None:
+def allow_cpu(seconds: float) -> None:
     """Let this process compute for so long from now on; then the kernel ends it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, hard))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def come_last() -> None:
-    """Let this process compute only where nobody else wants to."""
+    """Let this process compute only less than others do."""
     os.setpriority(os.PRIO_PROCESS, os.getpid(), SLOW_NICE)
 
 

@@ -1,4 +1,4 @@
-"""Merges the schemas of `allOf`, and of keywords that stand beside a `$ref` or an `anyOf`, into one."""
+"""Merges into one the schemas of `allOf`, and of what stands beside a `$ref` or an `anyOf`."""
 
 from __future__ import annotations
 

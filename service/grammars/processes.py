@@ -10,11 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+from service.grammars.forms import Form, WrittenForm
 from service.grammars.limits import TOO_MUCH, WALL_S
 from service.grammars.step import Step, token_bytes
+
+
+class TakesTooMuch(ValueError):
+    """A grammar took more time or memory than one may."""
 
 
 class GrammarProcesses:
@@ -41,6 +48,41 @@ class GrammarProcesses:
             return Connection(ours.detach())
         finally:
             theirs.close()
+
+    def write(self, form: Form, *, quickly: bool = False) -> WrittenForm:
+        """Return a form's grammar, which can be compiled and begun. Blocks.
+
+        Raises:
+            TakesTooMuch: Its process was ended; `quickly`, that may be too soon.
+            ValueError: It is not valid, or cannot be held; the message says which.
+        """
+        reply = self._ask(b"q" if quickly else b"f", asdict(form))
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return WrittenForm(**reply)
+
+    def fault(self, schema: dict[str, Any], text: str) -> str | None:
+        """Return why a text is no JSON of a schema; None if it is. Blocks."""
+        try:
+            fault: str | None = self._ask(b"c", {"schema": schema, "text": text})["fault"]
+        except ValueError as error:
+            return f"it could not be checked: {error}"
+        return fault
+
+    def _ask(self, kind: bytes, what: dict[str, Any]) -> dict[str, Any]:
+        with self.open() as connection:
+            try:
+                message = json.dumps(what).encode()
+            except RecursionError:
+                raise ValueError("it is nested too deeply") from None
+            try:
+                connection.send_bytes(kind + message)
+                if not connection.poll(WALL_S):
+                    raise EOFError
+                reply: dict[str, Any] = json.loads(connection.recv_bytes())
+            except (EOFError, OSError):
+                raise TakesTooMuch(TOO_MUCH) from None
+        return reply
 
     def close(self) -> None:
         """End all of them; a later grammar starts them again."""
@@ -84,7 +126,7 @@ class FollowedGrammar:
         self._position = 0
         self._asked_at = time.monotonic()
         self._step = Step(-1)
-        self._say(grammar.encode())
+        self._say(b"g" + grammar.encode())
 
     def follow(self, tokens: list[int]) -> None:
         """Note the answer's next tokens."""

@@ -1,16 +1,26 @@
-"""What the process of one grammar does: compiles it, and says what may come next."""
+"""What the process of one grammar does, after its first message.
+
+f, a form      write it as a grammar and compile that; the reply says both or why not
+q, a form      the same, quickly or not at all
+g, a grammar   compile it, then say after each token what may come next
+c, an answer   check JSON against its schema
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from multiprocessing.connection import Connection
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from service.grammars.forms import Form, short, written
 from service.grammars.limits import (
     BURST_CPU_S,
     COMPILE_CPU_S,
     CPU_S_PER_TOKEN,
+    QUICK_CPU_S,
     SLOW_S,
     STEP_CPU_S,
     TOO_MUCH,
@@ -33,31 +43,59 @@ _LIMITS = LLParserLimits(
 
 
 def serve(connection: Connection, tokenizer: LLTokenizer) -> None:
-    """Compile the grammar that comes first, then follow the tokens that come, to the end.
-
-    Every message is answered by a `Step`, but for tokens that came meanwhile.
-    """
+    """Do what the first message asks for; follow its answer, if it is one's grammar, to the end."""
     confine()
     try:
-        allow_cpu(COMPILE_CPU_S)
+        message = connection.recv_bytes()
+        allow_cpu(QUICK_CPU_S if message[:1] == b"q" else COMPILE_CPU_S)
         with coming_last_if_slow():
-            grammar = connection.recv_bytes().decode()
-            follower = Follower(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS))
-            step = follower.step()
-        connection.send_bytes(step.encode())
-        while True:
+            kind, content = message[:1], message[1:].decode()
+            if kind == b"g":
+                follower = Follower(tokenizer, content)
+                reply = follower.step().encode()
+            else:
+                asked = json.loads(content)
+                made = _check(asked) if kind == b"c" else _written(asked, tokenizer)
+                reply = json.dumps(made).encode()
+        connection.send_bytes(reply)
+        while kind == b"g":
             connection.send_bytes(follower.follow(token_ids(connection.recv_bytes())).encode())
     except (EOFError, OSError):
         return  # nobody asks any more
-    except MemoryError:
-        connection.send_bytes(Step(0, error=TOO_MUCH).encode())
+
+
+def _written(asked: dict[str, Any], tokenizer: LLTokenizer) -> dict[str, Any]:
+    try:
+        form = written(Form(**asked), tokenizer)
+    except ValueError as error:
+        return {"error": str(error)}
+    step = Follower(tokenizer, form.grammar).step()
+    if step.error:
+        return {"error": step.error}
+    return {"grammar": form.grammar, "unheld": form.unheld}
+
+
+def _check(asked: dict[str, Any]) -> dict[str, Any]:
+    """Say why an answer does not match a schema; null: it does."""
+    import jsonschema_rs
+
+    try:
+        answer = json.loads(asked["text"])
+        jsonschema_rs.validate(asked["schema"], answer, offline=True)
+    except jsonschema_rs.ValidationError as error:
+        where = "/".join(map(str, error.instance_path))
+        return {"fault": f"{short(error.message)} (at /{where})"}
+    except Exception as error:
+        return {"fault": f"it could not be checked: {short(str(error))}"}
+    return {"fault": None}
 
 
 class Follower:
     """Follows one answer through its grammar."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
+        self._tokenizer = tokenizer
+        self._matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
         self._position = 0
 
     def follow(self, tokens: list[int]) -> Step:
@@ -75,10 +113,23 @@ class Follower:
         return step
 
     def step(self) -> Step:
+        """Return what may come next."""
         matcher, position = self._matcher, self._position
         complete = not matcher.is_error() and matcher.is_stopped()
-        forced = [] if complete else matcher.compute_ff_tokens()
+        forced = [] if complete else self._forced()
         allowed = b"" if complete or forced else matcher.compute_bitmask()
         if matcher.is_error():
-            return Step(position, error=matcher.get_error().strip() or "it allows no answer")
+            return Step(position, error=short(matcher.get_error()) or "it allows no answer")
         return Step(position, complete, forced, allowed)
+
+    def _forced(self) -> list[int]:
+        """Return the next tokens that there is no choice about.
+
+        The tokenizer makes one token of a text that is the name of an added one, which no text
+        of a grammar matches; it is written with others.
+        """
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        if tokens and self._matcher.validate_tokens(tokens) < len(tokens):
+            text = self._matcher.compute_ff_bytes().decode(errors="ignore")
+            tokens = self._tokenizer.greedy_tokenize(text)
+        return tokens

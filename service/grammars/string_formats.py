@@ -25,9 +25,11 @@ _IPV6 = rf"({_WORD}(:{_WORD}){{7}}|{_WORD}(:{_WORD}){{0,2}}::({_WORD}(:{_WORD}){
 _HEX = "[0-9a-fA-F]"
 _UNRESERVED = r"[a-zA-Z0-9._~-]"
 _PATH = rf"(/{_UNRESERVED}*)*"
-_QUERY = rf"(\?{_UNRESERVED}+(=({_UNRESERVED}|%[0-9A-F]{{2}})*)?(&{_UNRESERVED}+=({_UNRESERVED}|%[0-9A-F]{{2}})*)*)?"
-_URL_HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}\.[a-z]{{2,6}}|localhost"
-_URI = rf"([a-z][a-z0-9+]{{1,14}}://({_URL_HOST})(:[1-9][0-9]{{0,3}})?{_PATH}{_QUERY}(#{_UNRESERVED}*)?)"
+_VALUE = rf"{_UNRESERVED}+(=({_UNRESERVED}|%[0-9A-F]{{2}})*)?"
+_QUERY = rf"(\?{_VALUE}(&{_VALUE})*)?"
+_DOMAIN = rf"{_LABEL}(\.{_LABEL}){{0,4}}\.[a-z]{{2,6}}"
+_AUTHORITY = rf"({_DOMAIN}|localhost)(:[1-9][0-9]{{0,3}})?"
+_MAILBOX = r"[a-zA-Z0-9_+-]{1,30}(\.[a-zA-Z0-9_+-]{1,30}){0,2}"
 
 HELD = {
     "date": _DATE,
@@ -35,10 +37,10 @@ HELD = {
     "time": _TIME,
     "duration": r"P([1-9][0-9]{0,3}W|([1-9][0-9]{0,3}D)(T[1-9][0-9]{0,3}[HMS])?"
     r"|T([1-9][0-9]{0,3}H)?([1-9][0-9]{0,3}M)?[1-9][0-9]{0,3}S|T[1-9][0-9]{0,3}[HM])",
-    "email": rf"[a-zA-Z0-9_+-]{{1,30}}(\.[a-zA-Z0-9_+-]{{1,30}}){{0,2}}@{_LABEL}(\.{_LABEL}){{0,2}}\.[a-z]{{2,6}}",
+    "email": rf"{_MAILBOX}@{_DOMAIN}",
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
-    "uri": _URI,
+    "uri": rf"[a-z][a-z0-9+]{{1,14}}://{_AUTHORITY}{_PATH}{_QUERY}(#{_UNRESERVED}*)?",
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-[1-5]{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}",
 }

@@ -14,8 +14,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from service.errors import InvalidRequest
-from service.gateway.answers.sampling import grammar
-from service.gateway.schemas.generate import Guided
+from service.grammars.forms import Form
 from service.messages.requests import Generate, Sampling
 from service.worker.model.load import load
 from service.worker.sampling.grammar import Grammar, Grammars
@@ -57,6 +56,10 @@ def grammars(model: Tiny) -> Iterator[Grammars]:
         yield grammars
 
 
+def schema_grammar(grammars: Grammars) -> str:
+    return grammars.processes.write(Form("json_schema", SCHEMA)).grammar
+
+
 def sampled(form: Grammar, tokenizer: Tokenizer, seed: int) -> str:
     """An answer of a model that knows nothing: all tokens are equally likely."""
     sampler = Sampler(Sampling(temperature=1.0, seed=seed), grammar=form)
@@ -70,7 +73,7 @@ def sampled(form: Grammar, tokenizer: Tokenizer, seed: int) -> str:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_even_noise_keeps_to_a_schema(grammars: Grammars, tokenizer: Tokenizer, seed: int) -> None:
-    text = sampled(grammars.compile(grammar(Guided(json_schema=SCHEMA))), tokenizer, seed)
+    text = sampled(grammars.compile(schema_grammar(grammars)), tokenizer, seed)
     answer = json.loads(text)
     assert list(answer) == ["city", "rank", "seen"]
     assert len(answer["city"]) <= 12 and 0 <= answer["rank"] <= 99
@@ -114,7 +117,7 @@ def test_several_answers_in_one_batch_each_in_its_form(
 ) -> None:
     """Free, greedy and sampled answers beside each other, and the same as alone; what the form
     leaves no choice about is drafted, which changes nothing."""
-    schema = grammar(Guided(json_schema=SCHEMA))
+    schema = schema_grammar(grammars)
     texts = {}
     for together in (True, False):
         with rig(model, pool_tokens=2000, draft_tokens=draft_tokens, grammars=grammars) as engine:
