@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +13,6 @@ MarkKind = Literal["page", "slide", "sheet", "heading"]
 Mark = tuple[int, MarkKind, str]
 """(first character, what begins there, its label); see retriever/documents.py."""
 
-AS_THEY_ARE = ("md", "rst")  # kinds whose text is kept; only title and headings are looked for
 MAX_MARKS = 20_000  # of one file; those after them are left out
 MAX_LABEL_CHARS = 200
 MAX_PLACES = 200  # that a warning names
@@ -112,6 +111,22 @@ def _ranges(places: Sequence[str], most: int = 8) -> str:
     return ", ".join(said[:most]) + more
 
 
+_NO_TITLE = re.compile(
+    r"(untitled|unbenannt|sans titre|ohne titel|(word|powerpoint|excel)[ -]?(document|presentation|"
+    r"workbook|-dokument|-pr[aä]sentation)|(document|dokument|presentation|pr[aä]sentation|slide|"
+    r"folie|book|mappe|workbook|title|titel)[ -]?\d*)",
+    re.IGNORECASE,
+)
+_BY_PRINTER = re.compile(r"^Microsoft (Word|PowerPoint|Excel) - ")
+_FILE_NAME = re.compile(r"\.(docx?|pptx?|xlsx?|odt|rtf|tex|dvi|indd|qxd|pub)$", re.IGNORECASE)
+
+
+def meaningful_title(title: str) -> str:
+    """Return a title from a file's properties, or "" if a program wrote it and no person."""
+    found = _FILE_NAME.sub("", _BY_PRINTER.sub("", one_line(title)))
+    return "" if _NO_TITLE.fullmatch(found) else found
+
+
 def one_line(text: str) -> str:
     """Return the text with every run of white space as one blank."""
     return _SPACE.sub(" ", text).strip()
@@ -160,8 +175,9 @@ class TextBuilder:
         self._marks += [(self._size + start, kind, label) for start, kind, label in other.marks]
         self.add(other.text + "\n\n")
 
-    def finish(self, title: str = "") -> ParsedFile:
-        return ParsedFile("".join(self._parts).rstrip(), one_line(title), self._marks)
+    def finish(self, title: str = "", warnings: Iterable[ParseWarning] = ()) -> ParsedFile:
+        text = "".join(self._parts).rstrip()
+        return ParsedFile(text, one_line(title), self._marks, tuple(warnings))
 
     def add(self, text: str) -> None:
         """Add text that goes on where the last ended.
