@@ -74,7 +74,7 @@ async def test_docx_with_changes_and_merged_cells() -> None:
     assert found.text.split("\n\n") == [
         "old new",
         "in a field",
-        "Kind: big | Name: a | b | Note: c\nKind: big | Name: d | e | Note: f",
+        "Kind: big | Name: a | Name: b | Note: c\nKind: big | Name: d | Name: e | Note: f",
     ]
     assert found.marks == [], "without a layout there are no page numbers"
 
