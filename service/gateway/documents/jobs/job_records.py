@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 from collections.abc import Iterator
@@ -33,20 +32,6 @@ class SpooledFile:
         with self.path.open("rb") as file:
             while block := file.read(BLOCK_BYTES):
                 yield block
-
-    def check_utf8(self) -> None:
-        """Raise UnicodeDecodeError, with `start` in bytes of the file, if it is not UTF-8."""
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        before = 0
-        for block in self.blocks():
-            pending = len(decoder.getstate()[0])  # bytes of a character that the block before began
-            try:
-                decoder.decode(block)
-            except UnicodeDecodeError as error:
-                error.start += before - pending
-                raise
-            before += len(block)
-        decoder.decode(b"", final=True)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ The tree is walked without recursion, because pages may nest as deep as their au
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from service.errors import InvalidRequest
+from service.gateway.documents.parsing import charsets
+from service.gateway.documents.parsing.charsets import Decoded
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,
@@ -35,26 +36,14 @@ _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_.:-]{
 _SPACE = re.compile(r"\s+")
 
 
-def decode(content: bytes) -> str:
-    """Decode by byte order mark, else `<meta charset>`, else as UTF-8.
+def decode(content: bytes) -> Decoded:
+    """Decode a page; its label is that of `<meta charset>`.
 
     Raises:
-        InvalidRequest: The charset is unknown or wrong.
+        InvalidRequest: Its charset cannot be told, or is not what it says.
     """
     found = _CHARSET.search(content[:2048])
-    name = "utf-8-sig"
-    if found is not None and not content.startswith(codecs.BOM_UTF8):
-        name = found[1].decode("ascii")
-    try:
-        return content.decode("utf-8-sig" if name.lower() in ("utf-8", "utf8") else name)
-    except LookupError:
-        raise InvalidRequest(
-            f"the page's charset {name!r} is not known: send it as UTF-8"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"the page is not valid {name} (byte {error.start}): send it as UTF-8"
-        ) from None
+    return charsets.decode(content, found[1].decode("ascii") if found else "")
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
@@ -63,18 +52,19 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     Raises:
         InvalidRequest: It cannot be decoded, or exceeds a limit.
     """
-    tree = LexborHTMLParser(decode(content))
+    decoded = decode(content)
+    tree = LexborHTMLParser(decoded.text)
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
     tree.strip_tags(_INVISIBLE)
     if tree.body is None:
-        return ParsedFile("", title)
+        return ParsedFile("", title, warnings=decoded.warnings)
     lines = _LineCollector()
     for entering, node in _walk(tree.body):
         lines.visit(entering, node)
     parsed = lines.finish(title)
     bounds.check_chars(len(parsed.text))
-    return parsed
+    return replace(parsed, warnings=decoded.warnings)
 
 
 class _LineCollector:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from service.gateway.documents.parsing.charsets import decode
 from service.gateway.documents.parsing.parsed_file import Bounds, Mark, ParsedFile, heading
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a text in UTF-8; its title is the first heading of level 1, if there is one."""
+    """Parse a text; its title is the first heading of level 1, if there is one."""
     from markdown_it import MarkdownIt
 
-    text = content.decode("utf-8-sig")
+    decoded = decode(content)
+    text = decoded.text
     starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
     found = [
         (starts[opening.map[0]], opening.tag, inline.content.strip())
@@ -26,7 +28,9 @@ def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
         if opening.type == "heading_open" and opening.map is not None
     ]
     title = next((text for _, tag, text in found if tag == "h1" and text), "")
-    return ParsedFile(text, title, [heading(start, text) for start, _, text in found])
+    return ParsedFile(
+        text, title, [heading(start, text) for start, _, text in found], decoded.warnings
+    )
 
 
 _ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1+\s*")
@@ -44,12 +48,13 @@ _SETTINGS = {
 
 
 def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a text in UTF-8; its title is its first heading."""
+    """Parse a text; its title is its first heading."""
     # Only here: each of the two libraries takes a part of a second to load.
     from docutils import nodes
     from docutils.core import publish_doctree
 
-    text = content.decode("utf-8-sig")
+    decoded = decode(content)
+    text = decoded.text
     tree = publish_doctree(text, settings_overrides=_SETTINGS)
     titles = [
         title.rawsource.strip() or title.astext()
@@ -57,7 +62,7 @@ def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
         if isinstance(title.parent, nodes.section)
     ]
     marks = _find(text, titles)
-    return ParsedFile(text, marks[0][2] if marks else "", marks)
+    return ParsedFile(text, marks[0][2] if marks else "", marks, decoded.warnings)
 
 
 def _find(text: str, titles: list[str]) -> list[Mark]:
@@ -71,3 +76,9 @@ def _find(text: str, titles: list[str]) -> list[Mark]:
         if line[0].strip() == title and _ADORNMENT.fullmatch(below[0]):
             marks.append(heading(line.start(), title))
     return marks
+
+
+def parse_text(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a plain text: only its charset is to be found."""
+    decoded = decode(content)
+    return ParsedFile(decoded.text, warnings=decoded.warnings)

@@ -13,7 +13,6 @@ MarkKind = Literal["page", "slide", "sheet", "heading"]
 Mark = tuple[int, MarkKind, str]
 """(first character, what begins there, its label); see retriever/documents.py."""
 
-AS_THEY_ARE = ("md", "rst")  # kinds whose text is kept; only title and headings are looked for
 MAX_MARKS = 20_000  # of one file; those after them are left out
 MAX_LABEL_CHARS = 200
 MAX_PLACES = 200  # that a warning names

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
 
@@ -20,7 +20,6 @@ from retriever import Document, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parsed_file import (
-    AS_THEY_ARE,
     MAX_MARKS,
     ParsedFile,
     ParseWarning,
@@ -165,12 +164,9 @@ class DocumentParser:
         """
         content = item.content if isinstance(item.content, bytes) else item.content.path
         title, metadata = item.title, item.metadata
-        if item.kind == "text":
-            text = await _text(content)
+        if item.kind == "text" and (text := await _plain(content)) is not None:
             return Document(item.doc_id, text, title, metadata, readers=item.readers)
         parsed = await parse_file(item.kind, content, self._limits)
-        if item.kind in AS_THEY_ARE:
-            parsed = replace(parsed, text=await _text(content))
         if not parsed.text.strip():
             raise InvalidRequest("the file holds no text")
         name = PurePath(item.doc_id).stem
@@ -180,14 +176,17 @@ class DocumentParser:
         )
 
 
-async def _text(content: bytes | Path) -> str:
-    """Return the text of content that is UTF-8."""
+async def _plain(content: bytes | Path) -> str | None:
+    """Return the text of content that is UTF-8; None if its charset is to be found."""
     if isinstance(content, Path):
         try:
             content = await asyncio.to_thread(content.read_bytes)
         except OSError as error:
             raise InvalidRequest(GONE.format(error.strerror)) from error
-    return content.decode("utf-8-sig")
+    try:
+        return None if b"\0" in content else content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
 
 
 def _marks(parsed: ParsedFile) -> tuple[Mark, ...]:

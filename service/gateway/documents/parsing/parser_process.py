@@ -13,13 +13,12 @@ import json
 import os
 import resource
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import (
-    AS_THEY_ARE,
     Bounds,
     ParsedFile,
 )
@@ -35,6 +34,7 @@ PARSERS = {
     "office": ("office", "parse"),
     "pdf": ("pdf", "parse"),
     "rst": ("markup", "parse_rst"),
+    "text": ("markup", "parse_text"),
 }
 
 
@@ -78,8 +78,6 @@ def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:
     else:
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")
     parsed: ParsedFile = parse(content, bounds)
-    if kind in AS_THEY_ARE:  # the caller has the text
-        parsed = replace(parsed, text="")
     return asdict(parsed)
 
 
