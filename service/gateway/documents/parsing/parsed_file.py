@@ -97,7 +97,7 @@ def places_warning(code: str, message: str, places: Sequence[str]) -> ParseWarni
     return ParseWarning(code, said, tuple(places[:MAX_PLACES]), len(places))
 
 
-_LEFT_OUT = {
+LEFT_OUT = {
     "pictures": "pictures are not read ({count}): what is written in them is missing",
     "embedded_objects": "embedded objects are not read ({count}): save them as files of their own",
     "hidden_text": "hidden text is left out ({count} places)",
@@ -109,7 +109,7 @@ def left_out_warnings(counts: Mapping[str, int]) -> list[ParseWarning]:
     """Return a warning for each kind of thing that is left out, with how many there are."""
     return [
         ParseWarning(code, message.format(count=counts[code]), count=counts[code])
-        for code, message in _LEFT_OUT.items()
+        for code, message in LEFT_OUT.items()
         if counts.get(code)
     ]
 
