@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
@@ -155,8 +156,9 @@ class DocumentParser:
     def __init__(self, limits: FileLimits) -> None:
         self._limits = limits
 
-    async def document(self, item: IngestDocument) -> Document:
-        """Return the document with its text, and marks where pages and headings begin.
+    async def document(self, item: IngestDocument) -> tuple[Document, Sequence[ParseWarning]]:
+        """Return the document with its text, and marks where pages and headings begin; and what is
+        not in its text, or may be wrong there.
 
         Without a title it gets the one in the file, else the file's name.
 
@@ -167,13 +169,13 @@ class DocumentParser:
         title, metadata = item.title, item.metadata
         if item.kind == "text" and (text := await _plain(content)) is not None:
             _check_words(text)
-            return Document(item.doc_id, text, title, metadata, readers=item.readers)
+            return Document(item.doc_id, text, title, metadata, readers=item.readers), ()
         parsed = await parse_file(item.kind, content, self._limits)
         _check_words(parsed.text)
         title = title or _short(parsed.title) or PurePath(item.doc_id).stem
-        return Document(
-            item.doc_id, parsed.text, title, metadata, _marks(parsed), readers=item.readers
-        )
+        marks = _marks(parsed)
+        document = Document(item.doc_id, parsed.text, title, metadata, marks, readers=item.readers)
+        return document, parsed.warnings
 
 
 def _check_words(text: str) -> None:
