@@ -9,22 +9,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborNode
 
 from service.gateway.documents.parsing import charsets
 from service.gateway.documents.parsing.charsets import Decoded
 from service.gateway.documents.parsing.html_tables import HtmlTable, read_table
+from service.gateway.documents.parsing.page_tree import page_tree
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,
     ParsedFile,
     TextBuilder,
     heading,
+    left_out_warnings,
 )
 from service.gateway.documents.parsing.tables import add_rows
 
 _INVISIBLE = [
-    "script", "style", "noscript", "template", "svg", "math", "iframe", "object", "head", "nav",
+    "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",
     "button", "select", "textarea",
 ]  # fmt: skip
 _BLOCKS = frozenset(
@@ -45,8 +47,13 @@ def decode(content: bytes) -> Decoded:
     Raises:
         InvalidRequest: Its charset cannot be told, or is not what it says.
     """
+    return charsets.decode(content, label_of(content))
+
+
+def label_of(content: bytes) -> str:
+    """Return the charset that a page names; "" if it names none."""
     found = _CHARSET.search(content[:2048])
-    return charsets.decode(content, found[1].decode("ascii") if found else "")
+    return found[1].decode("ascii") if found else ""
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
@@ -56,12 +63,13 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         InvalidRequest: It cannot be decoded, or exceeds a limit.
     """
     decoded = decode(content)
-    tree = LexborHTMLParser(decoded.text)
+    tree, left_out = page_tree(decoded.text)
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
     tree.strip_tags(_INVISIBLE)
+    warnings = (*decoded.warnings, *left_out_warnings(left_out))
     if tree.body is None:
-        return ParsedFile("", title, warnings=decoded.warnings)
+        return ParsedFile("", title, warnings=warnings)
     lines = _LineCollector()
     inside: LexborNode | None = None  # a table that was read as such
     for entering, node in _walk(tree.body):
@@ -74,7 +82,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
             lines.visit(entering, node)
     parsed = lines.finish(title)
     bounds.check_chars(len(parsed.text))
-    return replace(parsed, warnings=decoded.warnings)
+    return replace(parsed, warnings=warnings)
 
 
 class _LineCollector:
