@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 from retriever import Chunk, ChunkSettings, Passage
 from service.errors import InvalidRequest, PromptTooLong
+from service.gateway.prompts.prompt_builder import MAX_CHARS_PER_TOKEN, context_length
 from service.gateway.schemas.generate import InlineDocument
 
 FIRST_CHUNK_ID = -2  # -1 is the system prompt's
-# Inline documents with more characters per token of context than this cannot fit, and are refused
-# before they are encoded.
-MAX_INLINE_CHARS_PER_TOKEN = 32
 
 
 def inline_passages(
@@ -35,10 +33,10 @@ def inline_passages(
         retriever.errors.InvalidDocument: A title leaves no room for text in a chunk.
     """
     chars = sum(len(document.text) for document in documents)
-    if chars > MAX_INLINE_CHARS_PER_TOKEN * max_context:
+    if chars > MAX_CHARS_PER_TOKEN * max_context:
         raise PromptTooLong(
-            f"inline_documents have {chars} characters, the model takes {max_context} tokens: "
-            "send less text",
+            f"{context_length(max_context)} and inline_documents have {chars} characters: send "
+            "less text",
             field="inline_documents",
         )
     out: list[Passage] = []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, PromptTooLong
 from service.gateway.admission import CallContext
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.methods import DefaultMethods, chosen_adapter
 from service.gateway.prompts.conversation import normalize_turns, question_of
-from service.gateway.prompts.prompt_builder import PromptBuilder
+from service.gateway.prompts.prompt_builder import (
+    MAX_CHARS_PER_TOKEN,
+    PromptBuilder,
+    context_length,
+)
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import search_query
@@ -49,15 +53,18 @@ class RequestValidator:
         _check_marks(request)
         if (inline := request.inline_documents) is not None:
             _refuse_search_fields(request)
-        turns = normalize_turns(request.turns)
+        ready = self._worker.require()
+        max_context = ready.model.max_context
+        _check_length(request, max_context)
+        turns = normalize_turns(request.turns, continues=request.continue_final_message)
+        searched_for, warnings = self._searched_for(question_of(turns))
         query = search_query(
             request,
-            question_of(turns),
+            searched_for,
             tenant=call.principal.tenant,
             top_k=self._prompts.format.top_k,
             settings=self._settings,
         )
-        ready = self._worker.require()
         self._retriever.require()
         adapter = chosen_adapter(request.adapter, call.principal, ready)
         fusion, eviction = self._methods.chosen(request, ready)
@@ -72,9 +79,17 @@ class RequestValidator:
             eviction=eviction,
             adapter=adapter,
             condense=request.condense or self._settings.condense,
-            max_context=ready.model.max_context,
+            max_context=max_context,
             estimated_tokens=self._prompts.estimate(turns, request.tools, searched, chars),
+            warnings=warnings if searched else [],
         )
+
+    def _searched_for(self, question: str) -> tuple[str, list[str]]:
+        """Return what is searched for a question, and what the client is told of that."""
+        if len(question) <= (limit := self._settings.max_question_chars):
+            return question, []
+        told = f"documents are searched for the last {limit} characters of the question"
+        return question[-limit:], [told]
 
     def _check_question(self, request: GenerateRequest) -> None:
         if (request.question is None) == (request.messages is None):
@@ -86,13 +101,19 @@ class RequestValidator:
             )
         if request.question is not None and not request.question.strip():
             raise InvalidRequest("question is empty: send the question's text", field="question")
+
+
+def _check_length(request: GenerateRequest, max_context: int) -> None:
+    """Raise PromptTooLong for a conversation that cannot fit, before anything is written."""
+    turns, tools = request.turns, request.tools
+    chars = sum(turn.chars for turn in turns) + (0 if tools is None else len(tools.text))
+    if chars > MAX_CHARS_PER_TOKEN * max_context or len(turns) > max_context:
         field = "question" if request.messages is None else "messages"
-        chars = sum(turn.chars for turn in request.turns)
-        chars += 0 if request.tools is None else len(request.tools.text)
-        if chars > (limit := self._settings.max_question_chars):
-            raise InvalidRequest(
-                f"{field} has {chars} characters, the limit is {limit}: shorten it", field=field
-            )
+        raise PromptTooLong(
+            f"{context_length(max_context)} and {field} has {chars} characters in {len(turns)} "
+            "messages: shorten it",
+            field=field,
+        )
 
 
 def _check_marks(request: GenerateRequest) -> None:

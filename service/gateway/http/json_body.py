@@ -15,6 +15,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from service.errors import UnsupportedMediaType
 from service.gateway.documents.jobs.job_records import SpooledFile
 from service.gateway.json_content import parse_json, validated
 
@@ -34,9 +35,27 @@ class JsonRoute(APIRoute):
         model = annotation
 
         async def handle_json(request: Request) -> Response:
+            _check_media_type(request)
             return await handle(_JsonRequest(request, model))
 
         return handle_json
+
+
+def _check_media_type(request: Request) -> None:
+    """Raise UnsupportedMediaType for a body that is not said to be JSON.
+
+    curl says form data where it is told nothing, and fetch says text/plain.
+    """
+    headers = request.headers
+    sent = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind, _, subtype = sent.partition("/")
+    if kind == "application" and (subtype == "json" or subtype.endswith("+json")):
+        return
+    if sent or headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        raise UnsupportedMediaType(
+            f"the body is {sent or 'of no type'}, this route reads JSON: send Content-Type: "
+            "application/json"
+        )
 
 
 class _JsonRequest(Request):

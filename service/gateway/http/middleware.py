@@ -1,5 +1,8 @@
 """Runs around every request, before and after routing: request id, clock, body limit, API key, and
-the count of responses. Plain ASGI."""
+the count of responses. Plain ASGI.
+
+HEAD is answered as GET, whose body the server leaves out, wherever an answer has an end.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTimeout, BodyTooLarge, KvstitchError
+from service.errors import BodyTimeout, BodyTooLarge, KvstitchError, UnsupportedMediaType
 from service.gateway.auth.access import Access
+from service.gateway.http.content_coding import Decompressed, decompressed_scope, is_compressed
 from service.gateway.http.problems import cut_off, respond
 from service.gateway.http.uploads import JSON_LINES
 from service.gateway.prometheus import GatewayMetrics
@@ -42,7 +46,8 @@ class RequestContext:
     """Puts `arrived` (time.perf_counter) and `request_id` into the request's state.
 
     A client's X-Request-Id is echoed if it is harmless, else replaced. A body above the limit is
-    refused by its Content-Length, or cut off while it comes in.
+    refused by its Content-Length, or cut off while it comes in; one that is compressed, while it is
+    unpacked.
 
     Args:
         app: The application.
@@ -59,6 +64,8 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server's own scope goes on saying HEAD
         headers = Headers(scope=scope)
         sent_id = headers.get(REQUEST_ID_HEADER, "")
         request_id = sent_id if _HARMLESS_ID.fullmatch(sent_id) else uuid.uuid4().hex
@@ -66,6 +73,7 @@ class RequestContext:
         state["arrived"], state["request_id"] = time.perf_counter(), request_id
         started = False
         received = 0
+        unpacked = 0
         complete = False
         streamed = headers.get("content-type", "").lower().startswith(STREAMED_TYPES)
         limit = self._limits.max_request_bytes
@@ -104,12 +112,24 @@ class RequestContext:
                 raise _too_large(limit)
             return message
 
+        async def receive_unpacked() -> Message:
+            nonlocal unpacked
+            message = await decompressed()
+            unpacked += len(message.get("body", b""))
+            if unpacked > limit:
+                raise _too_large(limit)
+            return message
+
         length = headers.get("content-length", "")
+        receive_body: Receive = receive_bounded
         try:
             if length.isdigit() and int(length) > limit:
                 raise _too_large(limit)
-            await self._app(scope, receive_bounded, send_with_id)
-        except (BodyTimeout, BodyTooLarge) as error:
+            if is_compressed(headers):
+                decompressed = Decompressed(receive_bounded)
+                scope, receive_body = decompressed_scope(scope), receive_unpacked
+            await self._app(scope, receive_body, send_with_id)
+        except (BodyTimeout, BodyTooLarge, UnsupportedMediaType) as error:
             if started:
                 raise
             await respond(Request(scope), error)(scope, receive, send_with_id)

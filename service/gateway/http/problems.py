@@ -27,6 +27,8 @@ _OPENAI_ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# Words that OpenAI's clients decide by, where they are not ours.
+_OPENAI_CODES = {"prompt_too_long": "context_length_exceeded"}
 RETRY_AFTER_S = 5.0  # where the error does not say
 # OpenAI's clients expect 400, not 422, for an invalid request.
 OPENAI_PATHS = tuple(
@@ -85,10 +87,10 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
         if error.status != 500:
             # Without this header OpenAI's clients retry after any 409, 429 or 5xx.
             headers["x-should-retry"] = str(error.status in (429, 503)).lower()
-        lenient = error.status == 422 and request.url.path in OPENAI_PATHS
-        return JSONResponse(
-            {"error": error_object(error)}, 400 if lenient else error.status, headers
-        )
+        theirs = request.url.path in OPENAI_PATHS
+        shown = openai_error(error) if theirs else error_object(error)
+        status = 400 if theirs and error.status == 422 else error.status
+        return JSONResponse({"error": shown}, status, headers)
     problem = {
         "type": "about:blank",
         "title": HTTPStatus(error.status).phrase,
@@ -101,6 +103,12 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
         problem["field"] = sendable(error.field)
     media_type = "application/problem+json"
     return JSONResponse(problem, error.status, headers, media_type=media_type)
+
+
+def openai_error(error: KvstitchError) -> dict[str, Any]:
+    """Return OpenAI's error object with OpenAI's codes, for the routes of their API."""
+    shown = error_object(error)
+    return {**shown, "code": _OPENAI_CODES.get(error.code, error.code)}
 
 
 def error_object(error: KvstitchError) -> dict[str, Any]:
@@ -125,11 +133,12 @@ def sendable(text: str) -> str:
 def _allowed_methods(request: Request) -> list[str]:
     """Return the methods of all routes with this path; the framework lists the first one's."""
     routes, scope = request.app.routes, request.scope
-    return [
+    found = [
         method
         for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
         if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
     ]
+    return sorted([*found, "HEAD"]) if "GET" in found else found
 
 
 def _body_model(request: Request) -> type[BaseModel]:

@@ -1,7 +1,8 @@
 """Writes a conversation as the prompt's Q: everything that comes after the documents.
 
     S                          D_1 … D_k    Q
-    operator's instruction     documents    client's system text, earlier turns, last question
+    operator's instruction     documents    client's system text, earlier turns, last question,
+                                            what a last system message adds to it
 
 S is the operator's and the same for every request, because stored chunks may depend on it and
 their keys hash it. A client's system message in S would give every conversation its own keys, so
@@ -10,6 +11,8 @@ it is written after the documents, as are the earlier turns.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,38 +25,67 @@ from service.gateway.prompts.model_folder import ModelFolder
 from service.prompt import PromptFormat, Turn
 
 CACHED_TEMPLATES = 256
+LONGEST_CACHED = 64
+"""Turns of a conversation whose template is kept."""
+_TURN_PLACE = re.compile(r"\{t(\d+)\}")
 
 
-def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
+def normalize_turns(turns: Sequence[Turn], *, continues: bool = False) -> list[Turn]:
     """Bring a conversation into the order that chat templates accept.
+
+    Args:
+        turns: As they were sent.
+        continues: The answer goes on where the last turn, an assistant's, ends.
 
     Returns:
         At most one system turn, first; then user and assistant in turns, with what tools gave
-        behind the assistant's calls; the last one is the user's or a tool's. Neighbouring turns of
-        one role are joined, because most templates refuse them; those of tools are not.
+        behind the assistant's calls. Neighbouring turns of one role are joined, because most
+        templates refuse them; those of tools are not. The last one is the user's or a tool's, or
+        the assistant's that is continued, or a system turn: agents say there what is to be done
+        now. Where nobody else has spoken, that is the user's.
 
     Raises:
-        InvalidRequest: The last turn is neither the user's nor a tool's, or there is no question.
+        InvalidRequest: There is nothing to be answered, or to be continued.
     """
-    if not turns or turns[-1].role not in ("user", "tool"):
-        raise InvalidRequest(
-            "messages: the last one must be the user's, it is what is answered", field="messages"
-        )
-    if turns[-1].role == "user" and not turns[-1].text.strip():
-        raise InvalidRequest("messages: the last one is empty: send its text", field="messages")
-    if not question_of(turns).strip():
-        raise InvalidRequest(
-            "messages: none is the user's: send the one that tools are called for", field="messages"
-        )
-    ordered = [turn for turn in turns if turn.role == "system"]
-    ordered += [turn for turn in turns if turn.role != "system"]
+    last = len(turns)
+    while last and turns[last - 1].role == "system":
+        last -= 1
+    spoken, instructions = turns[:last], [turn for turn in turns[last:] if turn.text.strip()]
+    if instructions and not question_of(spoken).strip():
+        asked = Turn("user", instructions.pop().text)
+        spoken, instructions = [*spoken, *instructions, asked], []
+    _check_last([*spoken, *instructions], continues=continues)
+    ordered = [turn for turn in spoken if turn.role == "system"]
+    ordered += [turn for turn in spoken if turn.role != "system"]
     out: list[Turn] = []
-    for turn in ordered:
+    for turn in (*ordered, *instructions):
         if out and out[-1].role == turn.role and turn.role != "tool":
             out[-1] = _joined(out[-1], turn)
         else:
             out.append(turn)
     return out
+
+
+def _check_last(turns: Sequence[Turn], *, continues: bool) -> None:
+    """Raise InvalidRequest if the last turn cannot be answered, or continued."""
+    if continues and (not turns or turns[-1].role != "assistant" or turns[-1].calls):
+        raise InvalidRequest(
+            "continue_final_message: the last message must be an assistant's text, which the "
+            "answer continues",
+            field="continue_final_message",
+        )
+    if not continues and (not turns or turns[-1].role == "assistant"):
+        raise InvalidRequest(
+            "messages: the last one must be the user's, it is what is answered "
+            "(continue_final_message: true continues an assistant's)",
+            field="messages",
+        )
+    if turns[-1].role == "user" and not turns[-1].text.strip():
+        raise InvalidRequest("messages: the last one is empty: send its text", field="messages")
+    if not question_of(turns).strip():
+        raise InvalidRequest(
+            "messages: none is the user's: send the one that is answered", field="messages"
+        )
 
 
 def question_of(turns: Sequence[Turn]) -> str:
@@ -75,13 +107,19 @@ class PlainConversationFormat:
 
     def template(self, roles: tuple[str, ...]) -> str:
         """Return the template of Q for normalised turns, with {t0}, {t1}, … in their places."""
-        out = ""
+        out, end = "", len(roles) - 1
         for number, role in enumerate(roles):
             place = f"{{t{number}}}"
-            if role == "system":
+            if role == "system" and number == 0:
                 out += f"{place}\n"
-            elif role == "user":
-                out += self.fmt.question.replace("{question}", place)
+            elif role == "system" and roles[number - 1] == "user":
+                continue  # written with the question
+            elif role in ("user", "system"):
+                instructed = number + 1 == end and roles[end] == "system"
+                text = f"{place}\n\n{{t{end}}}" if instructed else place
+                out += self.fmt.question.replace("{question}", text)
+            elif number == end:  # goes on
+                out += self.fmt.earlier_answer.partition("{answer}")[0] + place
             else:
                 out += self.fmt.earlier_answer.replace("{answer}", place)
         return out
@@ -95,13 +133,21 @@ class ChatTemplateFormat:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self.template = lru_cache(CACHED_TEMPLATES)(self._question_template)
+        self._cached = lru_cache(CACHED_TEMPLATES)(self._question_template)
         self._system = self._split(("user",))[0]
 
+    def template(self, roles: tuple[str, ...]) -> str:
+        """As `PlainConversationFormat`. Raises InvalidRequest: the template cannot write it."""
+        made = self._cached if len(roles) <= LONGEST_CACHED else self._question_template
+        return made(roles)
+
     def _question_template(self, roles: tuple[str, ...]) -> str:
-        system, question = self._split(roles)
-        places = [f"{{t{number}}}" for number in range(len(roles))]
-        if system != self._system or any(question.count(place) != 1 for place in places):
+        goes_on = roles[-1] == "assistant"
+        system, question = self._split(roles[:-1] if goes_on else roles)
+        if goes_on:
+            question += f"{{t{len(roles) - 1}}}"
+        written = Counter(turn_places(question))
+        if system != self._system or any(written[n] != 1 for n in range(len(roles))):
             raise not_written()
         return question
 
@@ -146,10 +192,25 @@ def messages_around_documents(
         elif open_turn and role == "user":
             first["content"] += f"Question: {{t{number}}}"
             open_turn = False
+        elif role == "system":
+            instruct(messages, f"{{t{number}}}")
         else:
             messages.append(later_turn(number))
             open_turn = False
     return messages
+
+
+def instruct(messages: list[dict[str, Any]], text: str) -> None:
+    """Add what is to be done now to a conversation, as templates take it: as words of the user."""
+    if messages[-1]["role"] == "user":
+        messages[-1]["content"] += f"\n\n{text}"
+    else:
+        messages.append({"role": "user", "content": text})
+
+
+def turn_places(template: str) -> list[int]:
+    """Return the numbers of the turns whose places {t0}, {t1}, … a template holds, in its order."""
+    return [int(found[1]) for found in _TURN_PLACE.finditer(template)]
 
 
 def not_written() -> InvalidRequest:

@@ -23,15 +23,18 @@ class Detokenizer:
     Args:
         decode: Token ids to text.
         skip: Ids that yield no text, e.g. those that end an answer.
+        before: Ids of the text that goes on here; empty: a new text begins.
     """
 
-    def __init__(self, decode: Decode, skip: Collection[int] = ()) -> None:
+    def __init__(
+        self, decode: Decode, skip: Collection[int] = (), before: Sequence[int] = ()
+    ) -> None:
         self._decode = decode
         self._skip = skip
-        self._ids: list[int] = []
+        self._ids = list(before)
         self._start = 0
-        self._read = 0
-        self._sent = 0  # characters of decode(ids[start:]) that were emitted
+        self._read = len(before)
+        self._sent = len(decode(before)) if before else 0  # of decode(ids[start:]), emitted
 
     def push(self, token: int) -> str:
         """Return the text that is final now that `token` is known; may be empty."""
@@ -112,6 +115,9 @@ class AnswerText:
         stops: Strings that end an answer.
         prefix: The words with which the prompt has begun the answer.
         min_tokens: Tokens before which no stop string ends the answer.
+        before: Last ids of a text that the answer continues, leading blanks and all; empty: of
+            none.
+        exact: Whether leading blanks are part of the answer, as where it has a form.
 
     Attributes:
         text: The answer so far.
@@ -128,8 +134,11 @@ class AnswerText:
         *,
         prefix: str = "",
         min_tokens: int = 0,
+        before: Sequence[int] = (),
+        exact: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(decode, skip)
+        self._detokenizer = Detokenizer(decode, skip, before)
+        self._exact = exact or bool(before)
         self._stops = StopStrings(stops)
         self.begun = self._prefix = prefix.lstrip()
         self._unending = min_tokens
@@ -162,7 +171,7 @@ class AnswerText:
         return len(self.begun) + max(0, start - self._blanks)
 
     def _emit(self, text: str) -> str:
-        if not self.text:
+        if not self.text and not self._exact:
             # Most vocabularies continue "Answer:" with " Paris".
             whole, text = text, text.lstrip()
             self._blanks += len(whole) - len(text)

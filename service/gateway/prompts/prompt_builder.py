@@ -9,7 +9,7 @@ from typing import Any
 
 from retriever import Chunk, ChunkSettings
 from service.errors import PromptTooLong
-from service.gateway.prompts.conversation import conversation_format
+from service.gateway.prompts.conversation import conversation_format, turn_places
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.format import load_format, without_bos
 from service.gateway.prompts.model_folder import ModelFolder
@@ -22,6 +22,10 @@ from service.prompt import Turn, document_ids, system_ids
 from service.settings import Settings
 
 CHARS_PER_TOKEN_ESTIMATE = 3
+MAX_CHARS_PER_TOKEN = 32
+"""A text with more characters per token of context cannot fit, and is refused unencoded."""
+CONTEXT_TOKENS = 4
+"""Of a text that is continued: by these its tokens are decoded as they stand within it."""
 
 
 class PromptBuilder:
@@ -105,7 +109,7 @@ class PromptBuilder:
         """
         written = self._written(turns, tools)
         template = written.template
-        if begin_answer and tools is None:
+        if begin_answer and tools is None and turns[-1].role != "assistant":
             template += self.format.answer_prefix
         return self.tokenizer.encode_template(template, **written.texts)
 
@@ -122,8 +126,11 @@ class PromptBuilder:
         if not any(turn.role == "assistant" for turn in turns):
             return 0
         written = self._written(turns, tools)
-        last = max(written.template.rfind(f"{{{name}}}") for name in written.texts)
-        before = written.template[: max(0, last)]
+        places = turn_places(written.template)
+        # What is to be done now, and what the answer continues, stand behind the last turn.
+        follows = turns[-1].role in ("system", "assistant") and len(places) > 1
+        answered = places[-2 if follows else -1]
+        before = written.template[: written.template.find(f"{{t{answered}}}")]
         ids = self.tokenizer.encode_template(before, **written.texts)
         # The tokens at the border may have been joined with what follows.
         pairs = enumerate(zip(ids, question, strict=False))
@@ -202,7 +209,7 @@ class PromptBuilder:
         tokens = system + sum(len(d.ids) for d in documents) + len(question)
         if tokens < max_context:
             return tokens
-        sizes = f"the prompt has {tokens} tokens, the model takes {max_context - 1} and an answer"
+        sizes = f"{context_length(max_context)} and the prompt has {tokens}"
         if inline:
             remedy, field = "send less text in inline_documents", "inline_documents"
         else:
@@ -222,19 +229,32 @@ class PromptBuilder:
         documents = top_k * self.format.chunk_tokens + inline_chars // CHARS_PER_TOKEN_ESTIMATE
         return len(self.system) + documents + question
 
-    def answer_text(self, request: GenerateRequest) -> AnswerText:
-        """Return what collects the text of the answer to a request."""
+    def answer_text(self, request: GenerateRequest, question: Sequence[int] = ()) -> AnswerText:
+        """Return what collects the text of the answer to a request.
+
+        Args:
+            request: What is asked for.
+            question: The last token ids of its prompt, where the answer continues them.
+        """
         # An answer of a given form ends where its form says, and the prompt has not begun it.
         free, tools = request.guided is None, request.tools
+        goes_on = request.continue_final_message
         own = self.format.stop if free and not request.ignore_eos else ()
-        decode = self.tokenizer.decode
+        decode = self.tokenizer.decode if free else self.tokenizer.decode_bytes
         return AnswerText(
             decode if tools is None else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
-            [*own, *request.stop],
-            prefix=self.format.answer_prefix if free and tools is None else "",
+            [*own, *request.stop] if free else (),
+            prefix=self.format.answer_prefix if free and tools is None and not goes_on else "",
             min_tokens=request.min_tokens,
+            before=question[-CONTEXT_TOKENS:] if goes_on else (),
+            exact=not free,
         )
+
+
+def context_length(max_context: int) -> str:
+    """Return how errors name the model's context: clients look for these words of OpenAI's."""
+    return f"this model's maximum context length is {max_context} tokens, an answer included,"
 
 
 def _about_tools(turns: Sequence[Turn]) -> bool:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -30,10 +31,12 @@ from service.gateway.prompts.chat_template import (
 )
 from service.gateway.prompts.conversation import (
     ConversationFormat,
+    instruct,
     messages_around_documents,
     normalize_turns,
     not_written,
     render_messages,
+    turn_places,
 )
 from service.gateway.prompts.format import DOCUMENTS_MARK, INSTRUCTION, has_own_format
 from service.gateway.prompts.model_folder import ModelFolder
@@ -49,6 +52,7 @@ from service.gateway.tool_calls.tools import (
 from service.prompt import Turn
 
 CACHED_TOOLS = 64
+_IN_JSON = re.compile(r'"\{t(\d+)\}"')  # of a template that writes results as JSON
 _NAMES = r"\{(?:[tx]\d+|tools)\}"
 
 
@@ -80,12 +84,12 @@ class PlainToolConversation:
         if self.template is None:
             return None
         written = self._as_text(turns, tools)
-        messages = [{"role": t.role, "content": f"{{t{n}}}"} for n, t in enumerate(written)]
+        messages = _messages(written, lambda n: {"role": written[n].role, "content": f"{{t{n}}}"})
         try:
-            rendered = self.template.render(messages)
+            rendered = self.template.render(messages) + _going_on(written)
         except ModelRefused:  # many templates know no system messages
             return None
-        complete = all(f"{{t{number}}}" in rendered for number in range(len(written)))
+        complete = set(turn_places(rendered)) >= set(range(len(written)))
         return WrittenText(rendered, _texts(written)) if complete else None
 
     def _as_text(self, turns: Sequence[Turn], tools: ToolSet | None) -> list[Turn]:
@@ -98,7 +102,7 @@ class PlainToolConversation:
                 out.append(Turn(turn.role, "\n".join(filter(None, parts))))
             else:
                 out.append(turn)
-        return normalize_turns(out)
+        return normalize_turns(out, continues=turns[-1].role == "assistant")
 
 
 class TemplateToolConversation:
@@ -119,12 +123,14 @@ class TemplateToolConversation:
         protected = ProtectedText(self._added_texts)
         described = self._described(tools.text) if tools else WrittenText("")
         protected.texts |= described.texts
+        writer = _MessageWriter(self.form, turns, protected)
+        roles = [turn.role for turn in turns]
         messages = messages_around_documents(
-            [turn.role for turn in turns],
-            lambda number: self._message(number, turns, protected),
+            roles[:-1] if roles[-1] == "assistant" else roles,
+            writer.message,
             before="{tools}\n\n" if tools else "",
         )
-        rendered = self._rendered(messages, None)
+        rendered = self._rendered(messages, None) + _going_on(turns)
         system, _, question = rendered.partition(DOCUMENTS_MARK)
         if system != self._system:
             raise not_written()
@@ -134,8 +140,8 @@ class TemplateToolConversation:
     def alone(self, turns: Sequence[Turn], tools: ToolSet | None) -> WrittenText | None:
         protected = ProtectedText(self._added_texts)
         definitions = None if tools is None else protected.protect(json.loads(tools.text))
-        messages = [self._message(number, turns, protected) for number in range(len(turns))]
-        rendered = self._rendered(messages, definitions)
+        messages = _messages(turns, _MessageWriter(self.form, turns, protected).message)
+        rendered = self._rendered(messages, definitions) + _going_on(turns)
         return WrittenText(rendered, protected.texts | self._own_texts(rendered, turns))
 
     def _rendered(
@@ -149,40 +155,17 @@ class TemplateToolConversation:
             # Llama 3's takes one call at a time.
             return render_messages(self._template, one_call_each(messages), definitions)
 
-    def _message(
-        self, number: int, turns: Sequence[Turn], protected: ProtectedText
-    ) -> dict[str, Any]:
-        turn = turns[number]
-        content = f"{{t{number}}}" if turn.text else ""
-        message: dict[str, Any] = {"role": turn.role, "content": content}
-        if turn.calls:
-            message["tool_calls"] = [
-                {
-                    "id": template_id(call.id, self.form),
-                    "type": "function",
-                    "function": protected.protect(
-                        {"name": call.name, "arguments": json.loads(call.arguments)}
-                    ),
-                }
-                for call in turn.calls
-            ]
-        if turn.role == "tool":
-            called = (call for earlier in turns for call in earlier.calls)
-            names = (call.name for call in called if call.id == turn.call_id)
-            message["name"] = protected.protect(next(names, ""))
-            message["tool_call_id"] = template_id(turn.call_id, self.form)
-        return message
-
     def _own_texts(self, written: str, turns: Sequence[Turn]) -> dict[str, str]:
         """Return the turns' texts, as they are to stand in what was written."""
         texts = _texts(turns)
+        counts = Counter(turn_places(written))
+        in_json = set(_IN_JSON.findall(written))
         for number, turn in enumerate(turns):
-            place = f"{{t{number}}}"
-            count = written.count(place)
+            count = counts[number]
             # Some templates drop the text beside calls.
             if count > 1 or (turn.text and not count and not turn.calls):
                 raise not_written()
-            if turn.role == "tool" and f'"{place}"' in written:  # a template that writes JSON
+            if turn.role == "tool" and str(number) in in_json:
                 texts[f"t{number}"] = json.dumps(turn.text, ensure_ascii=False)[1:-1]
         return texts
 
@@ -191,6 +174,54 @@ class TemplateToolConversation:
         protected = ProtectedText(self._added_texts)
         text = tools_text(self._template, protected.protect(json.loads(definitions)))
         return WrittenText(text, protected.texts)
+
+
+class _MessageWriter:
+    """Writes turns as messages for a chat template, with {t0}, {t1}, … for their texts."""
+
+    def __init__(self, form: ToolForm, turns: Sequence[Turn], protected: ProtectedText) -> None:
+        self._form, self._turns, self._protected = form, turns, protected
+        called = [call for turn in turns for call in turn.calls]
+        self._names = {call.id: call.name for call in reversed(called)}  # of equal ids the first
+
+    def message(self, number: int) -> dict[str, Any]:
+        turn = self._turns[number]
+        content = f"{{t{number}}}" if turn.text else ""
+        message: dict[str, Any] = {"role": turn.role, "content": content}
+        if turn.calls:
+            message["tool_calls"] = [
+                {
+                    "id": template_id(call.id, self._form),
+                    "type": "function",
+                    "function": self._protected.protect(
+                        {"name": call.name, "arguments": json.loads(call.arguments)}
+                    ),
+                }
+                for call in turn.calls
+            ]
+        if turn.role == "tool":
+            message["name"] = self._protected.protect(self._names.get(turn.call_id, ""))
+            message["tool_call_id"] = template_id(turn.call_id, self._form)
+        return message
+
+
+def _messages(
+    turns: Sequence[Turn], write: Callable[[int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the messages of a conversation that is answered; one that goes on is left out."""
+    messages: list[dict[str, Any]] = []
+    end = len(turns) - 1
+    for number, turn in enumerate(turns):
+        if turn.role == "system" and number == end and messages:
+            instruct(messages, f"{{t{number}}}")
+        elif turn.role != "assistant" or number != end:
+            messages.append(write(number))
+    return messages
+
+
+def _going_on(turns: Sequence[Turn]) -> str:
+    """Return the place of an assistant's turn that the answer continues; else nothing."""
+    return f"{{t{len(turns) - 1}}}" if turns[-1].role == "assistant" else ""
 
 
 ToolConversation = PlainToolConversation | TemplateToolConversation

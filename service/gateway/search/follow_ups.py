@@ -22,11 +22,12 @@ QUESTION_CHARS = 400
 """Of each earlier question; of a longer one the beginning."""
 
 
-def joined_query(turns: Sequence[Turn]) -> str | None:
+def joined_query(turns: Sequence[Turn], question: str | None = None) -> str | None:
     """Join the question with the user's earlier ones, which follow it, the latest first.
 
     Args:
         turns: A normalised conversation.
+        question: The part of the user's last text that is searched for; None: all of it.
 
     Returns:
         None: nothing was asked before.
@@ -35,7 +36,7 @@ def joined_query(turns: Sequence[Turn]) -> str | None:
     if len(asked) < 2:
         return None
     earlier = (text[:QUESTION_CHARS] for text in asked[1 : 1 + EARLIER_QUESTIONS])
-    return " ".join([asked[0], *earlier])
+    return " ".join([asked[0] if question is None else question, *earlier])
 
 
 def adds_something(own: Sequence[Passage], joined: Sequence[Passage]) -> bool:

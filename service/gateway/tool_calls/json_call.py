@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic_core import from_json
+
 ARGUMENT_KEYS = ("arguments", "parameters")
+_KEYS = ("name", *ARGUMENT_KEYS, "type", "id")
 _OPENS, _CLOSES = "{[", "}]"
 
 
@@ -24,6 +27,8 @@ class CallReader:
         arguments: The text of the arguments so far.
         complete: Whether the object has ended.
         broken: Whether it cannot be a call.
+        foreign: Whether it has a field that calls do not have.
+        given: Whether it has arguments, perhaps none.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -31,6 +36,7 @@ class CallReader:
         self.arguments = ""
         self.complete = False
         self.broken = False
+        self.foreign = self.given = False
         self._bare = name is not None
         self._text = ""
         self._depth = 0
@@ -44,6 +50,28 @@ class CallReader:
     def streamable(self) -> bool:
         """Whether what `arguments` holds is final: an object's text, not a string with one."""
         return self.name is not None and self.arguments.startswith("{")
+
+    @property
+    def name_so_far(self) -> str | None:
+        """The name, or the part of it that has come; None: it has not begun."""
+        if self.name is not None:
+            return self.name
+        return self._begun_text() if self._in_value and self._key == "name" else None
+
+    @property
+    def arguments_so_far(self) -> str:
+        """The text of the arguments that has come, of a string with it what the string says."""
+        if not self.complete and self.arguments.startswith('"'):
+            return self._begun_text() or ""
+        return self.arguments if self.arguments.startswith("{") else ""
+
+    def _begun_text(self) -> str | None:
+        """Return the string that began with the last value."""
+        try:
+            found = from_json(self._text[self._token_start :], allow_partial="trailing-strings")
+        except ValueError:
+            return None
+        return found if isinstance(found, str) else None
 
     def feed(self, char: str) -> None:
         """Take the next character; not after `complete` or `broken`."""
@@ -81,6 +109,8 @@ class CallReader:
             self._key = self._read(self._text[self._token_start : at])
             self._in_value, self._token_start = True, at + 1
             self.broken |= not isinstance(self._key, str)
+            self.foreign |= self._key not in _KEYS
+            self.given |= self._key in ARGUMENT_KEYS
         elif char == "," or (char == "}" and self._depth == 0):
             if self._in_value:
                 self._take(self._text[self._token_start : at])
@@ -120,3 +150,16 @@ def is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """Return what there is of an object whose JSON text was cut short or is wrong.
+
+    Returns:
+        Its fields as far as they go; of what is not the beginning of an object the text itself.
+    """
+    try:
+        found = from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from service.prompt import ToolCall
 
-MAX_TOOLS = 128
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 
 

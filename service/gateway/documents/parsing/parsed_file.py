@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,9 +13,9 @@ MarkKind = Literal["page", "slide", "sheet", "heading"]
 Mark = tuple[int, MarkKind, str]
 """(first character, what begins there, its label); see retriever/documents.py."""
 
-AS_THEY_ARE = ("md", "rst")  # kinds whose text is kept; only title and headings are looked for
 MAX_MARKS = 20_000  # of one file; those after them are left out
 MAX_LABEL_CHARS = 200
+MAX_PLACES = 200  # that a warning names
 _SPACE = re.compile(r"\s+")
 
 
@@ -42,6 +43,24 @@ class Bounds:
 
 
 @dataclass(frozen=True)
+class ParseWarning:
+    """Something of a file that is not in its text, or that may be wrong there.
+
+    Attributes:
+        code: What kind of thing, for programs: words joined by underscores, which stay the same.
+        message: A sentence for people, with what to do if something can be done.
+        places: Labels of the pages, slides or sheets where it is; empty if it has no such place.
+            At most MAX_PLACES, so `count` may be larger.
+        count: How many there are.
+    """
+
+    code: str
+    message: str
+    places: tuple[str, ...] = ()
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class ParsedFile:
     """A file's text.
 
@@ -49,11 +68,13 @@ class ParsedFile:
         text: All of it.
         title: As the file says; may be empty.
         marks: Where pages, slides, sheets and headings begin, in their order.
+        warnings: What is not in `text`, or may be wrong there; one per code.
     """
 
     text: str
     title: str = ""
     marks: list[Mark] = field(default_factory=list)
+    warnings: tuple[ParseWarning, ...] = ()
 
 
 def heading(start: int, text: str) -> Mark:
@@ -62,6 +83,65 @@ def heading(start: int, text: str) -> Mark:
     if len(label) > MAX_LABEL_CHARS:
         label = label[: MAX_LABEL_CHARS - 1] + "…"
     return start, "heading", label
+
+
+def places_warning(code: str, message: str, places: Sequence[str]) -> ParseWarning:
+    """Return a warning about places, each of which counts once.
+
+    Args:
+        code: What kind of thing.
+        message: A sentence in which `{places}` stands for a short list of them.
+        places: Labels, in their order.
+    """
+    said = message.format(places=_ranges(places))
+    return ParseWarning(code, said, tuple(places[:MAX_PLACES]), len(places))
+
+
+LEFT_OUT = {
+    "pictures": "pictures are not read ({count}): what is written in them is missing",
+    "embedded_objects": "embedded objects are not read ({count}): save them as files of their own",
+    "hidden_text": "hidden text is left out ({count} places)",
+    "readings_left_out": "small readings above words (furigana) are left out ({count})",
+}
+
+
+def left_out_warnings(counts: Mapping[str, int]) -> list[ParseWarning]:
+    """Return a warning for each kind of thing that is left out, with how many there are."""
+    return [
+        ParseWarning(code, message.format(count=counts[code]), count=counts[code])
+        for code, message in LEFT_OUT.items()
+        if counts.get(code)
+    ]
+
+
+def _ranges(places: Sequence[str], most: int = 8) -> str:
+    """Return labels as people write them: 2-5, 9; numbers that follow one another are a range."""
+    runs: list[list[str]] = []
+    for place in places:
+        last = runs[-1][-1] if runs else ""
+        if place.isdecimal() and last.isdecimal() and int(place) == int(last) + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    said = [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    more = f" and {len(said) - most} more" if len(said) > most else ""
+    return ", ".join(said[:most]) + more
+
+
+_NO_TITLE = re.compile(
+    r"(untitled|unbenannt|sans titre|ohne titel|(word|powerpoint|excel)[ -]?(document|presentation|"
+    r"workbook|-dokument|-pr[aä]sentation)|(document|dokument|presentation|pr[aä]sentation|slide|"
+    r"folie|book|mappe|workbook|title|titel)[ -]?\d*)",
+    re.IGNORECASE,
+)
+_BY_PRINTER = re.compile(r"^Microsoft (Word|PowerPoint|Excel) - ")
+_FILE_NAME = re.compile(r"\.(docx?|pptx?|xlsx?|odt|rtf|tex|dvi|indd|qxd|pub)$", re.IGNORECASE)
+
+
+def meaningful_title(title: str) -> str:
+    """Return a title from a file's properties, or "" if a program wrote it and no person."""
+    found = _FILE_NAME.sub("", _BY_PRINTER.sub("", one_line(title)))
+    return "" if _NO_TITLE.fullmatch(found) else found
 
 
 def one_line(text: str) -> str:
@@ -112,8 +192,9 @@ class TextBuilder:
         self._marks += [(self._size + start, kind, label) for start, kind, label in other.marks]
         self.add(other.text + "\n\n")
 
-    def finish(self, title: str = "") -> ParsedFile:
-        return ParsedFile("".join(self._parts).rstrip(), one_line(title), self._marks)
+    def finish(self, title: str = "", warnings: Iterable[ParseWarning] = ()) -> ParsedFile:
+        text = "".join(self._parts).rstrip()
+        return ParsedFile(text, one_line(title), self._marks, tuple(warnings))
 
     def add(self, text: str) -> None:
         """Add text that goes on where the last ended.

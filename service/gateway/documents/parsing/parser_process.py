@@ -13,24 +13,28 @@ import json
 import os
 import resource
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
-from io import BytesIO
 from typing import Any
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.parsed_file import AS_THEY_ARE, Bounds, Mark, ParsedFile
+from service.gateway.documents.parsing.parsed_file import (
+    Bounds,
+    ParsedFile,
+)
 
 PRIORITY = 10  # answers come first
-# Module and function that read a kind; PDF is read here. Office's formats and EPUB are told apart
+# Module and function that read a kind. Office's formats and EPUB are told apart
 # by what is in them.
 PARSERS = {
-    "csv": ("tables", "parse"),
-    "eml": ("html", "parse_mail"),
+    "csv": ("csv_tables", "parse"),
+    "eml": ("mail", "parse"),
     "html": ("html", "parse"),
     "md": ("markup", "parse_markdown"),
     "office": ("office", "parse"),
+    "pdf": ("pdf", "parse"),
     "rst": ("markup", "parse_rst"),
+    "text": ("markup", "parse_text"),
 }
 
 
@@ -55,53 +59,26 @@ def main() -> None:
     except RecursionError:
         answer = {"error": "its objects are nested too deeply: save it anew"}
     except Exception as error:
-        answer = {"error": f"it is not readable {kind} ({type(error).__name__}: {error})"[:500]}
+        answer = {"error": _damaged(kind, error)}
     sys.stdout.buffer.write(json.dumps(answer).encode())
 
 
+def _damaged(kind: str, error: Exception) -> str:
+    """Say that a file cannot be read; what a library says about it is added if it is a sentence."""
+    said = str(error).strip()
+    reason = f" ({said[:300]})" if len(said.split()) > 2 else ""
+    return f"it is damaged, or not readable {kind}{reason}: open it and save it anew"
+
+
 def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:
-    if kind == "pdf":
-        parse = parse_pdf
-    elif kind in PARSERS:
+    if kind in PARSERS:
         # Only this format's libraries are loaded: each takes a part of a second.
         module, function = PARSERS[kind]
         parse = getattr(import_module(f"service.gateway.documents.parsing.{module}"), function)
     else:
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")
     parsed: ParsedFile = parse(content, bounds)
-    if kind in AS_THEY_ARE:  # the caller has the text
-        parsed = replace(parsed, text="")
     return asdict(parsed)
-
-
-def parse_pdf(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse the text of a PDF's pages.
-
-    Raises:
-        InvalidRequest: It exceeds a limit, is encrypted or holds no text.
-        Exception: Whatever pypdf raises for a broken file.
-    """
-    from pypdf import PdfReader
-
-    reader = PdfReader(BytesIO(content))
-    if reader.is_encrypted and not reader.decrypt(""):
-        raise InvalidRequest("it is encrypted: remove the password first")
-    bounds.check_pages(len(reader.pages), "pages")
-    marks: list[Mark] = []
-    text = ""
-    for number, page in enumerate(reader.pages, 1):
-        marks.append((len(text), "page", str(number)))
-        text += _valid(page.extract_text()).strip() + "\n\n"
-        bounds.check_chars(len(text) - 2 * number)
-    if not (text := text.rstrip()):
-        raise InvalidRequest("it holds no text, only pictures: run it through OCR first")
-    title = (reader.metadata.title if reader.metadata else None) or ""
-    return ParsedFile(text, _valid(str(title)).strip(), marks)
-
-
-def _valid(text: str) -> str:
-    """Replace halves of surrogate pairs, which fonts can map glyphs to and which are not text."""
-    return text.encode("utf-8", "replace").decode()
 
 
 if __name__ == "__main__":

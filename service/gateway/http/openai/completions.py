@@ -27,7 +27,7 @@ from service.gateway.http.openai.envelope import (
     total_usage,
     url_annotations,
 )
-from service.gateway.http.problems import error_object
+from service.gateway.http.problems import openai_error
 from service.gateway.http.sse import data_line
 from service.gateway.schemas.answer import Citation, GenerateResponse, TokenLogprob
 from service.gateway.schemas.openai.chat import (
@@ -149,7 +149,7 @@ class CompletionChunks:
     def error(self, error: KvstitchError) -> bytes:
         """Return the last line of a stream that failed; no [DONE] follows."""
         held = "".join(self._released(choice) for choice in self._choices)
-        return (held + data_line({"error": error_object(error)})).encode()
+        return (held + data_line({"error": openai_error(error)})).encode()
 
     def _first(self, number: int, choice: _Choice, citations: list[Citation]) -> str:
         shown = [c.model_dump(mode="json", exclude_none=True) for c in citations]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+
+from pydantic import JsonValue
 
 from service.errors import InvalidRequest, Unsupported
 from service.gateway.http.openai.field_table import (
@@ -27,11 +30,12 @@ from service.gateway.schemas.openai.responses import (
     InputPart,
     ResponsesRequest,
 )
-from service.gateway.tool_calls.json_call import is_object
+from service.gateway.tool_calls.json_call import is_object, object_of
 from service.gateway.tool_calls.tools import Tool, ToolSet
 from service.prompt import ToolCall, Turn
 
 _RESPONSES_TEXTS = ("input_text", "output_text", "text")
+_THOUGHTS = ("reasoning", "reasoning_text", "thinking", "redacted_thinking")
 
 
 def turns_of_messages(messages: Sequence[ChatMessage], notes: list[str]) -> list[Turn]:
@@ -56,7 +60,7 @@ def turns_of_items(items: Sequence[InputItem], notes: list[str]) -> list[Turn]:
         if item.type == "reasoning":
             notes.append(f"{where} has no effect: earlier thoughts are left out")
             continue
-        notes += check_fields(item.model_extra, INPUT_ITEM, f"{where}.")
+        notes += check_fields(item.model_extra, INPUT_ITEM, f"{where}.", echoed=True)
         out.append(_of_item(where, item, notes))
     return out
 
@@ -87,14 +91,14 @@ def _of_message(where: str, message: ChatMessage, notes: list[str]) -> Turn:
         raise Unsupported(
             f"{where}.role function was replaced by tool: send that", field=f"{where}.role"
         )
-    notes += check_fields(message.model_extra, MESSAGE, f"{where}.")
+    notes += check_fields(message.model_extra, MESSAGE, f"{where}.", echoed=True)
     role = "system" if message.role == "developer" else message.role
     calls = _calls(where, message, notes)
     if role == "tool" and not message.tool_call_id:
         raise _missing(f"{where}.tool_call_id", "the id of the call")
     content = message.content
-    if content is None and role == "assistant":
-        content = message.refusal or ("" if calls else None)
+    if content is None and role in ("assistant", "tool"):  # an answer may be without text
+        content = message.refusal or ""
     if content is None:
         raise _missing(f"{where}.content", "the message's text")
     text = _text(f"{where}.content", content, notes, kinds=("text",))
@@ -109,10 +113,10 @@ def _calls(where: str, message: ChatMessage, notes: list[str]) -> tuple[ToolCall
     out = []
     for number, call in enumerate(calls):
         path = f"{where}.tool_calls[{number}]"
-        notes += check_fields(call.model_extra, {}, f"{path}.")
-        notes += check_fields(call.function.model_extra, {}, f"{path}.function.")
-        arguments = _arguments(f"{path}.function.arguments", call.function.arguments)
-        out.append(ToolCall(call.id, call.function.name, arguments))
+        notes += check_fields(call.model_extra, {}, f"{path}.", echoed=True)
+        notes += check_fields(call.function.model_extra, {}, f"{path}.function.", echoed=True)
+        arguments = _arguments(f"{path}.function.arguments", call.function.arguments, notes)
+        out.append(ToolCall(call.id or "", call.function.name, arguments))
     return tuple(out)
 
 
@@ -122,11 +126,12 @@ def _of_item(where: str, item: InputItem, notes: list[str]) -> Turn:
             if item.role is None:
                 raise _missing(f"{where}.role")
             role = "system" if item.role == "developer" else item.role
-            return Turn(role, _item_text(f"{where}.content", item.content, notes))
+            text = item.content or "" if role == "assistant" else item.content
+            return Turn(role, _item_text(f"{where}.content", text, notes))
         case "function_call":
             if item.call_id is None or item.name is None:
                 raise _missing(f"{where}.{'name' if item.call_id else 'call_id'}")
-            arguments = _arguments(f"{where}.arguments", item.arguments)
+            arguments = _arguments(f"{where}.arguments", item.arguments, notes)
             return Turn("assistant", "", (ToolCall(item.call_id, item.name, arguments),))
         case "function_call_output":
             if item.call_id is None:
@@ -167,20 +172,29 @@ def _text(
     out = ""
     for number, part in enumerate(content):
         path = f"{where}[{number}]"
+        if part.type in _THOUGHTS:
+            notes.append(f"{path} has no effect: earlier thoughts are left out")
+            continue
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in (*kinds, "refusal") or text is None:
             raise Unsupported(f"{path} is not text: only text is supported", field=path)
         extra = {k: v for k, v in (part.model_extra or {}).items() if k not in ignored}
-        notes += check_fields(extra, CONTENT_PART, f"{path}.")
+        notes += check_fields(extra, CONTENT_PART, f"{path}.", echoed=True)
         out += text
     return out
 
 
-def _arguments(field: str, text: str | None) -> str:
-    arguments = text or "{}"
-    if not is_object(arguments):
+def _arguments(field: str, sent: str | dict[str, JsonValue] | None, notes: list[str]) -> str:
+    """Return the JSON text of a call's arguments, made whole if the call was cut short."""
+    if isinstance(sent, dict):
+        return json.dumps(sent, ensure_ascii=False)
+    text = (sent or "").strip() or "{}"
+    if is_object(text):
+        return text
+    if not text.startswith("{"):
         raise InvalidRequest(f"{field} must be the JSON text of an object", field=field)
-    return arguments
+    notes.append(f"{field} is no whole JSON: the model is told what there is of it")
+    return json.dumps(object_of(text), ensure_ascii=False)
 
 
 def _tool(where: str, tool: ToolDefinition, notes: list[str]) -> Tool:
@@ -213,11 +227,12 @@ def _tool_set(
     body: ChatRequest | ResponsesRequest, tools: list[Tool], named: str | None, *, name_field: str
 ) -> ToolSet | None:
     """Return the tools that may be called; `named`: the only one that must be."""
-    names = [tool.name for tool in tools]
-    for number, name in enumerate(names):
-        if name in names[:number]:
+    names: set[str] = set()
+    for number, tool in enumerate(tools):
+        if tool.name in names:
             field = f"tools[{number}].{name_field}"
-            raise InvalidRequest(f"{field} {name!r} is another tool's", field=field)
+            raise InvalidRequest(f"{field} {tool.name!r} is another tool's", field=field)
+        names.add(tool.name)
     if named is not None and named not in names:
         raise InvalidRequest(
             f"tool_choice: there is no tool {named!r}: name one of tools", field="tool_choice"

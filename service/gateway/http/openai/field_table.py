@@ -1,6 +1,7 @@
 """Every field of OpenAI's API, and of vLLM's extras to it, and what becomes of it here.
 
-A field is honoured, noted or refused, never just ignored. docs/openai.md shows these tables
+A field is honoured, noted or refused, never just ignored. Of other servers' fields those that
+clients send often are here to say what to send instead. docs/openai.md shows these tables
 (`python -m scripts.docs_tables`).
 """
 
@@ -45,13 +46,17 @@ def refused(why: str, *harmless: Any) -> FieldRule:
     return FieldRule("refused", why, harmless)
 
 
-def check_fields(extra: Mapping[str, Any] | None, rules: Rules, where: str = "") -> list[str]:
+def check_fields(
+    extra: Mapping[str, Any] | None, rules: Rules, where: str = "", *, echoed: bool = False
+) -> list[str]:
     """Check fields that the route's schema does not take.
 
     Args:
         extra: Their names and values.
         rules: Of the object that holds them.
         where: Path of this object in the body, with a point at its end.
+        echoed: The object is one that clients hand back with whatever they, or another service,
+            have put into it: a field that nobody knows is noted.
 
     Returns:
         What is to be noted for the client.
@@ -64,6 +69,10 @@ def check_fields(extra: Mapping[str, Any] | None, rules: Rules, where: str = "")
     for name, value in (extra or {}).items():
         path = f"{where}{name}"
         rule = rules.get(name)
+        if rule is None and echoed:
+            if value not in (None, "", [], {}):
+                notes.append(f"{path} has no effect: nobody here knows it")
+            continue
         if rule is None:
             raise InvalidRequest(
                 f"{path} is not a known field: leave it out, or correct its name", field=path
@@ -162,10 +171,34 @@ _VLLM: Rules = {
     "logits_processors": refused("no code comes with requests", []),
 }
 
+# Of llama.cpp, Ollama, SGLang and OpenRouter, with what says the same here.
+_OF_OTHERS: Rules = {
+    "format": refused("it is Ollama's: send `response_format`", ""),
+    "options": refused("they are Ollama's: send `temperature`, `max_tokens`, … by themselves", {}),
+    "keep_alive": noted("the model always is loaded"),
+    "think": noted("models do not think at length here", False),
+    "grammar": refused("it is llama.cpp's: send `structured_outputs.grammar`", ""),
+    "json_schema": refused("it is llama.cpp's: send `response_format`", {}),
+    "n_predict": refused("it is llama.cpp's: send `max_tokens`"),
+    "repeat_penalty": refused("it is llama.cpp's: send `repetition_penalty`", 1),
+    "cache_prompt": noted("prompts are cached by their tokens", True),
+    "id_slot": noted("requests have no slots", -1),
+    "reasoning_format": noted("models do not think at length here", "none", "auto"),
+    "timings_per_token": noted("`kvstitch.timing` has the times", False),
+    "regex": refused("it is SGLang's: send `structured_outputs.regex`", ""),
+    "ebnf": refused("it is SGLang's: send `structured_outputs.grammar`", ""),
+    "lora_path": refused("it is SGLang's: an adapter's name is the `model`"),
+    "separate_reasoning": noted("models do not think at length here", True, False),
+    "stream_reasoning": noted("models do not think at length here", True, False),
+    "provider": noted("it is OpenRouter's: there is one provider", {}),
+    "transforms": refused("a prompt is never cut", []),
+}
+
 CHAT: Rules = {
     **_SAMPLED,
     **_BOOKKEEPING,
     **_VLLM,
+    **_OF_OTHERS,
     "messages": honoured("texts, tool calls and their results; the last one is answered"),
     "max_completion_tokens": honoured("goes before `max_tokens`"),
     "logprobs": honoured(""),
@@ -183,8 +216,10 @@ CHAT: Rules = {
     "verbosity": refused("say in a message how long the answer should be", "medium"),
     "web_search_options": refused("documents of this service are searched"),
     "echo": refused("an answer is the new message alone", False),
-    "add_generation_prompt": refused("the answer is always a new message", True),
-    "continue_final_message": refused("the last message must be the user's", False),
+    "add_generation_prompt": honoured("false only where the last message is continued"),
+    "continue_final_message": honoured(
+        "the answer goes on where the last message, an assistant's, ends"
+    ),
     "documents": refused("send them as `kvstitch.inline_documents`", []),
     "chat_template": refused("the model's own is used"),
     "chat_template_kwargs": refused(
@@ -204,6 +239,7 @@ COMPLETION: Rules = {
     "prompt_cache_key": _BOOKKEEPING["prompt_cache_key"],
     "safety_identifier": _BOOKKEEPING["safety_identifier"],
     **_VLLM,
+    **_OF_OTHERS,
     "prompt": honoured("a text, or a list of up to 16, each of which is answered"),
     "logprobs": honoured("0 to 5"),
     "best_of": refused("use `n`", 1),
@@ -254,6 +290,9 @@ TOOL: Rules = {
 RESPONSE_FORMAT: Rules = {
     "type": honoured("text, json_object, json_schema"),
     "json_schema": honoured("its `schema`"),
+    "schema": refused(
+        "it is llama.cpp's: send `type` json_schema, and the schema as `json_schema.schema`"
+    ),
 }
 STRUCTURED_OUTPUTS: Rules = {
     "json": honoured("a schema"),

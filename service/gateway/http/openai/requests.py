@@ -111,6 +111,7 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
         **_common_fields(body, served),
         **_sampled(body),
         "max_tokens": body.max_completion_tokens or body.max_tokens,
+        "continue_final_message": _continues(body),
         "logprobs": _chat_logprobs(body),
         "guided": None if form is None else form.guided,
     }
@@ -263,6 +264,18 @@ def _sampled(body: SampledRequest) -> dict[str, Any]:
     fields = {name: getattr(body, name) for name in _SAME_NAMES}
     fields["sampling_top_k"] = None if body.top_k is None else max(0, body.top_k)
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _continues(body: ChatRequest) -> bool:
+    """Return whether the answer goes on where the last message ends."""
+    continues = bool(body.continue_final_message)
+    if body.add_generation_prompt is not None and body.add_generation_prompt == continues:
+        raise InvalidRequest(
+            f"add_generation_prompt is {str(continues).lower()}: the answer either continues the "
+            "last message (continue_final_message) or is a new one",
+            field="add_generation_prompt",
+        )
+    return continues
 
 
 def _chat_logprobs(body: ChatRequest) -> int | None:

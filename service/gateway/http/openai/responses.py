@@ -18,7 +18,7 @@ from service.errors import KvstitchError
 from service.gateway.answers.answer_group import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
 from service.gateway.http.openai.envelope import Envelope, finish_reason
-from service.gateway.http.problems import error_object
+from service.gateway.http.problems import openai_error
 from service.gateway.http.sse import frame
 from service.gateway.schemas.answer import Citation, GenerateResponse
 from service.gateway.schemas.openai.responses import (
@@ -63,7 +63,7 @@ class ResponseWriter:
                 return self._finish(response)
 
     def error(self, error: KvstitchError) -> bytes:
-        told = error_object(error)
+        told = openai_error(error)
         response = self._object("failed")
         response.error = {"code": "server_error", "message": told["message"]}
         return self._event(

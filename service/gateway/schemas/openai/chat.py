@@ -14,9 +14,8 @@ from pydantic import (
 
 from service.gateway.schemas.answer import MAX_LOGPROBS, TokenLogprob, Usage
 from service.gateway.schemas.fields import Unicode
-from service.gateway.schemas.generate import MAX_MESSAGES
 from service.gateway.schemas.openai.common import LENIENT, Details, SampledRequest
-from service.gateway.tool_calls.tools import MAX_TOOLS, NAME_PATTERN
+from service.gateway.tool_calls.tools import NAME_PATTERN
 
 
 class UrlCitation(BaseModel):
@@ -50,7 +49,9 @@ class CalledFunction(BaseModel):
     model_config = LENIENT
 
     name: Unicode
-    arguments: Unicode = Field(description="JSON of an object")
+    arguments: Unicode | dict[str, JsonValue] | None = Field(
+        None, description="JSON of an object; of a call that was cut short, its beginning"
+    )
 
 
 class MessageToolCall(BaseModel):
@@ -58,8 +59,8 @@ class MessageToolCall(BaseModel):
 
     model_config = LENIENT
 
-    id: Unicode = ""
-    type: Literal["function"] = "function"
+    id: Unicode | None = None
+    type: Literal["function"] | None = "function"
     function: CalledFunction
     index: int | None = Field(None, description="some clients leave it from a stream")
 
@@ -104,14 +105,18 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
-Tools = Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Tools = Annotated[list[ToolDefinition], Field(fail_fast=True)]
 
 
 class ChatRequest(SampledRequest):
     """POST /v1/chat/completions: documents are searched for the last user message."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(
-        min_length=1, max_length=MAX_MESSAGES
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
+    continue_final_message: bool | None = Field(
+        None, description="the answer goes on where the last message, an assistant's, ends"
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="vLLM's; false only with continue_final_message"
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
     logprobs: bool | None = Field(None, description="of the answer's tokens")

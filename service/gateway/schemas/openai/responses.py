@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from service.gateway.schemas.fields import Unicode
-from service.gateway.schemas.generate import MAX_MESSAGES
 from service.gateway.schemas.openai.common import LENIENT, CommonRequest, Details
-from service.gateway.tool_calls.tools import MAX_TOOLS, NAME_PATTERN
+from service.gateway.tool_calls.tools import NAME_PATTERN
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -81,14 +80,13 @@ class TextOptions(BaseModel):
 class ResponsesRequest(CommonRequest):
     """POST /v1/responses: documents are searched for the last text of the user."""
 
-    input: (
-        Unicode
-        | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    ) = Field(description="a text, or messages, calls and their results")
+    input: Unicode | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)] = Field(
+        description="a text, or messages, calls and their results"
+    )
     instructions: Unicode | None = Field(None, description="text of the system")
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)

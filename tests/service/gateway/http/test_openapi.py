@@ -78,7 +78,11 @@ def test_the_description_names_what_there_is(described: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/v1/rag/generate", "POST"), ("/admin/documents/x", "DELETE, GET"), ("/v1/models", "GET")],
+    [
+        ("/v1/rag/generate", "POST"),
+        ("/admin/documents/x", "DELETE, GET, HEAD"),
+        ("/v1/models", "GET, HEAD"),
+    ],
 )
 def test_another_method_is_told_which_there_are(shared: Rig, path: str, allowed: str) -> None:
     response = shared.http.patch(path)

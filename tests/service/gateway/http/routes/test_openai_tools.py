@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.fakes.worker import FakeWorker
+from tests.fakes.worker import READY, FakeWorker
 from tests.service.gateway.http.routes.test_openai import ASK, chat, frames, last_request, says
-from tests.service.gateway.rig import Rig
+from tests.service.gateway.rig import Rig, running
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {
@@ -33,7 +35,7 @@ def ask(rig: Rig, answer: str, **body: Any) -> dict[str, Any]:
 
 def streamed(rig: Rig, answer: str, **body: Any) -> list[Any]:
     says(rig, answer)
-    chunks = frames(chat(rig, tools=TOOLS, max_tokens=500, stream=True, **body).text)
+    chunks = frames(chat(rig, **{"tools": TOOLS, "max_tokens": 500, **body}, stream=True).text)
     assert chunks.pop() == "[DONE]"
     return chunks
 
@@ -121,9 +123,20 @@ def test_an_answer_without_calls_is_as_ever(rig: Rig) -> None:
 
 
 def test_a_cut_call_has_the_finish_reason_length(rig: Rig) -> None:
-    cut = ask(rig, OSLO[:30], max_tokens=29)["choices"][0]
-    assert cut["finish_reason"] == "length" and "tool_calls" not in cut["message"]
-    assert cut["message"]["content"] == OSLO[:30]
+    for place, arguments in ((30, ""), (len(OSLO) - 35, ""), (OSLO.index("ty"), '{"ci')):
+        text = OSLO[:place]
+        cut = ask(rig, text, max_tokens=len(text) - 1)["choices"][0]
+        assert cut["finish_reason"] == "length" and cut["message"]["content"] is None
+        (call,) = cut["message"]["tool_calls"]
+        assert call["function"] == {"name": "get_weather", "arguments": arguments}, text
+        *chunks, finish = streamed(rig, text, max_tokens=len(text) - 1)
+        pieces = [call for c in chunks for call in c["choices"][0]["delta"].get("tool_calls", [])]
+        assert pieces[0]["function"]["name"] == "get_weather"
+        assert "".join(piece["function"]["arguments"] for piece in pieces) == arguments
+        assert finish["choices"][0]["finish_reason"] == "length"
+    nameless = ask(rig, OSLO[:20], max_tokens=19)
+    assert not nameless["choices"][0]["message"]["content"]
+    assert any("which tool it calls" in text for text in nameless["kvstitch"]["warnings"])
     in_arguments = OSLO[: OSLO.index('lo"}}')]
     cut = ask(rig, in_arguments, max_tokens=len(in_arguments) - 1)["choices"][0]
     assert cut["finish_reason"] == "length"
@@ -203,7 +216,7 @@ def test_results_of_tools_are_part_of_the_conversation(rig: Rig) -> None:
           {"name": "clock", "arguments": "now"}}]}, "messages[1].tool_calls[0].function.arguments"),
         ({"role": "user", "content": "x", "tool_calls": [{"id": "1", "type": "function",
           "function": {"name": "clock", "arguments": "{}"}}]}, "messages[1].tool_calls"),
-        ({"role": "assistant", "content": None}, "messages[1].content"),
+        ({"role": "user", "content": None}, "messages[1].content"),
     ],
 )  # fmt: skip
 def test_wrong_messages_are_named(rig: Rig, message: dict[str, Any], param: str) -> None:
@@ -212,8 +225,6 @@ def test_wrong_messages_are_named(rig: Rig, message: dict[str, Any], param: str)
 
 
 def test_the_form_can_be_set(folder: Any, data: Any) -> None:
-    from tests.service.gateway.rig import running
-
     with running(folder, data, worker=FakeWorker(""), tool_form="llama3_json") as rig:
         found = ask(rig, '{"name": "get_weather", "parameters": {"city": "Oslo"}}')
         assert called(found["choices"][0]["message"]) == [("get_weather", {"city": "Oslo"})]
@@ -221,9 +232,26 @@ def test_the_form_can_be_set(folder: Any, data: Any) -> None:
         assert "tool_calls" not in ask(rig, OSLO)["choices"][0]["message"]
 
 
-def test_many_tools_and_their_size_are_limited(shared: Rig) -> None:
-    many = [{"function": {"name": f"f{number}"}} for number in range(129)]
-    assert chat(shared, tools=many).json()["error"]["param"] == "tools"
-    long = [{"function": {"name": "f", "description": "word " * 4000}}]
-    error = chat(shared, tools=long).json()["error"]
-    assert (error["param"], error["code"]) == ("messages", "prompt_too_long")
+def test_tools_are_limited_by_the_model_s_context_and_by_nothing_else(
+    folder: Any, data: Any
+) -> None:
+    """128 small ones, and a grammar for their calls; MCP servers bring so many."""
+    properties = {f"field_{n}": {"type": "string", "description": "a field"} for n in range(9)}
+    schema = {"type": "object", "properties": properties}
+    many = [{"function": {"name": f"f{n}", "parameters": schema}} for n in range(200)]
+    model = replace(READY.model, max_context=262_144)
+    ready = msgspec.structs.replace(READY, model=model, pool_tokens=262_144)
+    with running(folder, data, worker=FakeWorker("", ready=ready)) as rig:
+        says(rig, OSLO.replace("get_weather", "f199"))
+        for more in ({}, {"tool_choice": "required"}, {"stream": True}):
+            response = chat(rig, tools=many, max_tokens=500, **more)
+            assert response.status_code == 200, response.text[:1000]
+        long = "word " * 40_000  # of a user: three times the characters that were a limit once
+        assert chat(rig, messages=[{"role": "user", "content": long}]).status_code == 200
+        assert len(last_request(rig).question) > 200_000
+    error = None
+    with running(folder, data) as rig:
+        error = chat(rig, tools=many, tool_choice="required").json()["error"]
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert "maximum context length is 2048 tokens" in error["message"]
+    assert len(error["message"]) < 300

@@ -1,0 +1,209 @@
+"""The words of a PDF page and where they stand, what is filled in, and readers' remarks."""
+
+from __future__ import annotations
+
+import ctypes
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pypdfium2 as pdfium
+import pypdfium2.raw as raw
+
+HYPHEN = "\x02"  # PDFium's sign for a hyphen at the end of a line, which it joins with the next
+_LINE_ENDS = (10, 13)
+_SPACES = (9, 32, 0xA0, 0x3000)
+_MARKUP = (
+    raw.FPDF_ANNOT_TEXT, raw.FPDF_ANNOT_HIGHLIGHT, raw.FPDF_ANNOT_UNDERLINE,
+    raw.FPDF_ANNOT_STRIKEOUT, raw.FPDF_ANNOT_SQUIGGLY, raw.FPDF_ANNOT_SQUARE,
+    raw.FPDF_ANNOT_CIRCLE, raw.FPDF_ANNOT_LINE, raw.FPDF_ANNOT_INK, raw.FPDF_ANNOT_STAMP,
+    raw.FPDF_ANNOT_CARET, raw.FPDF_ANNOT_POLYGON, raw.FPDF_ANNOT_POLYLINE,
+)  # fmt: skip
+_BOXES = (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
+_NOT_SHOWN = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
+
+
+@dataclass(slots=True)
+class Word:
+    """Characters without white space between them.
+
+    Attributes:
+        text: In reading order, also where that is from right to left.
+        x0, x1, y0, y1: Its box, in points from the lower left of the page.
+        breaks: Whether PDFium begins a new line before it.
+        apart: Whether white space is before it.
+    """
+
+    text: str
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    breaks: bool = False
+    apart: bool = True
+
+    @property
+    def height(self) -> float:
+        return self.y1 - self.y0
+
+    @property
+    def middle(self) -> float:
+        return (self.y0 + self.y1) / 2
+
+
+@dataclass
+class PageWords:
+    """What stands on a page.
+
+    Attributes:
+        words: In the order in which the page draws them.
+        turned: Whether most are not written from left to right or right to left.
+        unmapped: Characters whose font does not say what they are.
+        entries: Values of form fields, and typed texts that lie on the page.
+        remarks: Notes that readers attached, with their authors.
+    """
+
+    words: list[Word]
+    turned: bool
+    unmapped: int
+    entries: list[Word]
+    remarks: list[str]
+
+
+def read_page(document: pdfium.PdfDocument, page: pdfium.PdfPage) -> PageWords:
+    """Read a page's words, form fields and remarks."""
+    text = page.get_textpage()
+    try:
+        words, turned, unmapped = _words(text.raw)
+    finally:
+        text.close()
+    entries, remarks = _annotations(document, page)
+    return PageWords(words, turned, unmapped, entries, remarks)
+
+
+def _words(text: Any) -> tuple[list[Word], bool, int]:
+    unicode, box_of = raw.FPDFText_GetUnicode, raw.FPDFText_GetLooseCharBox
+    box = raw.FS_RECTF()
+    words: list[Word] = []
+    chars: list[str] = []
+    first = last = unmapped = turned = 0
+    breaks = apart = True
+
+    def end() -> None:
+        nonlocal breaks, apart, turned, unmapped
+        if chars:
+            box_of(text, first, box)
+            x0, x1, y0, y1 = box.left, box.right, box.bottom, box.top
+            box_of(text, last, box)
+            x0, x1 = min(x0, box.left), max(x1, box.right)
+            word = Word(_plain("".join(chars)), x0, x1, y0, y1, breaks, apart)
+            words.append(word)
+            # Of a word either all characters are known or none.
+            if raw.FPDFText_HasUnicodeMapError(text, first) == 1:
+                unmapped += len(chars)
+            angle = raw.FPDFText_GetCharAngle(text, first) % 3.14159
+            turned += 0.3 < angle < 2.84
+            chars.clear()
+            breaks = apart = False
+
+    for index in range(raw.FPDFText_CountChars(text)):
+        code = unicode(text, index)
+        if code in _SPACES or code in _LINE_ENDS:
+            end()
+            apart = True
+            breaks = breaks or code in _LINE_ENDS
+        elif code == 2 and raw.FPDFText_IsHyphen(text, index) == 1:
+            chars.append(HYPHEN)
+            end()
+            apart = breaks = True
+        elif code:
+            if not chars:
+                first = index
+            last = index
+            chars.append(chr(code))
+    end()
+    return words, turned * 2 > len(words), unmapped
+
+
+def _plain(text: str) -> str:
+    """Return ligatures and Arabic's positional forms as letters.
+
+    Halves of surrogate pairs, which fonts can map glyphs to, are no text.
+    """
+    if text.isascii():
+        return text
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return "".join(
+        unicodedata.normalize("NFKC", char) if "\ufb00" <= char <= "\ufefc" else char
+        for char in text
+    )
+
+
+def _annotations(
+    document: pdfium.PdfDocument, page: pdfium.PdfPage
+) -> tuple[list[Word], list[str]]:
+    entries: list[Word] = []
+    remarks: list[str] = []
+    for annotation in _each_annotation(page):
+        kind = raw.FPDFAnnot_GetSubtype(annotation)
+        if raw.FPDFAnnot_GetFlags(annotation) & _NOT_SHOWN:
+            continue
+        if kind == raw.FPDF_ANNOT_WIDGET and document.formenv is not None:
+            said = _field(document.formenv.raw, annotation)
+        elif kind == raw.FPDF_ANNOT_FREETEXT:
+            said = _string(annotation, b"Contents")
+        elif kind in _MARKUP:
+            if said := _string(annotation, b"Contents"):
+                author = _string(annotation, b"T")
+                remarks.append(f"Remark by {author}: {said}" if author else f"Remark: {said}")
+            continue
+        else:
+            continue
+        if said:
+            box = raw.FS_RECTF()
+            raw.FPDFAnnot_GetRect(annotation, box)
+            entries.append(Word(said, box.left, box.right, box.bottom, box.top))
+    return entries, remarks
+
+
+def _each_annotation(page: pdfium.PdfPage) -> Iterator[Any]:
+    for index in range(raw.FPDFPage_GetAnnotCount(page.raw)):
+        if annotation := raw.FPDFPage_GetAnnot(page.raw, index):
+            yield annotation
+            raw.FPDFPage_CloseAnnot(annotation)
+
+
+def _field(form: Any, annotation: Any) -> str:
+    """Return what is filled in: a text, the chosen options, or a box with a cross or without."""
+    kind = raw.FPDFAnnot_GetFormFieldType(form, annotation)
+    if kind in _BOXES:
+        return "[x]" if raw.FPDFAnnot_IsChecked(form, annotation) == 1 else "[ ]"
+    if kind == raw.FPDF_FORMFIELD_LISTBOX:
+        chosen = [
+            _wide(raw.FPDFAnnot_GetOptionLabel, form, annotation, index)
+            for index in range(max(0, raw.FPDFAnnot_GetOptionCount(form, annotation)))
+            if raw.FPDFAnnot_IsOptionSelected(form, annotation, index) == 1
+        ]
+        if chosen:
+            return ", ".join(chosen)
+    if kind in (raw.FPDF_FORMFIELD_PUSHBUTTON, raw.FPDF_FORMFIELD_UNKNOWN):
+        return ""
+    if raw.FPDFAnnot_GetFormFieldFlags(form, annotation) & 1 << 13:  # a password
+        return ""
+    return _wide(raw.FPDFAnnot_GetFormFieldValue, form, annotation)
+
+
+def _string(annotation: Any, key: bytes) -> str:
+    return _wide(raw.FPDFAnnot_GetStringValue, annotation, key)
+
+
+def _wide(function: Any, *arguments: Any) -> str:
+    """Call a function of PDFium that writes UTF-16 into a buffer of ours."""
+    size = function(*arguments, None, 0)  # in bytes, with the two of the end
+    if size <= 2:
+        return ""
+    buffer = ctypes.create_string_buffer(size)
+    function(*arguments, ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort)), size)
+    return " ".join(buffer.raw[: size - 2].decode("utf-16-le", "replace").split())
