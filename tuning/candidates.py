@@ -115,7 +115,8 @@ def _call(name: str, parameters: Parameters) -> str:
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
 ENDS = (4, 20, 32)
 """First and last tokens of every document that LegoLink recomputes."""
-PREFIX_MODES = ("none", "bos", "system", "primer", "neighbours")
+PREFIX_MODES = ("primer", "system", "neighbours", "none", "bos")
+"""In the order in which they are worth trying."""
 CODECS = ("int8", "int4")
 EVICTIONS = ("snapkv", "ada_snapkv", "h2o", "kvec", "streaming_llm")
 BUDGETS = (0.75, 0.5)
@@ -136,24 +137,28 @@ def fixed_defaults(prefix_mode: str) -> Candidate:
 
 
 def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Candidate]:
-    """Return all methods over their range of costs, with chunks stored raw in one prefix mode.
+    """Return all methods over their range of costs, with chunks stored raw in one prefix mode, in
+    the order in which they are worth trying: those that were nearest to full prefill elsewhere
+    first, each method at the papers' ratio before others.
 
     Args:
         prefix_mode: What chunks are precomputed behind.
         layers: Of the model.
         document_tokens: Median length of a prompt's documents.
     """
-    named: list[tuple[str, Parameters]] = [("full_reuse", ()), ("pie", ())]
-    named += [("legolink", (("first", k), ("last", k))) for k in ENDS]
+    named: list[tuple[str, Parameters]] = [("pie", ())]
+    named += [("question_scout", (("ratio", ratio),)) for ratio in RATIOS]
     named += [
         (name, (("ratio", ratio),))
-        for name in ("a3", "cacheblend", "question_scout", "infoflow")
-        for ratio in RATIOS
+        for ratio in sorted(RATIOS, key=lambda ratio: abs(ratio - LAYER_RATIO))
+        for name in ("a3", "infoflow", "cacheblend")
     ]
     named += [
         (LAYER_METHOD, (("ratio", LAYER_RATIO), ("selection_layer", layer)))
         for layer in selection_layers(layers)
     ]
+    named += [("legolink", (("first", k), ("last", k))) for k in ENDS]
+    named.append(("full_reuse", ()))
     if document_tokens >= SPARSE_TOKENS:
         named.append(("samkv", ()))
     found = [Candidate(name, parameters, prefix_mode) for name, parameters in named]
@@ -166,10 +171,12 @@ def selection_layers(layers: int) -> list[int]:
     return sorted(layer for layer in wanted if 1 < layer < layers)
 
 
-def prefix_modes(of: Sequence[Candidate], *, has_bos: bool) -> list[Candidate]:
-    """The same candidates in the other prefix modes; `bos` is `none` for a model without BOS."""
+def prefix_modes(of: Sequence[Candidate], served: str, *, has_bos: bool) -> list[Candidate]:
+    """Return the same candidates in the served prefix mode, then in the others; `bos` is `none`
+    for a model without BOS."""
     modes = [mode for mode in PREFIX_MODES if has_bos or mode != "bos"]
-    return _distinct(replace(c, prefix_mode=mode) for c in of for mode in modes)
+    modes.sort(key=lambda mode: mode != served)
+    return _distinct(replace(c, prefix_mode=mode) for mode in modes for c in of)
 
 
 def codecs(of: Candidate) -> list[Candidate]:

@@ -13,6 +13,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from tuning.stages import LEAST_RECOMMENDED
+
 STAGES = {
     "screen": "Methods, with chunks stored behind the system prompt",
     "prefix": "What chunks are precomputed behind",
@@ -67,6 +69,8 @@ def page(report: Mapping[str, Any], settings: str) -> str:
     for stage in reversed(report["stages"]):
         parts.append(f"<h2>{escape(STAGES[stage['name']])}</h2>")
         rows = stage["candidates"]
+        if left_out := found["left_out"][stage["name"]]:
+            parts.append(f"<p>{left_out} more were not tried, because time was short.</p>")
         marked = {best["label"], fixed["label"]}
         if stage["name"] in ("screen", "test"):
             parts.append(_picture(rows, marked, methods))
@@ -75,10 +79,20 @@ def page(report: Mapping[str, Any], settings: str) -> str:
 
 
 def verdict(report: Mapping[str, Any]) -> str:
-    """Return the result in two sentences."""
+    """Return the result in two or three sentences."""
     found = report["evidence"]
     best, fixed = report["recommended"], report["fixed_defaults"]
     prompts = found["prompts"]["test"]
+    if not found["enough_test_prompts"]:
+        return (
+            f"{prompts} test prompts are too few to recommend anything by, so the fixed defaults "
+            f"({fixed['label']}) stay. {LEAST_RECOMMENDED} are needed: "
+            + (
+                f"give --minutes {found['needed_minutes']:g}, and it goes on where it stopped."
+                if found["needed_minutes"]
+                else f"give {2 * LEAST_RECOMMENDED} questions at least, or more documents."
+            )
+        )
     if best["label"] == fixed["label"]:
         return (
             f"Nothing that was measured is better than the fixed defaults ({fixed['label']}) at "

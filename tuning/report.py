@@ -40,6 +40,9 @@ def evidence(outcome: Outcome, plan: Plan, about: Mapping[str, Any]) -> dict[str
         "layer_documents": outcome.model.documents,
         "kl_minus_fixed_defaults": _estimate(outcome.against_fixed.difference),
         "prompts_won_against_fixed_defaults": round(outcome.against_fixed.won, 3),
+        "enough_test_prompts": outcome.enough,
+        "needed_minutes": outcome.needed_minutes,
+        "left_out": {name: stage.left_out for name, stage in outcome.stages.items()},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,14 +18,14 @@ from tuning.corpus import Corpus
 from tuning.model_calibration import ModelCalibration, measured
 from tuning.prompts import Prompt
 from tuning.records import TimeBudget, Trials
-from tuning.stages import Stage, Stages
+from tuning.stages import LEAST_RECOMMENDED, UNTIL, Stage, Stages
 from tuning.statistics import Bootstrap, Comparison, Summary, best_within, versus
 from tuning.trial import TrialRunner
 
 MOST_PROMPTS = 100
 """Of the development part and of the test part each."""
-CALIBRATED_SHARE = 0.1
-"""Of the time budget, for heads and layers."""
+TEST_PROMPT = 1.5
+"""A test prompt with all finalists over one with the fixed defaults alone, in seconds; about."""
 CALIBRATED_PASSAGES = 64
 MEMORY_BYTES = 1 << 30
 """Of KV that is held at the same time."""
@@ -66,6 +67,9 @@ class Outcome:
         spent_s: Seconds that the run has taken.
         trials: That were made in this part of the run.
         model: Heads and layers.
+        enough: Whether there were test prompts enough to recommend something by.
+        needed_minutes: That a run with test prompts enough would take; 0 if that takes more
+            questions.
     """
 
     stages: dict[str, Stage]
@@ -80,6 +84,8 @@ class Outcome:
     spent_s: float
     trials: int
     model: ModelCalibration
+    enough: bool
+    needed_minutes: float
 
 
 def run(
@@ -92,6 +98,7 @@ def run(
     records: Path,
     has_bos: bool,
     on_progress: Callable[[str, int, int], None],
+    on_estimate: Callable[[int, float], None],
 ) -> Outcome:
     """Run, or go on with, what `plan` says.
 
@@ -104,6 +111,8 @@ def run(
         records: The file that trials are appended to; what is in it is not measured again.
         has_bos: Whether the model has a token that begins every prompt.
         on_progress: As in `Trials`.
+        on_estimate: Called near the beginning with the number of test prompts that the time will
+            about suffice for, and the minutes that a recommendation would take.
 
     Raises:
         InvalidRequest: There are too few documents or questions.
@@ -112,7 +121,7 @@ def run(
     budget = TimeBudget(records.with_suffix(".time.json"), 60 * plan.minutes)
     budget.load()
     prompts, how = _prompts(plan, corpus)
-    heads_end = budget.spent + CALIBRATED_SHARE * budget.seconds
+    heads_end = budget.spent + UNTIL["heads"] * budget.seconds
     passages = corpus.passages(CALIBRATED_PASSAGES, random.Random(plan.seed))
     model = measured(
         records.with_suffix(".model.json"),
@@ -131,6 +140,10 @@ def run(
     trials = Trials(records, runner, budget, on_progress)
     fixed = fixed_defaults(plan.prefix_mode)
     stages = Stages(trials, development, test, fixed, facts=facts, has_bos=has_bos, seed=plan.seed)
+    if prompt_s := stages.probe():
+        for_test = (UNTIL["test"] - UNTIL["storage"]) * budget.seconds
+        expected = for_test / (TEST_PROMPT * prompt_s)
+        on_estimate(int(expected), _minutes_for(LEAST_RECOMMENDED / expected, plan.minutes))
     screened = stages.screen()
     prefixed = stages.prefix(screened)
     cost = max(
@@ -158,7 +171,18 @@ def run(
         spent_s=budget.spent,
         trials=trials.made,
         model=model,
+        enough=tested.prompts >= LEAST_RECOMMENDED,
+        needed_minutes=(
+            _minutes_for(LEAST_RECOMMENDED / tested.prompts, budget.spent / 60)
+            if tested.prompts < LEAST_RECOMMENDED <= len(test)
+            else 0.0
+        ),
     )
+
+
+def _minutes_for(times: float, minutes: float) -> float:
+    """Return so many times these minutes, on the whole ones."""
+    return float(math.ceil(times * minutes))
 
 
 def _prompts(plan: Plan, corpus: Corpus) -> tuple[list[Prompt], str]:
@@ -189,13 +213,16 @@ def _prompts(plan: Plan, corpus: Corpus) -> tuple[list[Prompt], str]:
 
 
 def _selection_layer(screened: Stage) -> int:
-    """The layer at which A3 at the usual ratio ranked best, over prompts common to all layers."""
+    """The layer at which A3 at the usual ratio ranked best, over prompts common to all layers; the
+    paper's if none was tried."""
     tried = [
         s
         for s in screened.summaries
         if s.candidate.method == LAYER_METHOD
         and dict(s.candidate.parameters)["ratio"] == LAYER_RATIO
     ]
+    if not tried:
+        return 1
     common = min(len(s.trials) for s in tried)
     best = min(tried, key=lambda s: sum(t.kl for t in s.trials[:common]))
     return int(dict(best.candidate.parameters).get("selection_layer", 1))

@@ -1,11 +1,12 @@
 """The stages of a run: methods, prefix modes, codecs and evictions, then the test part.
 
-    development part   screen   every method and amount on few prompts; the better half goes on
-                       prefix   the best ones in every prefix mode
-                       storage  the best one with every codec and eviction
+    development part   screen   methods and amounts race: the better half goes on
+                       prefix   the best ones in the prefix modes
+                       storage  the best one with codecs and evictions
     test part          test     what is left, and the fixed defaults, on other prompts
 
-Every stage may go on until a share of the time budget is spent.
+Every stage may go on until a share of the time budget is spent. Its candidates are in the order in
+which they are worth trying: those that the time does not suffice for are left out, and are told.
 """
 
 from __future__ import annotations
@@ -24,10 +25,26 @@ from tuning.candidates import (
 )
 from tuning.prompts import Prompt
 from tuning.records import Trials
-from tuning.statistics import Bootstrap, Summary, best_within, better_half, frontier, versus
+from tuning.statistics import (
+    SAME_COST,
+    Bootstrap,
+    Summary,
+    best_within,
+    better_half,
+    frontier,
+    versus,
+)
 
-UNTIL = {"screen": 0.45, "prefix": 0.6, "storage": 0.7, "test": 1.0}
-"""Share of the time budget that is spent when a stage ends."""
+UNTIL = {"heads": 0.05, "screen": 0.3, "prefix": 0.5, "storage": 0.6, "test": 1.0}
+"""Share of the time budget that is spent when a stage ends; heads and layers come before all."""
+LEAST_TEST = 4
+LEAST_RECOMMENDED = 12
+"""Test prompts without which nothing is recommended: chance decides between fewer."""
+FIRST_PROMPT = {"screen": 5, "prefix": 3, "storage": 3, "test": LEAST_RECOMMENDED}
+"""A stage's first prompt may take one part in so many of its time. Screening eight prompts takes
+some five times as long as the first: two of all candidates, two of half, four of LEFT."""
+BETWEEN_LOOKS = 4
+"""Candidates that are measured on a stage's first prompt between two looks at the clock."""
 SCREENED_PREFIX = "system"
 FIRST_CUT = 2
 """Prompts after which the worse half is dropped for the first time; then after twice as many."""
@@ -36,7 +53,6 @@ LEFT = 6
 LEADERS = 3
 """Candidates whose prefix modes are compared."""
 FINALISTS = 6
-LEAST_TEST = 4
 TOLERANCE = 0.01
 TOLERANCE_SHARE = 0.1
 """A smaller codec may cost this much mean KL in nats, or this share of it, whichever is more."""
@@ -49,12 +65,14 @@ class Stage:
     Attributes:
         name: Of the stage.
         prompts: Number of prompts that the candidates left at its end were measured on.
-        summaries: Of all its candidates; those dropped early have fewer trials.
+        summaries: Of all candidates that were tried; those dropped early have fewer trials.
+        left_out: Candidates that were not tried, because time was short.
     """
 
     name: str
     prompts: int
     summaries: list[Summary]
+    left_out: int = 0
 
     @property
     def left(self) -> list[Summary]:
@@ -97,13 +115,28 @@ class Stages:
         self._has_bos = has_bos
         self._seed = seed
 
+    def probe(self) -> float:
+        """Measure the fixed defaults on the first test prompt.
+
+        Returns:
+            The seconds that it took, to judge what the time will suffice for; 0 if it was measured
+            before.
+        """
+        first = self._test[:1]
+        before = self._trials.budget.spent
+        known = all(self._known(prompt, [self._fixed]) for prompt in first)
+        for prompt in first:
+            self._trials.measure(prompt, [self._fixed])
+        return 0.0 if known else self._trials.budget.spent - before
+
     def screen(self) -> Stage:
-        """Every method over its range of costs; halved after 2, 4, 8, … prompts."""
+        """Methods over their range of costs; halved after 2, 4, 8, … prompts."""
         lengths = sorted(len(ids) for p in self._development for ids in p.documents)
         typical = lengths[len(lengths) // 2] if lengths else 0
         everything = methods(SCREENED_PREFIX, self._facts.layers, document_tokens=typical)
+        tried = self._tried("screen", self._development, everything)
         baseline = fixed_defaults(SCREENED_PREFIX)
-        live, done, cut = everything, list[Prompt](), FIRST_CUT
+        live, done, cut = tried, list[Prompt](), FIRST_CUT
         for prompt in self._development:
             if len(done) >= FIRST_CUT and self._over("screen") and not self._known(prompt, live):
                 break
@@ -112,11 +145,11 @@ class Stages:
                 kept = better_half(self._summaries(live, done), LEFT)
                 live = [c for c in live if c in kept or c.key == baseline.key]
                 cut *= 2
-        stages = [self._own_summary(c, done) for c in everything]
-        return Stage("screen", len(done), stages)
+        summaries = [self._own_summary(c, done) for c in tried]
+        return Stage("screen", len(done), summaries, len(everything) - len(tried))
 
     def prefix(self, screened: Stage) -> Stage:
-        """The best of the screened ones at the fixed defaults' cost, in every prefix mode."""
+        """The best of the screened ones at the fixed defaults' cost, in the prefix modes."""
         cost = screened.find(fixed_defaults(SCREENED_PREFIX)).operations
         leaders: list[Candidate] = []
         rest = list(screened.left)
@@ -124,11 +157,11 @@ class Stages:
             best = best_within(rest, max(cost, min(s.operations for s in rest)))
             leaders.append(best.candidate)
             rest.remove(best)
-        compared = prefix_modes(leaders, has_bos=self._has_bos)
+        compared = prefix_modes(leaders, self._fixed.prefix_mode, has_bos=self._has_bos)
         return self._stage("prefix", self._development, compared, least=FIRST_CUT)
 
     def storage(self, best: Candidate) -> Stage:
-        """Return one candidate with every codec and every eviction."""
+        """Return one candidate with codecs and evictions."""
         lengths = sorted(p.tokens for p in self._development)
         typical = lengths[len(lengths) // 2]
         compared = [
@@ -152,25 +185,58 @@ class Stages:
         raw = storage.find(best)
         bootstrap = Bootstrap(storage.prompts, seed=self._seed)
         allowed = max(TOLERANCE, TOLERANCE_SHARE * raw.kl.mean)
-        smaller = [storage.find(c) for c in codecs(best)]
+        keys = {c.key for c in codecs(best)}
+        smaller = [s for s in storage.summaries if s.candidate.key in keys]
         good = [s for s in smaller if versus(s, raw, bootstrap).difference.high <= allowed]
         return min([raw, *good], key=lambda s: s.bytes).candidate
 
     def holding(self, tested: Stage, best: Candidate) -> Summary:
-        """The choice if it is at least as near to full prefill as the fixed defaults on the test
-        part; else the same with raw chunks; else the fixed defaults."""
+        """The choice if the test part bears it out; else the same with raw chunks; else the fixed
+        defaults, also where there are fewer than LEAST_RECOMMENDED prompts.
+
+        What saves something, in operations or bytes, has to be as near to full prefill as the fixed
+        defaults, within the tolerance; what saves nothing has to be nearer.
+        """
         fixed = tested.find(self._fixed)
+        if tested.prompts < LEAST_RECOMMENDED:
+            return fixed
+        bootstrap = Bootstrap(tested.prompts, seed=self._seed)
+        tolerance = max(TOLERANCE, TOLERANCE_SHARE * fixed.kl.mean)
         for candidate in (best, replace(best, codec="raw")):
             found = tested.find(candidate)
-            if found.kl.mean <= fixed.kl.mean:
+            saves = found.bytes < fixed.bytes or found.operations * SAME_COST < fixed.operations
+            allowed = tolerance if saves else 0.0
+            if versus(found, fixed, bootstrap).difference.high <= allowed:
                 return found
         return fixed
 
     def _stage(
         self, name: str, prompts: Sequence[Prompt], candidates: Sequence[Candidate], *, least: int
     ) -> Stage:
-        done = self._measure(name, prompts, candidates, least=least)
-        return Stage(name, len(done), self._summaries(candidates, done))
+        tried = self._tried(name, prompts, candidates)
+        done = self._measure(name, prompts, tried, least=least)
+        return Stage(name, len(done), self._summaries(tried, done), len(candidates) - len(tried))
+
+    def _tried(
+        self, name: str, prompts: Sequence[Prompt], candidates: Sequence[Candidate]
+    ) -> list[Candidate]:
+        """Measure a stage's first prompt with as many candidates as it has time for.
+
+        Returns:
+            These, in their order; at least BETWEEN_LOOKS.
+        """
+        shares = list(UNTIL.values())
+        begin = shares[list(UNTIL).index(name) - 1]
+        until = begin + (UNTIL[name] - begin) / FIRST_PROMPT[name]
+        tried: list[Candidate] = []
+        for start in range(0, len(candidates), BETWEEN_LOOKS):
+            part = candidates[start : start + BETWEEN_LOOKS]
+            over = self._trials.budget.left_until(until) <= 0
+            if tried and over and not self._known(prompts[0], part):
+                break
+            self._trials.measure(prompts[0], part)
+            tried += part
+        return tried
 
     def _measure(
         self,

@@ -126,7 +126,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
             path.unlink(missing_ok=True)
     with (
         _corpus(args, settings, documents, prompts, adapter.max_context) as corpus,
-        _progress(args) as on_progress,
+        _progress(args) as (on_progress, on_estimate),
     ):
         outcome = tune(
             plan, corpus, adapter, facts,
@@ -134,6 +134,7 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
             records=records,
             has_bos=prompts.tokenizer.bos is not None,
             on_progress=on_progress,
+            on_estimate=on_estimate,
         )  # fmt: skip
     import torch
 
@@ -217,7 +218,10 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
             title = (row or {}).get("title", "")
             item = IngestDocument(read.doc_id, "", kind, content, title, number=number)
             try:
-                parsed.append(await parser.document(item))
+                document, warnings = await parser.document(item)
+                parsed.append(document)
+                for warning in warnings:
+                    print(f"{read.doc_id}: {warning.message}", file=sys.stderr)
             except InvalidRequest as error:
                 print(f"left out: {read.doc_id}: {error.message}", file=sys.stderr)
         return parsed
@@ -229,7 +233,9 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
 
 
 @contextmanager
-def _progress(args: argparse.Namespace) -> Iterator[Callable[[str, int, int], None]]:
+def _progress(
+    args: argparse.Namespace,
+) -> Iterator[tuple[Callable[[str, int, int], None], Callable[[int, float], None]]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     to = console(stderr=True)
     with Progress(*columns, console=to, disable=args.json or not to.is_terminal) as shown:
@@ -241,4 +247,11 @@ def _progress(args: argparse.Namespace) -> Iterator[Callable[[str, int, int], No
             if not to.is_terminal and not args.json:
                 print(done, file=sys.stderr, flush=True)
 
-        yield on_progress
+        def on_estimate(prompts: int, needed: float) -> None:
+            enough = needed <= args.minutes
+            shown.console.print(
+                f"{args.minutes:g} minutes are enough for about {prompts} test prompts"
+                + ("" if enough else f"; a recommendation takes about {needed:g} minutes")
+            )
+
+        yield on_progress, on_estimate

@@ -17,7 +17,7 @@ from service.cli.documents.folder import (
     UnsendableDocument,
     unreadable,
 )
-from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX, UTF8_KINDS, file_kind
+from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
 
 ROW = "application/x-ndjson"
 _FIELDS = ("title", "metadata", "collection")
@@ -103,16 +103,6 @@ def _file(source: SourceFile) -> DocumentToSend | UnsendableDocument:
     except OSError as error:
         return unreadable(doc_id, path, error)
     media_type = MEDIA_TYPE_OF_SUFFIX.get(path.suffix.lower(), "text/plain")
-    if file_kind(path.name, media_type, content) in UTF8_KINDS:
-        try:
-            content.decode()
-        except UnicodeDecodeError as error:
-            return UnsendableDocument(
-                doc_id,
-                f"{path} is not valid UTF-8 (byte {error.start}): convert it, e.g. with iconv -f "
-                f"latin1 -t utf-8 {path}",
-                "not valid UTF-8",
-            )
     return DocumentToSend(doc_id, media_type, content)
 
 

@@ -3,6 +3,9 @@
     scan ── what is new or changed, and quiet since the last scan ── ingest
        └── what is gone since two scans ── deleted, with --delete-removed
 
+Nothing is deleted while the file is there, whatever the reason why it cannot be read: rights,
+another encoding, a line that is no JSON, nothing in it for the moment.
+
 What has been ingested is known by (modification time, size, inode) and kept in memory: the first
 round sends everything, which changes nothing that is stored already. A round that fails because the
 service is away is made again.
@@ -19,7 +22,13 @@ from typing import Any
 
 from kvstitch.client import Client, errors
 from service.cli.documents.files import DocumentToSend, Read, read
-from service.cli.documents.folder import Found, SourceFile, scan
+from service.cli.documents.folder import (
+    Found,
+    SourceFile,
+    UnsendableDocument,
+    scan,
+    unreadable,
+)
 from service.cli.documents.ingest_run import Ingest, sentence
 from service.cli.output import console, emit_line, plain
 from service.cli.service_client import WrongArgument, message_of
@@ -37,6 +46,7 @@ class Known:
 
     signature: Signature
     names: set[Name] = field(default_factory=set)
+    device: int | None = None  # of its folder: another one means that something was unmounted
 
 
 def run(args: argparse.Namespace, metadata: dict[str, Any]) -> int:
@@ -62,6 +72,7 @@ class Watch:
         self._root = Path(args.paths[0])
         self._known: dict[Path, Known] = {}
         self._seen: dict[Path, Signature] = {}  # in the scan before
+        self._unread: set[object] = set()  # files that could not be read in the scan before
         self._said: set[object] = set()  # skipped and unreadable files that were named
         self._missing: set[Path] = set()  # in the scan before
         self._warned = ""
@@ -104,8 +115,12 @@ class Watch:
 
     def _gone(self, found: Found, seen: dict[Path, Signature]) -> list[Path]:
         """Known files that are missing in this scan and in the one before."""
-        missing = {path for path in self._known if path not in seen}
+        missing = {path for path in self._known if path not in seen and _is_gone(path, self._root)}
+        moved = {p for p in missing if _device(p.parent) not in (None, self._known[p].device)}
         if found.failed:  # a folder that cannot be read hides its files
+            missing = set()
+        elif moved:
+            self._warn(f"the folder of {min(moved)} is another: is it mounted? Nothing is deleted")
             missing = set()
         elif missing and len(missing) == len(self._known) > 1:
             self._warn(f"all files of {self._root} are gone: is it mounted? Nothing is deleted")
@@ -115,35 +130,53 @@ class Watch:
         return gone
 
     def _ingest(self, client: Client, found: Found, sources: Sequence[SourceFile]) -> None:
+        hidden = list(_unreadable(sources))
+        unread = {document.doc_id for document in hidden}
+        sources = [source for source in sources if source.doc_id not in unread]
         ingest = Ingest(self._args, self._metadata, total=len(sources))
-        new: set[object] = {*found.skipped, *found.failed} - self._said
+        left_out: set[object] = {*found.skipped, *found.failed, *hidden}
+        new = left_out - self._said
+        self._said -= self._unread - left_out  # it is said again when it comes again
+        self._unread = set(hidden)
         if not sources and not new:
             return
         for file in found.skipped:
             if file in new:
                 ingest.skip(file)
-        for document in found.failed:
+        for document in (*found.failed, *hidden):
             if document in new:
                 ingest.fail(document)
         before = {source.path: self._seen[source.path] for source in sources}
         names: dict[Path, set[Name]] = {source.path: set() for source in sources}
-        ingest.send_all(client, self._read(sources, names))
+        whole: set[Path] = set()
+        ingest.send_all(client, self._read(sources, names, whole))
         ingest.watch(client)
         result = ingest.account.result(waited=True)
         self._said |= new
         for path, signature in before.items():
             old = self._known.get(path, Known(signature)).names
-            self._delete(client, path, old - names[path])
-            self._known[path] = Known(signature, names[path])
+            if path in whole:
+                self._delete(client, path, old - names[path])
+            else:
+                names[path] |= old
+            self._known[path] = Known(signature, names[path], _device(path.parent))
         self._report({"event": "ingested", **result}, sentence(result))
 
-    def _read(self, sources: Sequence[SourceFile], names: dict[Path, set[Name]]) -> Iterator[Read]:
-        """Yield the documents, and notes the names of each file's."""
+    def _read(
+        self, sources: Sequence[SourceFile], names: dict[Path, set[Name]], whole: set[Path]
+    ) -> Iterator[Read]:
+        """Yield the documents, and note the names of each file's, and files that were read whole:
+        only their names say which lines are gone."""
         for source in sources:
+            faults = False
             for document in read([source], self._metadata):
                 if isinstance(document, DocumentToSend):
                     names[source.path].add((document.collection, document.doc_id))
+                else:
+                    faults = True
                 yield document
+            if not faults:
+                whole.add(source.path)
 
     def _forget(self, client: Client, gone: Sequence[Path]) -> None:
         for path in gone:
@@ -192,3 +225,36 @@ def _signature(path: Path) -> Signature | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _is_gone(path: Path, root: Path) -> bool:
+    """Return whether there is surely no such file: what cannot be seen may be there."""
+    try:
+        path.lstat()
+        inside = path.relative_to(root).parents
+        # Links to folders are not followed, so what is behind one has another name, if any.
+        if any((root / folder).is_symlink() for folder in inside if folder.name):
+            return True
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _device(folder: Path) -> int | None:
+    """Return what a folder is on; None if it is not there."""
+    try:
+        return folder.stat().st_dev
+    except OSError:
+        return None
+
+
+def _unreadable(sources: Sequence[SourceFile]) -> Iterator[UnsendableDocument]:
+    """Yield files that cannot be read now. They are tried at every round, because rights may come
+    back without a change of the file."""
+    for source in sources:
+        try:
+            source.path.open("rb").close()
+        except OSError as error:
+            yield unreadable(source.doc_id, source.path, error)

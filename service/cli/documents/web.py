@@ -12,7 +12,9 @@ from service.cli.documents.fetch import Fetched, Fetcher, FetchLimits, NotFetche
 from service.cli.documents.files import DocumentToSend, Read
 from service.cli.documents.folder import OTHER_KIND, SkippedFile, UnsendableDocument
 from service.cli.service_client import CommandError, WrongArgument
-from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
+from service.errors import InvalidRequest
+from service.gateway.documents.parsing.charsets import decode
+from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE
 
 REPEATED = "named before"
 TOO_MANY = "beyond --max-urls"
@@ -71,16 +73,8 @@ def _document(url: str, fetcher: Fetcher) -> Read:
         media_type, content = page.media_type, _in_utf8(page)
     except NotFetched as error:
         return UnsendableDocument(url, str(error), error.reason)
-    path = urlsplit(url).path
     if media_type in _NAMELESS:
-        kind = file_kind(path, "", content)
         media_type = "text/plain"
-        if kind in UTF8_KINDS:
-            try:
-                content.decode()
-            except UnicodeDecodeError as error:
-                message = f"not valid UTF-8 (byte {error.start})"
-                return UnsendableDocument(url, message, "not valid UTF-8")
     elif media_type not in KIND_OF_MEDIA_TYPE:
         return SkippedFile(url, OTHER_KIND, media_type)
     return DocumentToSend(url, media_type, content)
@@ -90,15 +84,15 @@ def _in_utf8(page: Fetched) -> bytes:
     """Return the content; of text in another charset that the server names, converted.
 
     Raises:
-        NotFetched: It is not in that charset.
+        NotFetched: It is not in that charset, and in none that can be told.
     """
     if not page.media_type.startswith("text/") or page.charset in ("", "utf-8", "utf8"):
         return page.content
     try:
         # The mark at the beginning says that it is UTF-8, whatever the page says of itself.
-        return page.content.decode(page.charset).encode("utf-8-sig")
-    except (LookupError, UnicodeError) as error:
-        raise NotFetched("not in the charset that its server names", str(error)) from error
+        return decode(page.content, page.charset).text.encode("utf-8-sig")
+    except InvalidRequest as error:
+        raise NotFetched("not in the charset that its server names", error.message) from error
 
 
 MAX_SITEMAPS = 50  # that one sitemap may name

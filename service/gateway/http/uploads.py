@@ -15,9 +15,8 @@ from fastapi import Request
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.jobs.spool_folder import Upload
-from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, UTF8_KINDS, file_kind
+from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, file_kind
 from service.gateway.documents.parsing.sent_documents import (
-    check_utf8,
     file_document,
     json_document,
     line_limit,
@@ -26,7 +25,7 @@ from service.gateway.documents.parsing.sent_documents import (
 from service.gateway.http.json_body import in_thread_if_long
 from service.gateway.http.multipart import read_form
 from service.gateway.http.upload_limits import UploadValidator
-from service.gateway.json_content import NOT_UTF8, parse_json, validated
+from service.gateway.json_content import parse_json, validated
 from service.gateway.schemas.admin import PrecomputeRequest
 from service.settings.serving import LimitSettings
 
@@ -111,11 +110,6 @@ def _file_of_body(
     # The doc_id is no file's name: text/plain may be called anything.
     start = content if isinstance(content, bytes) else content.start
     kind = file_kind("", media_type, start)
-    if kind in UTF8_KINDS:
-        try:
-            check_utf8(content)
-        except UnicodeDecodeError as error:
-            raise MalformedBody(f"body {NOT_UTF8} (byte {error.start})", field="body") from error
     return file_document(doc_id, collection, kind, content, title=title, metadata={})
 
 

@@ -4,13 +4,15 @@
                Text            CallStarted, CallArguments …
 
 What turns out to be no call is passed on as the text that it is: wrong JSON, an unknown name, an
-answer that ends too soon. In a stream a call is passed on as soon as its name is known and its
+answer that ends too soon. An answer that is calls and nothing else needs no marks: small models
+forget them. In a stream a call is passed on as soon as its name is known and its
 arguments have begun, and cannot be taken back then. A call that max_tokens has cut is a call with
 what there is of its arguments, if it is clear of which tool; if not, a warning holds what there is.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass, field
 
@@ -70,6 +72,10 @@ class ParsedAnswer:
 
 
 _BETWEEN = " \t\r\n,;[]"  # what may stand before, between and after calls
+_FENCE = "```"
+# An answer that is calls and nothing else, without the form's marks: small models forget them.
+_UNMARKED = re.compile(r"\s*(?:```(?:json|tool_call)?\s*)?(?=\{)")
+_PERHAPS_UNMARKED = re.compile(r"\s*(?:`{0,2}|```[a-z_]{0,9}\s*)")
 _ARGS_MARK = "[ARGS]"
 _NO_CALL = "what began like a tool call is none, and stays text"
 
@@ -97,6 +103,7 @@ class CallParser:
         self._reader: CallReader | None = None
         self._sent = -1  # characters of the arguments that were passed on; -1: not even the name
         self._inside = False  # between `opens` and `closes`
+        self._unmarked = False  # in calls that no `opens` stands before
         self._begun = False  # whether the answer holds anything but blanks
         self.answer = ParsedAnswer()
         self.warnings: list[str] = []
@@ -127,7 +134,7 @@ class CallParser:
             if not cut:
                 self.warnings.append(_incomplete(reader.name))
         elif self._raw.strip(_BETWEEN) or (self._inside and not self.answer.calls):
-            if self._raw.strip(_BETWEEN) and not cut:
+            if self._raw.strip(_BETWEEN) and not cut and not self._unmarked:
                 self.warnings.append(_NO_CALL)
             out.append(Text(self._raw + self._held))
         elif not self._inside and not (self.answer.calls and not self._held.strip()):
@@ -143,7 +150,8 @@ class CallParser:
         if reader is None:
             begun = self._inside and bool(self._raw.strip(_BETWEEN) or self._name)
         else:  # without a mark it may be any JSON
-            begun = bool(self._form.opens) or reader.name_so_far is not None
+            marked = bool(self._form.opens) and not self._unmarked
+            begun = marked or reader.name_so_far is not None
         if self._tools.forced and not self.answer.calls:
             begun = True
         return begun and bool(self._meant(reader))
@@ -172,13 +180,21 @@ class CallParser:
         if not opens:
             self._begin_or_text(out)
             return
+        if not self._begun:
+            if (begins := _UNMARKED.match(self._held)) is not None:
+                self._raw, self._held = begins[0], self._held[begins.end() :]
+                self._inside = self._unmarked = self._begun = True
+                return
+            if _PERHAPS_UNMARKED.fullmatch(self._held):
+                return
+            self._begun = True
         at = self._held.find(opens)
         if at >= 0:
             before = self._held[:at].rstrip()  # blanks before calls belong to the form
             out.append(Text(before))
             self._raw = self._held[len(before) : at + len(opens)]
             self._held = self._held[at + len(opens) :]
-            self._inside = True
+            self._inside, self._unmarked = True, False
             return
         keep = overlap(self._held, opens)
         text = self._held[: len(self._held) - keep].rstrip()
@@ -202,6 +218,12 @@ class CallParser:
 
     def _find_call(self, out: list[Piece]) -> None:
         form, held = self._form, self._held
+        if self._unmarked and held[0] == "`":
+            if held.startswith(_FENCE):
+                self._raw, self._held, self._inside = "", held[len(_FENCE) :], False
+            elif not _FENCE.startswith(held):
+                self._no_call(out)
+            return
         if not self._name:
             blank = len(held) - len(held.lstrip(_BETWEEN))
             if form.bare_names:  # newer forms of Mistral repeat the mark
@@ -243,7 +265,7 @@ class CallParser:
 
     def _no_call(self, out: list[Piece], why: str = _NO_CALL) -> None:
         """Pass on as text what stands where a call should."""
-        if self._raw.strip(_BETWEEN):
+        if self._raw.strip(_BETWEEN) and not self._unmarked:
             self.warnings.append(why)
         if self._raw.strip(_BETWEEN) or not self.answer.calls:
             out.append(Text(self._raw))
@@ -261,12 +283,17 @@ class CallParser:
                 self._take(at)
                 self._end_call(reader, out)
                 return
+            if self._unmarked and reader.foreign:  # JSON that is an answer
+                self._take(at)
+                self._no_call(out)
+                return
         self._take(len(self._held))
         if self._early and reader.streamable and self._wanted(reader.name):
             self._pass_on(reader, out)
 
     def _end_call(self, reader: CallReader, out: list[Piece]) -> None:
         started = self._sent >= 0
+        reader.broken |= self._unmarked and not reader.given
         if not reader.broken and self._wanted(reader.name):
             self._pass_on(reader, out)
         elif started:  # what was passed on cannot be taken back

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic_core import from_json
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+_KEYS = ("name", *ARGUMENT_KEYS, "type", "id")
 _OPENS, _CLOSES = "{[", "}]"
 
 
@@ -26,6 +27,8 @@ class CallReader:
         arguments: The text of the arguments so far.
         complete: Whether the object has ended.
         broken: Whether it cannot be a call.
+        foreign: Whether it has a field that calls do not have.
+        given: Whether it has arguments, perhaps none.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -33,6 +36,7 @@ class CallReader:
         self.arguments = ""
         self.complete = False
         self.broken = False
+        self.foreign = self.given = False
         self._bare = name is not None
         self._text = ""
         self._depth = 0
@@ -105,6 +109,8 @@ class CallReader:
             self._key = self._read(self._text[self._token_start : at])
             self._in_value, self._token_start = True, at + 1
             self.broken |= not isinstance(self._key, str)
+            self.foreign |= self._key not in _KEYS
+            self.given |= self._key in ARGUMENT_KEYS
         elif char == "," or (char == "}" and self._depth == 0):
             if self._in_value:
                 self._take(self._text[self._token_start : at])

@@ -88,8 +88,6 @@ CASES = [
     Bad("document not UTF-8", 400, "documents[0].text", ("UTF-8",), PRECOMPUTE,
         content=LATIN_1_DOCUMENT),
     Bad("documents malformed", 400, "body", ("JSON",), PRECOMPUTE, content=b'{"documents": [}'),
-    Bad("text not UTF-8", 400, "body", ("UTF-8",), PRECOMPUTE + "?doc_id=gare",
-        content="Où?".encode("latin-1"), headers={"content-type": "text/plain"}),
     Bad("text without name", 422, "doc_id", ("doc_id=",), PRECOMPUTE, content=b"Some text.",
         headers={"content-type": "text/plain"}),
     Bad("a picture", 415, None, ("application/json",), PRECOMPUTE, content=b"\x89PNG",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 OPEN_STATES = ("queued", "running")
 BLOCK_BYTES = 1 << 20
@@ -33,20 +32,6 @@ class SpooledFile:
         with self.path.open("rb") as file:
             while block := file.read(BLOCK_BYTES):
                 yield block
-
-    def check_utf8(self) -> None:
-        """Raise UnicodeDecodeError, with `start` in bytes of the file, if it is not UTF-8."""
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        before = 0
-        for block in self.blocks():
-            pending = len(decoder.getstate()[0])  # bytes of a character that the block before began
-            try:
-                decoder.decode(block)
-            except UnicodeDecodeError as error:
-                error.start += before - pending
-                raise
-            before += len(block)
-        decoder.decode(b"", final=True)
 
 
 @dataclass(frozen=True)
@@ -79,6 +64,7 @@ class IngestDocument:
     job_id: str = ""
     chunks: int = 0
     readers: str = ""
+    warnings: str = "[]"
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -108,10 +94,36 @@ class IngestDocument:
         return found.digest()
 
 
+class IndexedDocument(NamedTuple):
+    """A document that is in the catalog and the index.
+
+    Attributes:
+        number: Of the IngestDocument.
+        change: created, updated or unchanged.
+        chunks: How many it has.
+        tokens: Of its chunks.
+        warnings: What is not in its text, or may be wrong there: JSON of ParseWarnings.
+    """
+
+    number: int
+    change: str
+    chunks: int
+    tokens: int
+    warnings: str = "[]"
+
+
 @dataclass(frozen=True)
 class DocumentError:
     doc_id: str
     message: str
+
+
+@dataclass(frozen=True)
+class DocumentWarnings:
+    """What of a document is not in its text, or may be wrong there: fields of ParseWarnings."""
+
+    doc_id: str
+    warnings: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,8 @@ class Job:
         chunks: Chunks of its documents.
         changes: Documents that were created, updated or unchanged.
         errors: Of the first hundred documents that failed.
+        warnings: Of the first hundred documents that are stored, but not all of them.
+        warned: How many these are.
         tokens_ahead: Tokens of its documents that are not done, and of those of earlier jobs, which
             come first; of documents that are not indexed yet they are estimated.
         eta_s: Seconds until it ends; None if it has ended, or if that is not known.
@@ -146,6 +160,8 @@ class Job:
     chunks: int
     changes: dict[str, int]
     errors: list[DocumentError]
+    warnings: list[DocumentWarnings]
+    warned: int = 0
     tokens_ahead: int = 0
     eta_s: float | None = None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import re
+from dataclasses import replace
 from io import StringIO
 
 from service.errors import InvalidRequest
+from service.gateway.documents.parsing.charsets import decode
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
 from service.gateway.documents.parsing.tables import add_rows
 
@@ -22,9 +23,10 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a table; its delimiter is the one that cuts its first lines most evenly.
 
     Raises:
-        InvalidRequest: It is neither UTF-8 nor UTF-16, or exceeds a limit.
+        InvalidRequest: Its charset cannot be told, or it exceeds a limit.
     """
-    text = _decoded(content)
+    decoded = decode(content)
+    text = decoded.text
     csv.field_size_limit(MAX_FIELD_CHARS)
     out = TextBuilder(bounds)
     said = _SEPARATOR_LINE.match(text)
@@ -35,20 +37,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         add_rows(out, rows, delimited=True)
     except csv.Error as error:
         raise InvalidRequest(f"it is not a readable table: {error}") from error
-    return out.finish()
-
-
-def _decoded(content: bytes) -> str:
-    utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    try:
-        text = content.decode("utf-16" if utf16 else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"it is not valid UTF-8 (byte {error.start}): save the table as CSV UTF-8"
-        ) from error
-    if "\0" in text:
-        raise InvalidRequest("it holds NUL characters, so it is no text: save it as CSV UTF-8")
-    return text
+    return replace(out.finish(), warnings=decoded.warnings)
 
 
 def _delimiter(text: str) -> str:

@@ -30,7 +30,6 @@ KIND_OF_SUFFIX = {suffix: kind for kind, _, names in _FORMATS for suffix in name
 # Plain text says nothing: clients send it for files of kinds that they do not know.
 KIND_OF_MEDIA_TYPE = {media: kind for kind, media, _ in _FORMATS if kind != "text"}
 
-UTF8_KINDS = ("text", "md", "rst")  # kept as they are, so they must be valid UTF-8
 BINARY_KINDS = ("pdf", "office")  # mostly pictures and markup, so they may be larger
 
 

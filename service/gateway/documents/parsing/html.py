@@ -5,22 +5,28 @@ The tree is walked without recursion, because pages may nest as deep as their au
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborNode
 
-from service.errors import InvalidRequest
+from service.gateway.documents.parsing import charsets
+from service.gateway.documents.parsing.charsets import Decoded
+from service.gateway.documents.parsing.html_tables import HtmlTable, read_table
+from service.gateway.documents.parsing.page_tree import page_tree
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,
     ParsedFile,
+    TextBuilder,
     heading,
+    left_out_warnings,
 )
+from service.gateway.documents.parsing.tables import add_rows
 
 _INVISIBLE = [
-    "script", "style", "noscript", "template", "svg", "math", "iframe", "object", "head", "nav",
+    "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",
     "button", "select", "textarea",
 ]  # fmt: skip
 _BLOCKS = frozenset(
@@ -35,26 +41,19 @@ _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_.:-]{
 _SPACE = re.compile(r"\s+")
 
 
-def decode(content: bytes) -> str:
-    """Decode by byte order mark, else `<meta charset>`, else as UTF-8.
+def decode(content: bytes) -> Decoded:
+    """Decode a page; its label is that of `<meta charset>`.
 
     Raises:
-        InvalidRequest: The charset is unknown or wrong.
+        InvalidRequest: Its charset cannot be told, or is not what it says.
     """
+    return charsets.decode(content, label_of(content))
+
+
+def label_of(content: bytes) -> str:
+    """Return the charset that a page names; "" if it names none."""
     found = _CHARSET.search(content[:2048])
-    name = "utf-8-sig"
-    if found is not None and not content.startswith(codecs.BOM_UTF8):
-        name = found[1].decode("ascii")
-    try:
-        return content.decode("utf-8-sig" if name.lower() in ("utf-8", "utf8") else name)
-    except LookupError:
-        raise InvalidRequest(
-            f"the page's charset {name!r} is not known: send it as UTF-8"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"the page is not valid {name} (byte {error.start}): send it as UTF-8"
-        ) from None
+    return found[1].decode("ascii") if found else ""
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
@@ -63,18 +62,27 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     Raises:
         InvalidRequest: It cannot be decoded, or exceeds a limit.
     """
-    tree = LexborHTMLParser(decode(content))
+    decoded = decode(content)
+    tree, left_out = page_tree(decoded.text)
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
     tree.strip_tags(_INVISIBLE)
+    warnings = (*decoded.warnings, *left_out_warnings(left_out))
     if tree.body is None:
-        return ParsedFile("", title)
+        return ParsedFile("", title, warnings=warnings)
     lines = _LineCollector()
+    inside: LexborNode | None = None  # a table that was read as such
     for entering, node in _walk(tree.body):
-        lines.visit(entering, node)
+        if inside is not None:
+            inside = None if not entering and node == inside else inside
+        elif entering and node.tag == "table" and (table := read_table(node)) is not None:
+            lines.table(table, bounds)
+            inside = node
+        else:
+            lines.visit(entering, node)
     parsed = lines.finish(title)
     bounds.check_chars(len(parsed.text))
-    return parsed
+    return replace(parsed, warnings=warnings)
 
 
 class _LineCollector:
@@ -96,7 +104,7 @@ class _LineCollector:
         elif tag == "br" and entering:
             self._end()
         elif tag in ("td", "th") and not entering:
-            self._line += " | "
+            self._line += " | " if self._line else ""
         elif tag in _BLOCKS:
             self._end()
             if tag == "pre":
@@ -105,6 +113,16 @@ class _LineCollector:
                 self._line = "- "
             if _HEADING.fullmatch(tag):
                 self._level = int(tag[1]) if entering else 0
+
+    def table(self, table: HtmlTable, bounds: Bounds) -> None:
+        self._end()
+        out = TextBuilder(bounds)
+        for title in table.titles:
+            out.line(title)
+        add_rows(out, table.rows, headers=table.headers)
+        for line in out.finish().text.splitlines():
+            self._line = line
+            self._end()
 
     def finish(self, title: str) -> ParsedFile:
         self._end()

@@ -13,6 +13,7 @@ from zipfile import ZipFile
 
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.archives import check_no_entities, open_zip
+from service.gateway.documents.parsing.office_package import usual_package
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
 from service.gateway.documents.parsing.tables import add_rows
 
@@ -39,6 +40,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
             raise InvalidRequest("it is an archive, but no .docx, .pptx, .xlsx or .epub: unpack it")
         if kind != "epub":
             check_no_entities(archive)
+            content = usual_package(content, archive)
     if kind == "xlsx":
         return _parse_xlsx(content, bounds)
     # Each of these libraries takes a part of a second to load.
@@ -49,8 +51,8 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 
 def kind_of(archive: ZipFile) -> str | None:
     """Return the format by what is in the archive, not by its name; None if it is unknown."""
-    names = set(archive.namelist())
-    return next((kind for name, kind in _KINDS.items() if name in names), None)
+    names = {name.replace("\\", "/").lower() for name in archive.namelist()}
+    return next((kind for name, kind in _KINDS.items() if name.lower() in names), None)
 
 
 def _parse_xlsx(content: bytes, bounds: Bounds) -> ParsedFile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +13,6 @@ MarkKind = Literal["page", "slide", "sheet", "heading"]
 Mark = tuple[int, MarkKind, str]
 """(first character, what begins there, its label); see retriever/documents.py."""
 
-AS_THEY_ARE = ("md", "rst")  # kinds whose text is kept; only title and headings are looked for
 MAX_MARKS = 20_000  # of one file; those after them are left out
 MAX_LABEL_CHARS = 200
 MAX_PLACES = 200  # that a warning names
@@ -96,6 +95,23 @@ def places_warning(code: str, message: str, places: Sequence[str]) -> ParseWarni
     """
     said = message.format(places=_ranges(places))
     return ParseWarning(code, said, tuple(places[:MAX_PLACES]), len(places))
+
+
+LEFT_OUT = {
+    "pictures": "pictures are not read ({count}): what is written in them is missing",
+    "embedded_objects": "embedded objects are not read ({count}): save them as files of their own",
+    "hidden_text": "hidden text is left out ({count} places)",
+    "readings_left_out": "small readings above words (furigana) are left out ({count})",
+}
+
+
+def left_out_warnings(counts: Mapping[str, int]) -> list[ParseWarning]:
+    """Return a warning for each kind of thing that is left out, with how many there are."""
+    return [
+        ParseWarning(code, message.format(count=counts[code]), count=counts[code])
+        for code, message in LEFT_OUT.items()
+        if counts.get(code)
+    ]
 
 
 def _ranges(places: Sequence[str], most: int = 8) -> str:

@@ -13,13 +13,12 @@ import json
 import os
 import resource
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import (
-    AS_THEY_ARE,
     Bounds,
     ParsedFile,
 )
@@ -35,6 +34,7 @@ PARSERS = {
     "office": ("office", "parse"),
     "pdf": ("pdf", "parse"),
     "rst": ("markup", "parse_rst"),
+    "text": ("markup", "parse_text"),
 }
 
 
@@ -59,8 +59,15 @@ def main() -> None:
     except RecursionError:
         answer = {"error": "its objects are nested too deeply: save it anew"}
     except Exception as error:
-        answer = {"error": f"it is not readable {kind} ({type(error).__name__}: {error})"[:500]}
+        answer = {"error": _damaged(kind, error)}
     sys.stdout.buffer.write(json.dumps(answer).encode())
+
+
+def _damaged(kind: str, error: Exception) -> str:
+    """Say that a file cannot be read; what a library says about it is added if it is a sentence."""
+    said = str(error).strip()
+    reason = f" ({said[:300]})" if len(said.split()) > 2 else ""
+    return f"it is damaged, or not readable {kind}{reason}: open it and save it anew"
 
 
 def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:
@@ -71,8 +78,6 @@ def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:
     else:
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")
     parsed: ParsedFile = parse(content, bounds)
-    if kind in AS_THEY_ARE:  # the caller has the text
-        parsed = replace(parsed, text="")
     return asdict(parsed)
 
 

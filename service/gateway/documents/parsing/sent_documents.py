@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
-from service.gateway.documents.parsing.file_kinds import UTF8_KINDS
 from service.gateway.json_content import NOT_UTF8, from_validation, has_more_values, validated
 from service.gateway.schemas.admin import DocumentIn
 
@@ -67,14 +66,6 @@ def json_document(document: DocumentIn, collection: str) -> IngestDocument:
     )
 
 
-def check_utf8(content: bytes | SpooledFile) -> None:
-    """Raise UnicodeDecodeError if it is not UTF-8. Blocks for content in a file."""
-    if isinstance(content, bytes):
-        content.decode()
-    else:
-        content.check_utf8()
-
-
 def file_document(
     name: str,
     collection: str,
@@ -89,14 +80,8 @@ def file_document(
     A text file without a title gets its file name without the suffix.
 
     Raises:
-        MalformedBody: The text is not UTF-8.
         InvalidRequest: Name, title or metadata break the rules for documents sent as JSON.
     """
-    if kind in UTF8_KINDS:
-        try:
-            check_utf8(content)
-        except UnicodeDecodeError as error:
-            raise MalformedBody(f"{name} {NOT_UTF8} (byte {error.start})", field=name) from error
     if kind == "text" and not title:
         title = PurePath(name).stem
     # Validated as if it came in JSON, so that the same rules hold for names and metadata.

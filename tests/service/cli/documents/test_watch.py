@@ -171,6 +171,73 @@ def test_what_cannot_be_watched(docs: Path, capsys: pytest.CaptureFixture[str]) 
         assert "one folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe\xff",
+        "Größe".encode("latin-1"),
+        b"%PDF-1.4 broken",
+        b"\0" * 99,
+        None,
+        "loop",
+        "folder",
+    ],
+)
+def test_nothing_is_deleted_while_its_file_is_there(
+    rig: Rig, docs: Path, rounds: Rounds, content: bytes | str | None
+) -> None:
+    """Whatever the file holds, and whether or not it can be read at all."""
+    rounds()
+    path = docs / "a.txt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.unlink()
+        if content is None:
+            os.symlink("nowhere", path)
+        elif content == "loop":
+            os.symlink("a.txt", path)
+        else:
+            path.mkdir()
+    events = [event for _ in range(4) for event in rounds()]
+    assert not [event for event in events if event["event"] == "deleted"]
+    assert stored(rig)["a.txt"] == "one"
+
+
+def test_a_line_that_cannot_be_read_deletes_no_other(rig: Rig, docs: Path, rounds: Rounds) -> None:
+    rounds()
+    for content in (rows("r1") + '{"doc_id": "r2", "te', "", rows("r1")):
+        (docs / "rows.jsonl").write_text(content)
+        events = [*rounds(), *rounds(), *rounds()]
+    assert [e["doc_ids"] for e in events if e["event"] == "deleted"] == [["r2"]], (
+        "only a clean file says that"
+    )
+    assert {"r1"} <= set(stored(rig))
+
+
+def test_a_file_that_cannot_be_read_is_tried_until_it_can(
+    rig: Rig, docs: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rights come back without a change of the file; root reads whatever they are."""
+    rounds()
+    (docs / "a.txt").write_text("one, changed")
+    opened = Path.open
+
+    def refused(self: Path, *args: Any, **more: Any) -> Any:
+        if self.name == "a.txt":
+            raise PermissionError(13, "Permission denied")
+        return opened(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refused)
+        (said,) = [event for _ in range(4) for event in rounds()]
+    assert said["failed_by_reason"] == {"cannot be read: Permission denied": 1}
+    assert stored(rig)["a.txt"] == "one"
+    assert [event["ingested"] for event in rounds()] == [1]
+    assert stored(rig)["a.txt"] == "one, changed"
+
+
 def test_an_unreadable_folder_hides_its_files(rig: Rig, docs: Path, rounds: Rounds) -> None:
     rounds()
     (docs / "sub").rename(docs / "kept")

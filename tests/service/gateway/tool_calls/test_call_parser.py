@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +48,15 @@ CASES: list[tuple[ToolForm, str, str, list[tuple[str, str]]]] = [
     (HERMES, f'<tool_call>{{"name": "g"}}<tool_call>{{"name": "f", "parameters": {F[1]}}}', "",
      [G, F]),
     (HERMES, "plain < text <tool \n", "plain < text <tool \n", []),
+    # Without marks, as small models write them.
+    (HERMES, f'{{"name": "f", "arguments": {F[1]}}}\n{{"name": "g", "arguments": {{}}}}', "",
+     [F, G]),
+    (HERMES, f'```json\n{{"name": "f", "arguments": {F[1]}}}\n```\nDone.', "\nDone.", [F]),
+    (HERMES, '{"name": "g"}', '{"name": "g"}', []),
+    (HERMES, '{"name": "x", "arguments": {}}', '{"name": "x", "arguments": {}}', []),
+    (HERMES, '```json\n{"a": {"name": "f"}}\n```', '```json\n{"a": {"name": "f"}}\n```', []),
+    (HERMES, '```python\nf({"name": 1})\n```', '```python\nf({"name": 1})\n```', []),
+    (MISTRAL, f'{{"name": "f", "arguments": {F[1]}}}', "", [F]),
     (LLAMA3_JSON, f'{{"name": "f", "parameters": {F[1]}}}; {{"name": "g"}}', "", [F, G]),
     (LLAMA3_JSON, '{"x": 1} is JSON', '{"x": 1} is JSON', []),
     (LLAMA3_JSON, "[1, 2]", "[1, 2]", []),
@@ -117,3 +128,30 @@ def test_a_template_tells_its_form() -> None:
     assert form_of(templates.LLAMA3) == LLAMA3_JSON
     assert form_of(templates.MISTRAL) == MISTRAL
     assert form_of(templates.PLAIN) == form_of(None) == HERMES
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_call_that_is_cut_anywhere_is_a_call_as_soon_as_it_is_clear_of_what(
+    form: ToolForm, choice: Literal["auto", "required"]
+) -> None:
+    tools = ToolSet((Tool("get_weather"), Tool("get_time"), Tool("clock")), choice)
+    arguments = '{"city": "Os\\u00f8", "n": [1]}'
+    text = form.call_text("get_weather", arguments)
+    clear, begun = text.index("get_w") + 5, text.index(arguments) + 1
+    for cut in range(text.index("name"), len(text) + 1):
+        whole, early = (CallParser(form, tools, early=early) for early in (False, True))
+        for parser in (whole, early):
+            for char in text[:cut]:
+                parser.push(char)
+            parser.finish(cut=True)
+        assert whole.answer.text == early.answer.text
+        if cut < clear:
+            named = form.opens or choice == "required" or cut >= text.index("get_")
+            assert bool(whole.answer.text) == (not named) and not whole.answer.calls, text[:cut]
+            continue
+        for parser in (whole, early):
+            (call,) = parser.answer.calls
+            assert (parser.answer.text, call.name) == ("", "get_weather"), text[:cut]
+            assert arguments.startswith(call.arguments)
+            assert bool(call.arguments) == (cut >= begun)

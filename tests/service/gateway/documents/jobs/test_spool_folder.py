@@ -202,16 +202,3 @@ async def test_a_crash_between_forgetting_a_file_and_removing_it(tmp_path: Path)
 def name_of(document: IngestDocument) -> str:
     assert isinstance(document.content, SpooledFile)
     return document.content.path.name
-
-
-@pytest.mark.parametrize("cut", range(1, 5))
-def test_utf8_is_checked_over_the_edges_of_blocks(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "f"
-    text = ("x" * ((1 << 20) - cut) + "🫖" * 3).encode()
-    path.write_bytes(text)
-    SpooledFile(path, len(text), b"").check_utf8()
-    for wrong, at in ((text[:-1], None), (text + b"\xff", len(text)), (b"\xff" + text, 0)):
-        path.write_bytes(wrong)
-        with pytest.raises(UnicodeDecodeError) as raised:
-            SpooledFile(path, len(wrong), b"").check_utf8()
-        assert at is None or raised.value.start == at

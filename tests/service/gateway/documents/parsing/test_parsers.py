@@ -47,12 +47,11 @@ def test_html_becomes_what_a_reader_sees() -> None:
 
 
 def test_html_in_its_own_charset() -> None:
-    page = '<meta charset="iso-8859-1"><p>Grüße</p>'
-    assert html.parse(page.encode("latin-1"), BOUNDS).text == "Grüße"
-    with pytest.raises(InvalidRequest, match="send it as UTF-8"):
+    page = '<meta charset="iso-8859-1"><p>Grüße “20 €”</p>'
+    assert html.parse(page.encode("cp1252"), BOUNDS).text == "Grüße “20 €”"
+    with pytest.raises(InvalidRequest, match="charset cannot be told"):
         html.parse("<p>Grüße</p>".encode("latin-1"), BOUNDS)
-    with pytest.raises(InvalidRequest, match="'martian' is not known"):
-        html.parse(b"<meta charset=martian><p>x", BOUNDS)
+    assert html.parse(b"<meta charset=martian><p>x", BOUNDS).text == "x"
 
 
 async def test_pdf_has_pages_and_a_title() -> None:
@@ -85,7 +84,7 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"%PDF-1.4 and no more", "is not readable PDF"),
+        (b"%PDF-1.4 and no more", "not readable pdf"),
         (make_pdf(["x"] * 11), "11 pages, the limit is 10"),
         (make_pdf(["x" * 11_000]), "more than 10000 characters"),
         (make_pdf([""]), "OCR"),
