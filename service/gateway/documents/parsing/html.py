@@ -13,15 +13,18 @@ from selectolax.lexbor import LexborNode
 
 from service.gateway.documents.parsing import charsets
 from service.gateway.documents.parsing.charsets import Decoded
+from service.gateway.documents.parsing.html_tables import HtmlTable, read_table
 from service.gateway.documents.parsing.page_tree import page_tree
 from service.gateway.documents.parsing.parsed_file import (
     SOFT_HYPHEN,
     Bounds,
     Mark,
     ParsedFile,
+    TextBuilder,
     heading,
     left_out_warnings,
 )
+from service.gateway.documents.parsing.tables import add_rows
 
 _INVISIBLE = [
     "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",
@@ -69,8 +72,15 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     if tree.body is None:
         return ParsedFile("", title, warnings=warnings)
     lines = _LineCollector()
+    inside: LexborNode | None = None  # a table that was read as such
     for entering, node in _walk(tree.body):
-        lines.visit(entering, node)
+        if inside is not None:
+            inside = None if not entering and node == inside else inside
+        elif entering and node.tag == "table" and (table := read_table(node)) is not None:
+            lines.table(table, bounds)
+            inside = node
+        else:
+            lines.visit(entering, node)
     parsed = lines.finish(title)
     bounds.check_chars(len(parsed.text))
     return replace(parsed, warnings=warnings)
@@ -95,7 +105,7 @@ class _LineCollector:
         elif tag == "br" and entering:
             self._end()
         elif tag in ("td", "th") and not entering:
-            self._line += " | "
+            self._line += " | " if self._line else ""
         elif tag in _BLOCKS:
             self._end()
             if tag == "pre":
@@ -104,6 +114,16 @@ class _LineCollector:
                 self._line = "- "
             if _HEADING.fullmatch(tag):
                 self._level = int(tag[1]) if entering else 0
+
+    def table(self, table: HtmlTable, bounds: Bounds) -> None:
+        self._end()
+        out = TextBuilder(bounds)
+        for title in table.titles:
+            out.line(title)
+        add_rows(out, table.rows, headers=table.headers)
+        for line in out.finish().text.splitlines():
+            self._line = line
+            self._end()
 
     def finish(self, title: str) -> ParsedFile:
         self._end()

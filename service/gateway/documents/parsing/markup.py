@@ -1,4 +1,5 @@
-"""Markdown and reStructuredText: the text is kept as it is, because models read both well.
+"""Markdown and reStructuredText: the text is kept as it is, because models read both well. Only
+Markdown's tables are rewritten, so that every row names its columns.
 
 Headings are found by CommonMark's rules, so a `#` in a code block is none, and by docutils, which
 includes no other file and runs nothing.
@@ -10,6 +11,7 @@ import re
 from itertools import pairwise
 
 from service.gateway.documents.parsing.charsets import Decoded, decode
+from service.gateway.documents.parsing.markdown_tables import LINE_END, with_named_rows
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,
@@ -17,9 +19,6 @@ from service.gateway.documents.parsing.parsed_file import (
     heading,
     left_out_warnings,
 )
-
-_LINE_END = re.compile(r"\r\n|\r|\n")
-
 
 _PICTURE_DATA = re.compile(r"data:[\w.+/-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_%-]{100,}")
 
@@ -36,12 +35,13 @@ def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a text; its title is the first heading of level 1, if there is one."""
     from markdown_it import MarkdownIt
 
+    parser = MarkdownIt("commonmark").enable("table")
     decoded = _without_picture_data(decode(content))
-    text = decoded.text
-    starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
+    text = with_named_rows(decoded.text, parser.parse(decoded.text), bounds)
+    starts = [0, *(end.end() for end in LINE_END.finditer(text))]
     found = [
         (starts[opening.map[0]], opening.tag, inline.content.strip())
-        for opening, inline in pairwise(MarkdownIt("commonmark").parse(text))
+        for opening, inline in pairwise(parser.parse(text))
         if opening.type == "heading_open" and opening.map is not None
     ]
     title = next((text for _, tag, text in found if tag == "h1" and text), "")
