@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
 from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
@@ -67,7 +68,8 @@ class EmbeddedDocument:
     def texts(self) -> list[str]:
         """The texts to embed. They contain the title: without it a chunk may not name its topic."""
         title = f"{self.document.title}\n" if self.document.title else ""
-        return [title + self.document.text[span.start : span.end] for span in self.spans]
+        pieces = (self.document.text[span.start : span.end] for span in self.spans)
+        return [clean(title + piece) for piece in pieces]
 
 
 def embed_documents(

@@ -12,10 +12,12 @@ continues.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from typing import Literal, Protocol, TypeVar
@@ -24,7 +26,7 @@ from retriever import Document, EmbeddedDocument, IngestResult, Scope
 from service.errors import KvstitchError, WorkerUnavailable
 from service.gateway.documents.background_loop import side_by_side
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
 from service.gateway.documents.kv_storing import (
     BATCH_CHUNKS,
     BatchProgress,
@@ -32,6 +34,7 @@ from service.gateway.documents.kv_storing import (
     OnReply,
     slices,
 )
+from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.worker_client.protocol import Worker
@@ -69,8 +72,8 @@ class DocumentQueue(Protocol):
         """Return those of the documents that are in this state; others may have been cancelled."""
         ...
 
-    def set_indexed(self, documents: Sequence[tuple[int, str, int, int]]) -> None:
-        """Note (number, change, chunks, tokens) of documents in the catalog and the index."""
+    def set_indexed(self, documents: Sequence[IndexedDocument]) -> None:
+        """Note documents that are in the catalog and the index."""
         ...
 
     def set_done(self, numbers: Sequence[int]) -> None:
@@ -94,6 +97,7 @@ class Ingestor:
         purges: Of KV of revisions that are replaced.
         settings: Limits of files, and LoRA adapters with which chunks are computed.
         on_reply: As of `KvStoring`.
+        on_warnings: Called with the warnings of every document that is indexed.
         wait_again_s: Pauses after which a batch is tried again of which no document could be
             stored: perhaps a tier is away for a moment.
         complete: As of `KvStoring`.
@@ -111,6 +115,7 @@ class Ingestor:
         *,
         settings: Settings,
         on_reply: OnReply = lambda reply, lora, tokens: None,
+        on_warnings: Callable[[Sequence[ParseWarning]], None] = lambda warnings: None,
         wait_again_s: Sequence[float] = (),
         complete: bool = False,
     ) -> None:
@@ -122,6 +127,7 @@ class Ingestor:
             worker, chunks, purges,
             loras=settings.precomputed_loras, on_reply=on_reply, complete=complete,
         )  # fmt: skip
+        self._on_warnings = on_warnings
         self._waits = iter(wait_again_s)
         self._crashes: Counter[int] = Counter()  # by number of the document
 
@@ -133,7 +139,7 @@ class Ingestor:
         batch = until_repetition(pending)
         if not batch:
             return "nothing"
-        parsed, failed = await self._parse(batch)
+        parsed, warnings, failed = await self._parse(batch)
         embedded = await self._embed(parsed)
         async with self._purges.catalog_lock:
             # Others were cancelled while they were parsed and embedded.
@@ -143,7 +149,12 @@ class Ingestor:
             for item, result in await self._store([e for e in embedded if e[0].number in current]):
                 if result.error is None:
                     tokens = sum(chunk.tokens for chunk in result.chunks)
-                    indexed.append((item.number, result.status, len(result.chunks), tokens))
+                    said = warnings[item.number]
+                    encoded = json.dumps([asdict(warning) for warning in said], ensure_ascii=False)
+                    indexed.append(IndexedDocument(
+                        item.number, result.status, len(result.chunks), tokens, encoded
+                    ))  # fmt: skip
+                    self._on_warnings(said)
                 else:
                     failed.append((item.number, str(result.error)))
             await asyncio.to_thread(self._queue.set_failed, failed)
@@ -152,19 +163,26 @@ class Ingestor:
 
     async def _parse(
         self, batch: Sequence[IngestDocument]
-    ) -> tuple[list[tuple[IngestDocument, Document]], list[tuple[int, str]]]:
-        """Return documents that could be parsed, and (number, error) of the others."""
+    ) -> tuple[
+        list[tuple[IngestDocument, Document]],
+        dict[int, Sequence[ParseWarning]],
+        list[tuple[int, str]],
+    ]:
+        """Return documents that could be parsed, their warnings by number, and (number, error) of
+        the others."""
         parsed: dict[int, Document] = {}
+        warnings: dict[int, Sequence[ParseWarning]] = {}
         failed: list[tuple[int, str]] = []
 
         async def parse(item: IngestDocument) -> None:
             try:
-                parsed[item.number] = await self._parser.document(item)
+                parsed[item.number], warnings[item.number] = await self._parser.document(item)
             except KvstitchError as error:
                 failed.append((item.number, error.message))
 
         await side_by_side([partial(parse, item) for item in batch], PARSERS)
-        return [(item, parsed[item.number]) for item in batch if item.number in parsed], failed
+        found = [(item, parsed[item.number]) for item in batch if item.number in parsed]
+        return found, warnings, failed
 
     async def _embed(
         self, parsed: Sequence[tuple[IngestDocument, Document]]
