@@ -59,7 +59,7 @@ def add_rows(
             table.block(head, None)
         else:
             table.names = []
-            table.block(head, find_header(head, trusted=delimited))
+            table.block(head, find_header(head, trusted=delimited, pairs=laid_out))
         for row in block:
             table.row(row)
     out.gap()

@@ -62,7 +62,7 @@ def test_hidden_rows_columns_and_sheets_are_left_out_and_said() -> None:
     book.active.row_dimensions[3].hidden = True
     book.create_sheet("Old").sheet_state = "hidden"
     found = saved(book)
-    assert lines(found) == ["Name | Town", "Quastel | Vik", "Ostrander | Nes"]
+    assert lines(found) == ["Name: Quastel | Town: Vik", "Name: Ostrander | Town: Nes"]
     said = {warning.code: warning for warning in found.warnings}
     assert said["hidden_sheets"].places == ("Old",)
     assert "1 columns and 1 rows" in said["hidden_cells"].message
