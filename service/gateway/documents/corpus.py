@@ -67,11 +67,12 @@ class Corpus:
         deletions = DeletionStore(database)
         purges = PurgeQueue(deletions, chunks, worker, catalog_lock)
         rate = TokenRate()
+        self._ingestor = Ingestor(
+            self._store, chunks, worker, purges,
+            settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens), aside=True,
+        )  # fmt: skip
         self._loops = IngestLoops(
-            ingestor=Ingestor(
-                self._store, chunks, worker, purges,
-                settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens),
-            ),
+            ingestor=self._ingestor,
             jobs=self._store,
             chunks=chunks,
             worker=worker,
@@ -88,6 +89,7 @@ class Corpus:
             refresh_gauges=self.refresh_gauges,
             disk=disk,
             rate=rate,
+            ingestor=self._ingestor,
         )
         self.documents = DocumentService(
             retriever=retriever,
@@ -144,6 +146,7 @@ class Corpus:
             await self._webhook.close()
         await self._pruning.close()
         await self._loops.indexing.close()
+        await self._ingestor.close()
         await self._loops.precompute.close()
 
     async def _prune(self) -> bool:

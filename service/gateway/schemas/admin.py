@@ -59,6 +59,16 @@ class JobErrorOut(BaseModel):
     message: str
 
 
+class JobStep(BaseModel):
+    """A document that takes long: `done` of its `total` chunks are embedded, if that is known."""
+
+    doc_id: str
+    step: Literal["waiting", "reading", "embedding"]
+    done: int
+    total: int
+    eta_s: float | None = Field(description="seconds until it is embedded")
+
+
 class JobOut(BaseModel):
     job_id: str
     state: JobState
@@ -66,6 +76,7 @@ class JobOut(BaseModel):
     chunks: int
     changes: dict[str, int]
     errors: list[JobErrorOut]
+    steps: list[JobStep] = Field([], description="documents that take long, until they are indexed")
     waiting: str | None = Field(None, description="why it does not go on at the moment")
     eta_s: float | None = Field(
         None, description="seconds until it ends, at the present rate; null if that is not known"
