@@ -121,6 +121,8 @@ class Passage:
         sparse_rank: Rank by BM25.
         sparse_score: The BM25 score.
         rerank_score: The reranker's score.
+        exact: It holds an identifier of the query, what is in quotation marks there, or the whole
+            of it: no passage without that is before it.
     """
 
     chunk: Chunk
@@ -130,6 +132,7 @@ class Passage:
     sparse_rank: int | None = None
     sparse_score: float | None = None
     rerank_score: float | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)

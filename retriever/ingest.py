@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
 from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
@@ -71,7 +72,8 @@ class EmbeddedDocument:
     def texts_of(self, spans: Sequence[ChunkSpan]) -> list[str]:
         """Return the texts of some of its chunks."""
         title = f"{self.document.title}\n" if self.document.title else ""
-        return [title + self.document.text[span.start : span.end] for span in spans]
+        pieces = (self.document.text[span.start : span.end] for span in spans)
+        return [clean(title + piece) for piece in pieces]
 
 
 def embed_documents(

@@ -17,6 +17,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from retriever.analysis.analyser import question_of
+from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
 from retriever.chunking import ChunkSettings
 from retriever.documents import (
@@ -238,10 +242,19 @@ class Retriever:
             )  # fmt: skip
 
     def embed_query(self, query: str) -> Vectors:
-        """Embed a query for `search`: `[dim]`. Raises as `search`."""
+        """Embed a query for `search`: `[dim]`. Raises as `search`.
+
+        Of a long one, e.g. a mail, what it asks counts as much as the whole.
+        """
         check_query(query)
-        vector: Vectors = self._embedder.embed([query])[0]
-        return vector
+        cleaned = clean(query)
+        asked = question_of(cleaned)
+        if asked is None:
+            only: Vectors = self._embedder.embed([cleaned])[0]
+            return only
+        whole, question = self._embedder.embed([cleaned, asked])
+        both: Vectors = whole + question
+        return both / np.linalg.norm(both)
 
     def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
@@ -268,17 +281,23 @@ class Retriever:
         with self._consistency.read():
             self._mirror.save()
 
+    def indexes_overdue(self) -> bool:
+        """Return whether there is something to do for `rebuild_indexes`."""
+        return bool(self.index.overdue()) or self.catalog.words_outdated()
+
     def rebuild_indexes(self, stopped: Stopped = lambda: False) -> bool:
         """Give scopes whose vector index does not suit their size one that does.
 
-        Searches and changes go on meanwhile.
+        Searches and changes go on meanwhile. Words that another release has made are made anew,
+        too.
 
         Args:
             stopped: Asked from time to time; true ends the work, and the old indexes stay.
 
         Returns:
-            Whether any was rebuilt.
+            Whether any vector index was rebuilt.
         """
+        self.catalog.renew_words(stopped)
         overdue = self.index.overdue()
         try:
             for scope in overdue:

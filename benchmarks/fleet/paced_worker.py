@@ -67,10 +67,11 @@ class PacedEngine(Engine):
             began = time.monotonic()
         return result
 
-    def _decode_paced(self, running: list[EngineSequence]) -> None:
+    def _decode_paced(self, running: list[EngineSequence]) -> int:
         ends_at = time.monotonic() + self._step_s
-        self._decode_at_once(running)
+        stepped = self._decode_at_once(running)
         time.sleep(max(0.0, ends_at - time.monotonic()))
+        return stepped
 
 
 def main() -> int:

@@ -38,6 +38,7 @@ from kvstitch.client.results import (
     Answer,
     Collection,
     Document,
+    DocumentText,
     Embeddings,
     Explanation,
     Job,
@@ -342,6 +343,11 @@ class AsyncClient:
         """A document with its text."""
         path = path_of("/admin/documents", doc_id, "doc_id")
         return await self._send(get(path, Document, {"collection": collection}))
+
+    async def get_text(self, doc_id: str, *, collection: str | None = None) -> DocumentText:
+        """What is stored of a document: its text, its chunks, and what is not in it."""
+        path = path_of("/admin/documents", doc_id, "doc_id") + "/text"
+        return await self._send(get(path, DocumentText, {"collection": collection}))
 
     def list_documents(
         self, *, collection: str | None = None, limit: int | None = None

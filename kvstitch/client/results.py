@@ -246,6 +246,31 @@ class JobFault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DocumentWarning:
+    """Something of a file that is not in the document's text, or that may be wrong there.
+
+    Attributes:
+        code: What kind of thing, for programs.
+        message: A sentence for people.
+        places: Pages, slides or sheets where it is; at most 200.
+        count: How many there are.
+    """
+
+    code: str
+    message: str
+    places: list[str]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarnedDocument:
+    """A document that is stored, but not all of its file."""
+
+    doc_id: str
+    warnings: list[DocumentWarning]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job(Result):
     """An ingest job; `state`: queued, running, succeeded, failed, cancelled or dead."""
 
@@ -255,6 +280,8 @@ class Job(Result):
     chunks: int
     changes: dict[str, int]
     errors: list[JobFault]
+    warnings: list[WarnedDocument] = dataclasses.field(default_factory=list)
+    warned: int = 0
     waiting: str | None = None
     eta_s: float | None = None
     created: float
@@ -280,6 +307,29 @@ class Document(Result):
     num_tokens: int
     pinned: bool
     text: str | None = None
+    warnings: list[DocumentWarning] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredChunk:
+    """A chunk: characters `start` to `end` of the text; `tokens` as it is prefilled."""
+
+    start: int
+    end: int
+    tokens: int
+    page: str | None = None
+    heading: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentText(Result):
+    """What is stored of a document."""
+
+    doc_id: str
+    title: str
+    text: str
+    chunks: list[StoredChunk]
+    warnings: list[DocumentWarning]
 
 
 @dataclass(frozen=True, kw_only=True)

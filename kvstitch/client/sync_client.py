@@ -37,6 +37,7 @@ from kvstitch.client.results import (
     Answer,
     Collection,
     Document,
+    DocumentText,
     Embeddings,
     Explanation,
     Job,
@@ -336,6 +337,11 @@ class Client:
         """A document with its text."""
         path = path_of("/admin/documents", doc_id, "doc_id")
         return self._send(get(path, Document, {"collection": collection}))
+
+    def get_text(self, doc_id: str, *, collection: str | None = None) -> DocumentText:
+        """What is stored of a document: its text, its chunks, and what is not in it."""
+        path = path_of("/admin/documents", doc_id, "doc_id") + "/text"
+        return self._send(get(path, DocumentText, {"collection": collection}))
 
     def list_documents(
         self, *, collection: str | None = None, limit: int | None = None

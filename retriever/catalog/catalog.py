@@ -7,7 +7,7 @@ Any number of threads may use the catalog; reads go on while a write is under wa
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, select
 
+from retriever.analysis.analyser import AnalysedQuery, Term
 from retriever.catalog import queries
 from retriever.catalog.catalog_records import (
     CatalogState,
     CorpusCounts,
     IndexChange,
     UpsertResult,
+    WordHits,
 )
 from retriever.catalog.filter_conditions import conditions
 from retriever.catalog.queries import CarriedOver
@@ -44,6 +46,7 @@ from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sql.database import Database
 from retriever.sql.expressions import Prepared, among
 
+CHUNKS_RENEWED = 200  # at a time: some tenths of a second
 _COUNTS = (
     func.count(documents.c.document.distinct()),
     func.count(chunks.c.chunk_id),
@@ -255,18 +258,63 @@ class Catalog:
 
     def search(
         self,
-        query: str,
+        query: AnalysedQuery,
         k: int,
         allowed_ids: Collection[int] | None = None,
         *,
         scope: Scope = DEFAULT_SCOPE,
-    ) -> list[tuple[int, float]]:
-        """Return the `k` best (chunk_id, BM25 score) of a scope; best first, ties by id."""
+    ) -> WordHits:
+        """Find chunks of a scope by the words of a query.
+
+        Returns:
+            The `k` best by their BM25 scores, and all that hold what is to be held exactly.
+        """
         with self.database.read() as read:
             scope_id = queries.find_scope(read, scope)
             if scope_id is None:
-                return []
-            return self._words.search(read, scope_id, query, k, allowed_ids)
+                return WordHits([], [])
+            return WordHits(
+                self._words.search(read, scope_id, query, k, allowed_ids),
+                [self._holding(read, scope_id, term, allowed_ids) for term in query.exact],
+            )
+
+    def _holding(
+        self,
+        read: Connection,
+        scope_id: int,
+        term: Term,
+        allowed_ids: Collection[int] | None,
+    ) -> set[int]:
+        for spellings in term.preferred:
+            if found := self._words.holding(read, scope_id, spellings, allowed_ids):
+                return found
+        return set()
+
+    def words_outdated(self) -> bool:
+        """Return whether chunks are found by words that another release's analyser has made."""
+        with self.database.read() as read:
+            return bool(self._words.outdated(read))
+
+    def renew_words(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Have this release's analyser make the words of all chunks; searches and changes go on.
+
+        Args:
+            stopped: Asked from time to time; true ends the work, which goes on at the next call.
+        """
+        with self.database.read() as read:
+            outdated = self._words.outdated(read)
+        for scope_id in outdated:
+            while not stopped():
+                # One transaction for some chunks: changes wait for no more than these.
+                with self.database.write() as write:
+                    if queries.is_scope(write, scope_id) and (
+                        ids := self._words.next_outdated(write, scope_id, CHUNKS_RENEWED)
+                    ):
+                        self._words.rebuild(write, scope_id, queries.texts_of(write, ids))
+                        continue
+                    if queries.is_scope(write, scope_id):
+                        self._words.finish(write, scope_id)
+                break
 
     def purge(self) -> None:
         """Make sure that the database's files hold nothing of removed documents, as far as this

@@ -67,3 +67,16 @@ class UpsertResult:
     chunks: list[Chunk]
     removed_chunk_ids: list[int]
     state: CatalogState
+
+
+@dataclass(frozen=True)
+class WordHits:
+    """What a query's words find.
+
+    Attributes:
+        ranked: (chunk_id, BM25 score), best first.
+        exact: For each thing that passages should hold just so, the ids of all chunks that do.
+    """
+
+    ranked: list[tuple[int, float]]
+    exact: list[set[int]]

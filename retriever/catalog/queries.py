@@ -179,6 +179,19 @@ def remove(write: Connection, scope_id: int, numbers: Sequence[int], words: Full
     return sorted(chunk_id for chunk_id, *_ in rows)
 
 
+def texts_of(connection: Connection, chunk_ids: Sequence[int]) -> list[ChunkWords]:
+    """Return number, title and text of chunks."""
+    query = select(chunks.c.chunk_id, documents.c.title, chunks.c.text).join_from(chunks, documents)
+    found = connection.execute(query.where(among(chunks.c.chunk_id, chunk_ids)))
+    return [(row.chunk_id, row.title, row.text) for row in found]
+
+
+def is_scope(connection: Connection, scope_id: int) -> bool:
+    """Return whether a scope is still there."""
+    query = select(scopes.c.scope_id).where(scopes.c.scope_id == scope_id)
+    return connection.execute(query).first() is not None
+
+
 def metadata_of(
     connection: Connection, doc_ids: Collection[str], scope: Scope
 ) -> dict[str, dict[str, Any]]:

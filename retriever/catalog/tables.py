@@ -6,9 +6,10 @@ restored backup that reaches the same generation again is still recognised as di
 (reading_groups.py). A scope's row exists as long as the scope has documents.
 
 Where they differ: SQLite has the words of chunks in tables of FTS5, one per scope (bm25.py), and
-`scopes.stale` marks those that hold removed words. PostgreSQL has them in `postings`; `changes` is
-what other gateways follow (index_mirror.py), `fields` is the metadata for filters (`metadata` keeps
-how a number was written), and the folded columns are for searches by name.
+`scopes.stale` marks those that hold removed words, `analyser` and `old_words` say which tables they
+are. PostgreSQL has them in `postings`; `changes` is what other gateways follow (index_mirror.py),
+`fields` is the metadata for filters (`metadata` keeps how a number was written), and the folded
+columns are for searches by name.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ scopes = sa.Table(
     sa.Column("scope_id", Number, sa.Identity(), primary_key=True),
     *required(Name, "tenant", "collection"),
     *required(sa.Integer, "stale", default="0", info=SQLITE_ONLY),
+    *required(sa.Text, "analyser", "old_words", default="", info=SQLITE_ONLY),
     sa.UniqueConstraint("tenant", "collection"),
     sqlite_autoincrement=True,
 )  # fmt: skip
@@ -153,7 +155,7 @@ changes = sa.Table(
     *required(sa.ARRAY(sa.BigInteger), "removed", "added"),
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
-# The words of chunks (see search/postings.py).
+# The words of chunks (see index/postings.py).
 scope_words = sa.Table(
     "scope_words", metadata,
     sa.Column("scope_id", sa.BigInteger, _refers("scopes.scope_id"), primary_key=True),
@@ -164,6 +166,7 @@ chunk_words = sa.Table(
     "chunk_words", metadata,
     sa.Column("chunk_id", sa.BigInteger, _refers("chunks.chunk_id"), primary_key=True),
     *required(sa.Integer, "length"),
+    *required(sa.Text, "analyser", default=""),  # as in rows of gateways of earlier releases
     info=POSTGRESQL_ONLY,
 )  # fmt: skip
 postings = sa.Table(
@@ -188,7 +191,7 @@ def _log_empty(table: sa.Table, connection: sa.Connection, **_: object) -> None:
     connection.execute(changes.insert(), row | {"removed": [], "added": []})
 
 
-SCHEMA = Schema("catalog", metadata, "catalog_2", Path(__file__).with_name("revisions"))
+SCHEMA = Schema("catalog", metadata, "catalog_3", Path(__file__).with_name("revisions"))
 
 
 def catalog_database(where: Path | str, *, connections: int = 16) -> Database:

@@ -1,11 +1,15 @@
 """Keyword search: BM25 by SQLite's FTS5, in tables of the catalog. Callers hold a transaction.
 
-A chunk's words are committed with the chunk, so this index is never behind, needs no saving and no
-rebuild. Every scope has its own table. In a common table, the score of a word would depend on other
-tenants' documents and tell about them.
+Every scope has its own table. In a common table, the score of a word would depend on other tenants'
+documents and tell about them. FTS5 gets tokens that the analyser has made, with blanks between.
 
-The tables hold no text (content=''). FTS5 keeps removed words in its older segments until they are
-merged, so a scope from which something was removed is marked `stale` until `purge`.
+The tables hold no text (content=''), so a chunk's words can only be removed by the analyser that
+made them. A table is therefore named by the analyser's revision, `scopes.analyser`. One of another
+revision, `scopes.old_words`, is searched further for chunks that the new one has not, until that
+has all, and the old one is dropped.
+
+FTS5 keeps removed words in its older segments until they are merged, so a scope from which
+something was removed is marked `stale` until `purge`.
 """
 
 from __future__ import annotations
@@ -13,13 +17,21 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
 
+from retriever.analysis.analyser import (
+    REVISION,
+    AnalysedQuery,
+    Phrase,
+    Term,
+    analyse_text,
+)
 from retriever.errors import CatalogUnsupported
-from retriever.index.full_text import TOKENIZER, ChunkWords, indexed_text, match_expression
+from retriever.index.full_text import PART_WEIGHT, ChunkWords, Hits, searched_terms
 
 
 def require() -> None:
@@ -39,34 +51,57 @@ def require() -> None:
 
 def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Index chunks; create the scope's table if it does not exist."""
-    table = _table(scope_id)
-    write.exec_driver_sql(
-        f"CREATE VIRTUAL TABLE IF NOT EXISTS {table} USING fts5("
-        f"body, content = '', tokenize = '{TOKENIZER}')"
-    )
-    rows = [(chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks]
+    tables = _tables(write, scope_id)
+    table = tables.new
+    if not tables.made:
+        # FTS5's plain tokenizer cuts at ASCII's signs alone, and tokens hold none.
+        write.exec_driver_sql(
+            f"CREATE VIRTUAL TABLE {table} USING fts5(words, parts, content = '', "
+            "tokenize = 'ascii')"
+        )
+        write.exec_driver_sql(f"CREATE VIRTUAL TABLE {table}_counts USING fts5vocab({table}, row)")
+        weights = f"bm25(1.0, {PART_WEIGHT})"
+        write.exec_driver_sql(f"INSERT INTO {table} ({table}, rank) VALUES ('rank', ?)", (weights,))
+        # Of two old ones the newer is not complete.
+        kept, *superseded = tables.old or [""]
+        for name in superseded:
+            _drop(write, name)
+        change = "UPDATE scopes SET analyser = ?, old_words = ? WHERE scope_id = ?"
+        write.exec_driver_sql(change, (REVISION, kept, scope_id))
+    rows = [(chunk_id, *_columns(title, text)) for chunk_id, title, text in chunks]
     if rows:
-        write.exec_driver_sql(f"INSERT INTO {table} (rowid, body) VALUES (?, ?)", rows)
+        write.exec_driver_sql(f"INSERT INTO {table} (rowid, words, parts) VALUES (?, ?, ?)", rows)
 
 
 def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Remove chunks. Their texts must be those they were added with: FTS5 does not keep them."""
-    table = _table(scope_id)
-    rows = [("delete", chunk_id, indexed_text(title, text)) for chunk_id, title, text in chunks]
-    if rows:
-        write.exec_driver_sql(f"INSERT INTO {table} ({table}, rowid, body) VALUES (?, ?, ?)", rows)
-        write.exec_driver_sql("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
+    tables = _tables(write, scope_id)
+    rows = [("delete", chunk_id, title, text) for chunk_id, title, text in chunks]
+    if tables.old:  # an old table keeps what it has: searches leave out what is not there any more
+        own = _own_ids(write, tables, [row[1] for row in rows])
+        rows = [row for row in rows if row[1] in own]
+    if not rows or not tables.made:
+        return
+    table = tables.new
+    write.exec_driver_sql(
+        f"INSERT INTO {table} ({table}, rowid, words, parts) VALUES (?, ?, ?, ?)",
+        [(command, chunk_id, *_columns(title, text)) for command, chunk_id, title, text in rows],
+    )
+    write.exec_driver_sql("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
 
 
 def drop(write: Connection, scope_id: int) -> None:
-    """Delete the table of a scope that has no documents any more."""
-    write.exec_driver_sql(f"DROP TABLE IF EXISTS {_table(scope_id)}")
+    """Delete the tables of a scope that has no documents any more."""
+    tables = _tables(write, scope_id)
+    for table in (tables.new, *tables.old):
+        _drop(write, table)
 
 
 def purge(write: Connection) -> None:
     """Merge the segments of stale scopes, so that no page holds words of removed chunks."""
-    for (scope_id,) in write.exec_driver_sql("SELECT scope_id FROM scopes WHERE stale").all():
-        table = _table(scope_id)
+    stale = "SELECT scope_id FROM scopes WHERE stale"
+    for scope_id in write.exec_driver_sql(stale).scalars().all():
+        table = _tables(write, scope_id).new
         write.exec_driver_sql(f"INSERT INTO {table} ({table}) VALUES ('optimize')")
         write.exec_driver_sql("UPDATE scopes SET stale = 0 WHERE scope_id = ?", (scope_id,))
 
@@ -74,19 +109,93 @@ def purge(write: Connection) -> None:
 def search(
     connection: Connection,
     scope_id: int,
-    query: str,
+    query: AnalysedQuery,
     k: int,
     allowed_ids: Collection[int] | None = None,
-) -> list[tuple[int, float]]:
+) -> Hits:
     """See FullText.search."""
-    expression = match_expression(query)
-    if not expression or k <= 0:
+    if not query.terms or k <= 0:
         return []
-    table = _table(scope_id)
-    among = "" if allowed_ids is None else "AND rowid IN (SELECT value FROM json_each(?))"
-    ids = () if allowed_ids is None else (json.dumps(list(allowed_ids)),)
-    driver: Any = connection.connection.driver_connection  # as Prepared does, and for its reason
-    found = driver.execute(
+    tables = _tables(connection, scope_id)
+    among, ids = _among(allowed_ids)
+    found: Hits = []
+    terms = searched_terms(query, lambda tokens: _frequencies(connection, tables, tokens))
+    if tables.made:
+        found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
+    for old in tables.old:
+        further = f"{among} {_not_in_new(tables)}"
+        found += _ranked(connection, old, _old_expression(terms), further, ids, k)
+    return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
+
+
+def holding(
+    connection: Connection,
+    scope_id: int,
+    term: Term,
+    allowed_ids: Collection[int] | None = None,
+) -> set[int]:
+    """See FullText.holding."""
+    tables = _tables(connection, scope_id)
+    if not tables.made:
+        return set()
+    among, ids = _among(allowed_ids)
+    found = _driver(connection).execute(
+        f"SELECT rowid FROM {tables.new} WHERE {tables.new} MATCH ? {among}",
+        (match_expression([term]), *ids),
+    )
+    return {int(chunk_id) for (chunk_id,) in found}
+
+
+def outdated(connection: Connection) -> list[int]:
+    """See FullText.outdated."""
+    query = "SELECT scope_id FROM scopes WHERE analyser <> ? OR old_words <> '' ORDER BY scope_id"
+    return list(connection.exec_driver_sql(query, (REVISION,)).scalars())
+
+
+def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int]:
+    """See FullText.next_outdated."""
+    tables = _tables(connection, scope_id)
+    missing = f"AND chunk_id NOT IN (SELECT id FROM {tables.new}_docsize)" if tables.made else ""
+    query = (
+        "SELECT chunk_id FROM chunks JOIN documents USING (document) WHERE scope_id = ? "
+        f"{missing} ORDER BY chunk_id LIMIT ?"
+    )
+    return list(connection.exec_driver_sql(query, (scope_id, limit)).scalars())
+
+
+def rebuild(write: Connection, scope_id: int, chunks: Sequence[ChunkWords]) -> None:
+    """See FullText.rebuild."""
+    add(write, scope_id, chunks)
+
+
+def finish(write: Connection, scope_id: int) -> None:
+    """See FullText.finish."""
+    for table in _tables(write, scope_id).old:
+        _drop(write, table)
+    write.exec_driver_sql("UPDATE scopes SET old_words = '' WHERE scope_id = ?", (scope_id,))
+
+
+def match_expression(terms: Sequence[Term]) -> str:
+    """Terms in FTS5's syntax, any of which may match. Tokens are quoted: they are no operators."""
+    return " OR ".join(
+        _phrase(phrase) + ("*" if term.starts else "")
+        for term in terms
+        for phrase in term.spellings
+    )
+
+
+def _phrase(phrase: Phrase) -> str:
+    quoted = f'"{" ".join(phrase)}"'
+    # Parts have no places: that two are neighbours says nothing.
+    return quoted if len(phrase) == 1 else f"words : {quoted}"
+
+
+def _ranked(
+    connection: Connection, table: str, expression: str, among: str, ids: tuple[str, ...], k: int
+) -> Hits:
+    if not expression:
+        return []
+    found = _driver(connection).execute(
         f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {among} "
         "ORDER BY rank, rowid LIMIT ?",
         (expression, *ids, k),
@@ -94,5 +203,71 @@ def search(
     return [(int(chunk_id), float(score)) for chunk_id, score in found]
 
 
-def _table(scope_id: int) -> str:
-    return f"sparse_{int(scope_id)}"
+def _old_expression(terms: Sequence[Term]) -> str:
+    """Single words alone: the other table's own tokenizer cuts and stems them."""
+    words = (phrase[0] for term in terms for phrase in term.spellings if len(phrase) == 1)
+    return " OR ".join(f'"{word}"' for word in dict.fromkeys(words))
+
+
+def _among(allowed_ids: Collection[int] | None) -> tuple[str, tuple[str, ...]]:
+    if allowed_ids is None:
+        return "", ()
+    return "AND rowid IN (SELECT value FROM json_each(?))", (json.dumps(list(allowed_ids)),)
+
+
+def _not_in_new(tables: _Tables) -> str:
+    """Chunks that there are, and that the new table has not."""
+    there = "AND rowid IN (SELECT chunk_id FROM chunks)"
+    return there + (
+        f" AND rowid NOT IN (SELECT id FROM {tables.new}_docsize)" if tables.made else ""
+    )
+
+
+def _columns(title: str, text: str) -> tuple[str, str]:
+    analysed = analyse_text(title, text)
+    return " ".join(analysed.words), " ".join(analysed.parts)
+
+
+def _own_ids(connection: Connection, tables: _Tables, chunk_ids: Sequence[int]) -> set[int]:
+    if not tables.made:
+        return set()
+    query = f"SELECT id FROM {tables.new}_docsize WHERE id IN (SELECT value FROM json_each(?))"
+    return set(connection.exec_driver_sql(query, (json.dumps(list(chunk_ids)),)).scalars())
+
+
+def _frequencies(
+    connection: Connection, tables: _Tables, tokens: Collection[str]
+) -> Mapping[str, int]:
+    if not tables.made:
+        return {}
+    query = (
+        f"SELECT term, doc FROM {tables.new}_counts WHERE term IN (SELECT value FROM json_each(?))"
+    )
+    return dict(_driver(connection).execute(query, (json.dumps(list(tokens)),)).fetchall())
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """A scope's tables: of this revision, whether it is made, and of others, the fullest first."""
+
+    new: str
+    made: bool
+    old: list[str]
+
+
+def _tables(connection: Connection, scope_id: int) -> _Tables:
+    query = "SELECT analyser, old_words FROM scopes WHERE scope_id = ?"
+    analyser, old_words = _driver(connection).execute(query, (scope_id,)).fetchone()
+    old = [old_words] if old_words else []
+    if analyser not in ("", REVISION):
+        old.append(f"words_{int(scope_id)}_{analyser}")
+    return _Tables(f"words_{int(scope_id)}_{REVISION}", analyser == REVISION, old)
+
+
+def _drop(write: Connection, table: str) -> None:
+    write.exec_driver_sql(f"DROP TABLE IF EXISTS {table}_counts")
+    write.exec_driver_sql(f"DROP TABLE IF EXISTS {table}")
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection  # as Prepared does, and for its reason

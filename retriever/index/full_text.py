@@ -1,29 +1,28 @@
-"""What a full-text index does, and how it prepares texts and queries. Callers hold a transaction.
+"""What a full-text index does. Callers hold a transaction.
 
-A chunk's words are committed with the chunk, so this index is never behind, needs no saving and no
-rebuild. `bm25` keeps them in SQLite's FTS5, `postings` in tables of PostgreSQL. Both split, fold
-and stem alike, and score by the same formula.
+A chunk's words are committed with the chunk, so this index is never behind and needs no saving.
+`bm25` keeps them in SQLite's FTS5, `postings` in tables of PostgreSQL. Both store what the analyser
+makes of a text, ask for what it makes of a query, and score by the same formula. Words that only
+part of a compound or identifier is counts for less (`PART_WEIGHT`).
 
-Texts are split at spaces and punctuation, case and accents are folded, and English is stemmed. In
-scripts written without spaces (Chinese, Japanese, Korean), pairs of neighbouring characters become
-words:
-
-    text   漢字検索   ->  漢字 字検 検索 索        the last character also stands alone, so that
-    query  漢字検索   ->  漢字 字検 検索
-    query  字         ->  字*                      every character is the start of some word
+Where the stored words are another revision's (analysis.REVISION), `rebuild` makes them anew, some
+chunks at a time; chunks that it has not come to are found by their old words.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from sqlalchemy import Connection
 
+from retriever.analysis.analyser import MAX_QUERY_WORDS, AnalysedQuery, Term
+
 # chunk_id, title, text
 ChunkWords = tuple[int, str, str]
+Hits = list[tuple[int, float]]
+
+PART_WEIGHT = 0.5
 
 
 class FullText(Protocol):
@@ -45,66 +44,58 @@ class FullText(Protocol):
         self,
         connection: Connection,
         scope_id: int,
-        query: str,
+        query: AnalysedQuery,
         k: int,
         allowed_ids: Collection[int] | None = None,
-    ) -> list[tuple[int, float]]:
+    ) -> Hits:
         """The `k` best chunks that have any of the query's words.
-
-        Any text is a valid query; one without words finds nothing.
 
         Returns:
             (chunk_id, BM25 score), best first, ties by id.
         """
 
+    def holding(
+        self,
+        connection: Connection,
+        scope_id: int,
+        term: Term,
+        allowed_ids: Collection[int] | None = None,
+    ) -> set[int]:
+        """All chunks that have any of a term's spellings."""
 
-TOKENIZER = "porter unicode61 remove_diacritics 2"
-# Further words of a query are ignored: a document pasted as a question would take seconds.
-MAX_QUERY_WORDS = 128
+    def outdated(self, connection: Connection) -> list[int]:
+        """The scopes some of whose words are of another revision."""
 
-_UNSPACED = re.compile(
-    "[\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-    "\U00020000-\U0003ffff]+"
-)
+    def rebuild(self, write: Connection, scope_id: int, chunks: Sequence[ChunkWords]) -> None:
+        """Make the words of chunks anew that `next_outdated` named."""
 
+    def next_outdated(self, connection: Connection, scope_id: int, limit: int) -> list[int]:
+        """Some chunks of a scope whose words are of another revision; none: all are of this one."""
 
-def indexed_text(title: str, text: str) -> str:
-    """The text to index for a chunk, with its title: a chunk alone may not name its topic."""
-    folded = unicodedata.normalize("NFKC", f"{title}\n{text}")
-    return _UNSPACED.sub(lambda run: f" {' '.join([*_pairs(run[0]), run[0][-1]])} ", folded)
+    def finish(self, write: Connection, scope_id: int) -> None:
+        """Forget what is left of another revision once no chunk's words are."""
 
 
-def match_expression(query: str) -> str:
-    """The query in FTS5's syntax, matching any of its words; empty if it has none.
+def searched_terms(
+    query: AnalysedQuery, frequencies: Callable[[Collection[str]], Mapping[str, int]]
+) -> list[Term]:
+    """The terms that a search asks for: all, or of a long query the rarest and the last ones.
 
-    The words are quoted, so users cannot write operators.
+    A document pasted as a question would take seconds, most of them for words that tell nothing.
+
+    Args:
+        query: The query.
+        frequencies: Tells in how many chunks tokens are; those that are in none may be left out.
     """
-    return " OR ".join(
-        f'"{word}"*' if starts_pair(word) else f'"{word}"' for word in query_words(query)
-    )
+    terms = query.terms
+    if len(terms) <= MAX_QUERY_WORDS:
+        return terms
+    counted = frequencies({s[0] for term in terms for s in term.spellings if len(s) == 1})
 
+    def chunks(term: Term) -> int:
+        return sum(counted.get(spelling[0], 0) for spelling in term.spellings)
 
-def query_words(query: str) -> list[str]:
-    """The query's distinct words, of letters, digits and marks, which the index may split."""
-    folded = unicodedata.normalize("NFKC", query)
-    words: list[str] = []
-    position = 0
-    for run in _UNSPACED.finditer(folded):
-        words += [*_words(folded[position : run.start()]), *(_pairs(run[0]) or [run[0]])]
-        position = run.end()
-    words += _words(folded[position:])
-    return list(dict.fromkeys(words))[:MAX_QUERY_WORDS]
-
-
-def starts_pair(word: str) -> bool:
-    """Whether it is a single character of an unspaced script: the start of words of two."""
-    return len(word) == 1 and _UNSPACED.match(word) is not None
-
-
-def _pairs(run: str) -> list[str]:
-    return [run[i : i + 2] for i in range(len(run) - 1)]
-
-
-def _words(text: str) -> list[str]:
-    kept = (char if unicodedata.category(char)[0] in "LNM" else " " for char in text)
-    return "".join(kept).casefold().split()
+    chosen = query.last.union(query.exact)
+    rare = sorted((t for t in terms if t not in chosen and chunks(t)), key=chunks)
+    chosen = chosen.union(rare[: max(0, MAX_QUERY_WORDS - len(chosen))])
+    return [term for term in terms if term in chosen]

@@ -1,13 +1,14 @@
 """Keyword search in PostgreSQL: BM25 over postings, in tables of the catalog.
 
 PostgreSQL's own ranking (ts_rank) knows no frequencies of words in the corpus. So the words of
-chunks are rows here, with their positions, and BM25 is computed by a query. Words are found, and
-scores computed, as SQLite's FTS5 does it: it splits the texts here, too, in memory.
+chunks are rows here, with their positions, and BM25 is computed by a query, as SQLite's FTS5
+computes it:
 
     score = sum over words of idf · f · (K1 + 1) / (f + K1 · (1 - B + B · length / mean length))
     idf   = ln((N - n + 1/2) / (n + 1/2)), at least 10^-6
 
-`N` counts the scope's chunks, `n` those with the word, `f` how often a chunk has it.
+`N` counts the scope's chunks, `n` those with the word, `f` how often a chunk has it. Parts, of
+which each is there once and counts PART_WEIGHT, have the position PART.
 
 Source:
     FTS5's bm25(), https://www.sqlite.org/fts5.html#the_bm25_function.
@@ -16,19 +17,19 @@ Source:
 from __future__ import annotations
 
 import json
-import sqlite3
-import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable
-from functools import cache
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
 
-from retriever.index.full_text import TOKENIZER, ChunkWords, indexed_text, query_words, starts_pair
+from retriever.analysis.analyser import REVISION, AnalysedQuery, Phrase, Term, analyse_text
+from retriever.index.full_text import PART_WEIGHT, ChunkWords, Hits, searched_terms
 
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6
+PART = -1
 
+_ANY = "ANY(CAST(%s AS bigint[]))"
 _COUNT = """
     INSERT INTO scope_words VALUES (%s, %s, %s) ON CONFLICT (scope_id) DO UPDATE
     SET chunks = scope_words.chunks + excluded.chunks, words = scope_words.words + excluded.words
@@ -39,13 +40,17 @@ _ADD = """
         SELECT CAST(position AS INTEGER) FROM jsonb_array_elements_text(found.value) AS position)
     FROM jsonb_each(CAST(%s AS jsonb)) AS found
 """
-_WHOLE = """
-    SELECT word AS term, chunk_id, CAST(cardinality(positions) AS BIGINT) AS f FROM postings
+_COUNTED = (
+    f"CAST(CASE WHEN positions[1] = {PART} THEN {PART_WEIGHT} ELSE cardinality(positions) END "
+    "AS double precision)"
+)
+_WHOLE = f"""
+    SELECT word AS term, chunk_id, {_COUNTED} AS f FROM postings
     WHERE scope_id = %s AND word = ANY(CAST(%s AS text[]))
 """
-_START = """
-    SELECT CAST(%s AS text) AS term, chunk_id, sum(cardinality(positions)) AS f FROM postings
-    WHERE scope_id = %s AND starts_with(word, %s) AND word >= %s GROUP BY chunk_id
+_START = f"""
+    SELECT CAST(%s AS text) AS term, chunk_id, sum({_COUNTED}) AS f
+    FROM postings WHERE scope_id = %s AND starts_with(word, %s) AND word >= %s GROUP BY chunk_id
 """
 _SEARCH = f"""
     WITH hits AS ({{hits}}),
@@ -65,31 +70,27 @@ _SEARCH = f"""
 
 def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Index chunks."""
-    lengths: list[tuple[int, int]] = []
+    lengths: list[tuple[int, int, str]] = []
     rows: list[tuple[int, int, str]] = []
     for chunk_id, title, text in chunks:
         positions: dict[str, list[int]] = defaultdict(list)
-        words = _words(indexed_text(title, text))
-        for position, word in enumerate(words):
+        analysed = analyse_text(title, text)
+        for position, word in enumerate(analysed.words):
             positions[word].append(position)
-        lengths.append((chunk_id, len(words)))
+        positions.update((part, [PART]) for part in analysed.parts)
+        lengths.append((chunk_id, len(analysed.words) + len(analysed.parts), REVISION))
         rows.append((scope_id, chunk_id, json.dumps(positions)))
     if rows:
-        write.exec_driver_sql("INSERT INTO chunk_words VALUES (%s, %s)", lengths)
+        insert = "INSERT INTO chunk_words (chunk_id, length, analyser) VALUES (%s, %s, %s)"
+        write.exec_driver_sql(insert, lengths)
         write.exec_driver_sql(_ADD, rows)
-    count = (scope_id, len(lengths), sum(length for _, length in lengths))
+    count = (scope_id, len(lengths), sum(length for _, length, _ in lengths))
     write.exec_driver_sql(_COUNT, count)
 
 
 def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Remove chunks before their rows are deleted; their postings go with these."""
-    query = (
-        "SELECT count(*), coalesce(sum(length), 0) FROM chunk_words "
-        "WHERE chunk_id = ANY(CAST(%s AS bigint[]))"
-    )
-    ids = [chunk_id for chunk_id, *_ in chunks]
-    count, words = write.exec_driver_sql(query, (ids,)).one()
-    write.exec_driver_sql(_COUNT, (scope_id, -count, -words))
+    _uncount(write, scope_id, [chunk_id for chunk_id, *_ in chunks])
 
 
 def drop(write: Connection, scope_id: int) -> None:
@@ -103,52 +104,111 @@ def purge(write: Connection) -> None:
 def search(
     connection: Connection,
     scope_id: int,
-    query: str,
+    query: AnalysedQuery,
     k: int,
     allowed_ids: Collection[int] | None = None,
-) -> list[tuple[int, float]]:
+) -> Hits:
     """See FullText.search."""
-    whole: list[str] = []
-    parts: list[str] = []
-    values: list[Any] = []
-    for word in query_words(query):
-        found = _words(word)
-        if starts_pair(word):
-            parts.append(_START)
-            values += [f"{word}*", scope_id, word, word]
-        elif len(found) == 1:
-            whole += found
-        elif found:
-            sql, more = _phrase(scope_id, word, found)
-            parts.append(sql)
-            values += more
-    if whole:
-        # Two words of a query may have one stem: each counts, as in FTS5.
-        for again in range(max(map(whole.count, whole))):
-            named = sorted({word for word in whole if whole.count(word) > again})
-            parts.append(_WHOLE.replace("word AS term", f"word || ' {again}' AS term"))
-            values += [scope_id, named]
-    if not parts or k <= 0:
+    if not query.terms or k <= 0:
         return []
+    terms = searched_terms(query, lambda tokens: _frequencies(connection, scope_id, tokens))
+    hits, values = _hits(scope_id, terms)
     among = ""
     more_values: list[Any] = [scope_id]
     if allowed_ids is not None:
-        among = "WHERE chunk_id = ANY(CAST(%s AS bigint[]))"
+        among = f"WHERE chunk_id = {_ANY}"
         more_values.append(list(allowed_ids))
-    sql = _SEARCH.format(hits=" UNION ALL ".join(parts), among=among)
-    driver: Any = connection.connection.driver_connection  # as Prepared does, and for its reason
-    rows = driver.execute(sql, (*values, *more_values, k))
+    rows = _driver(connection).execute(
+        _SEARCH.format(hits=hits, among=among), (*values, *more_values, k)
+    )
     return [(int(chunk_id), float(score)) for chunk_id, score in rows]
 
 
-def _phrase(scope_id: int, term: str, words: list[str]) -> tuple[str, list[Any]]:
-    """A word that is several for the index, which must follow one another."""
-    sql = (
-        "SELECT CAST(%s AS text) AS term, chunk_id, count(*) AS f FROM "
-        "(SELECT chunk_id, unnest(positions) AS place FROM postings "
-        "WHERE scope_id = %s AND word = %s) AS first WHERE true"
+def holding(
+    connection: Connection,
+    scope_id: int,
+    term: Term,
+    allowed_ids: Collection[int] | None = None,
+) -> set[int]:
+    """See FullText.holding."""
+    hits, values = _hits(scope_id, [term])
+    sql = f"SELECT DISTINCT chunk_id FROM ({hits}) AS hits"
+    if allowed_ids is not None:
+        sql += f" WHERE chunk_id = {_ANY}"
+        values.append(list(allowed_ids))
+    return {int(chunk_id) for (chunk_id,) in _driver(connection).execute(sql, values)}
+
+
+def outdated(connection: Connection) -> list[int]:
+    """See FullText.outdated."""
+    query = (
+        "SELECT DISTINCT scope_id FROM chunk_words JOIN chunks USING (chunk_id) "
+        "JOIN documents USING (document) WHERE analyser <> %s ORDER BY scope_id"
     )
-    values: list[Any] = [f"{term} phrase", scope_id, words[0]]
+    return list(connection.exec_driver_sql(query, (REVISION,)).scalars())
+
+
+def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int]:
+    """See FullText.next_outdated."""
+    query = (
+        "SELECT chunk_id FROM chunk_words JOIN chunks USING (chunk_id) "
+        "JOIN documents USING (document) WHERE scope_id = %s AND analyser <> %s "
+        "ORDER BY chunk_id LIMIT %s"
+    )
+    return list(connection.exec_driver_sql(query, (scope_id, REVISION, limit)).scalars())
+
+
+def rebuild(write: Connection, scope_id: int, chunks: Sequence[ChunkWords]) -> None:
+    """See FullText.rebuild."""
+    ids = [chunk_id for chunk_id, *_ in chunks]
+    _uncount(write, scope_id, ids)
+    for table in ("postings", "chunk_words"):
+        write.exec_driver_sql(f"DELETE FROM {table} WHERE chunk_id = {_ANY}", (ids,))
+    add(write, scope_id, chunks)
+
+
+def finish(write: Connection, scope_id: int) -> None:
+    """Nothing is left: the rows were replaced."""
+
+
+def _uncount(write: Connection, scope_id: int, ids: list[int]) -> None:
+    query = f"SELECT count(*), coalesce(sum(length), 0) FROM chunk_words WHERE chunk_id = {_ANY}"
+    count, words = write.exec_driver_sql(query, (ids,)).one()
+    write.exec_driver_sql(_COUNT, (scope_id, -count, -words))
+
+
+def _hits(scope_id: int, terms: Sequence[Term]) -> tuple[str, list[Any]]:
+    """A query of term, chunk_id and frequency f of what has any of the terms' spellings."""
+    whole: list[str] = []
+    parts: list[str] = []
+    values: list[Any] = []
+    for term in terms:
+        for phrase in term.spellings:
+            if term.starts:
+                parts.append(_START)
+                values += [f"{phrase[0]}*", scope_id, phrase[0], phrase[0]]
+            elif len(phrase) == 1:
+                whole += phrase
+            else:
+                sql, more = _phrase(scope_id, phrase)
+                parts.append(sql)
+                values += more
+    # Two words of a query may have one spelling: each counts, as in FTS5.
+    for again in range(max(map(whole.count, set(whole)), default=0)):
+        named = sorted({word for word in whole if whole.count(word) > again})
+        parts.append(_WHOLE.replace("word AS term", f"word || ' {again}' AS term"))
+        values += [scope_id, named]
+    return " UNION ALL ".join(parts), values
+
+
+def _phrase(scope_id: int, words: Phrase) -> tuple[str, list[Any]]:
+    """Words that must follow one another; parts have no places."""
+    sql = (
+        "SELECT CAST(%s AS text) AS term, chunk_id, CAST(count(*) AS double precision) AS f FROM "
+        "(SELECT chunk_id, unnest(positions) AS place FROM postings "
+        f"WHERE scope_id = %s AND word = %s) AS first WHERE place > {PART}"
+    )
+    values: list[Any] = [f"{' '.join(words)} phrase", scope_id, words[0]]
     for distance, word in enumerate(words[1:], 1):
         sql += (
             " AND EXISTS (SELECT 1 FROM postings AS later WHERE scope_id = %s AND word = %s "
@@ -158,26 +218,15 @@ def _phrase(scope_id: int, term: str, words: list[str]) -> tuple[str, list[Any]]
     return sql + " GROUP BY chunk_id", values
 
 
-class _Splitter(threading.local):
-    """FTS5 in memory, one per thread: it only tells which words a text has."""
-
-    def __init__(self) -> None:
-        self.connection = sqlite3.connect(":memory:", isolation_level=None)
-        self.connection.execute(
-            f"CREATE VIRTUAL TABLE texts USING fts5(body, content = '', tokenize = '{TOKENIZER}')"
-        )
-        self.connection.execute("CREATE VIRTUAL TABLE words USING fts5vocab(texts, 'instance')")
-
-
-@cache
-def _splitter() -> _Splitter:
-    return _Splitter()
+def _frequencies(
+    connection: Connection, scope_id: int, tokens: Collection[str]
+) -> Mapping[str, int]:
+    query = (
+        "SELECT word, count(*) FROM postings WHERE scope_id = %s "
+        "AND word = ANY(CAST(%s AS text[])) GROUP BY word"
+    )
+    return dict(_driver(connection).execute(query, (scope_id, list(tokens))).fetchall())
 
 
-def _words(text: str) -> list[str]:
-    """The words of a text as FTS5 indexes them, in order."""
-    memory = _splitter().connection
-    memory.execute("INSERT INTO texts (rowid, body) VALUES (1, ?)", (text,))
-    found = memory.execute('SELECT term FROM words ORDER BY "offset"').fetchall()
-    memory.execute("INSERT INTO texts (texts) VALUES ('delete-all')")
-    return [word for (word,) in found]
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection  # as Prepared does, and for its reason

@@ -19,6 +19,8 @@ from retriever.sql.errors import WrongSchema
 
 POSTGRESQL_ONLY = {"only": "postgresql"}
 """`info` of tables and columns that SQLite's file has not."""
+ADDED = {"added": True}
+"""`info` of columns of a later revision, which a store from before all revisions lacks."""
 SQLITE_ONLY = {"only": "sqlite"}
 
 
@@ -74,6 +76,12 @@ def prepare(connection: sa.Connection, schema: Schema, database: str) -> None:
         columns = inspector.get_multi_columns(namespace, filter_names=[t.name for t in present])
         found = {name: {c["name"] for c in each} for (_, name), each in columns.items()}
         wanted = {t.name: {c.name for c in t.columns if _has(c, dialect)} for t in tables}
+        added = {t.name: {c.name for c in t.columns if "added" in c.info} for t in tables}
+        if any(added.values()) and found == {name: wanted[name] - added[name] for name in wanted}:
+            first = f"{schema.name}_1"
+            connection.execute(version.insert(), {"version_num": first})
+            _upgrade(connection, schema, first, database)
+            return
         if found != wanted:
             raise WrongSchema(
                 f"{database} holds tables that no release of kvstitch has made: start with a new "

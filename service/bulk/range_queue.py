@@ -9,7 +9,7 @@ from dataclasses import replace
 from service.bulk.ranges import Unread
 from service.bulk.records import Counts
 from service.errors import InternalError, KvstitchError
-from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
 from service.messages.replies import Precomputed
 
 
@@ -94,10 +94,12 @@ class RangeQueue:
         with self._lock:
             return set(numbers) & set(self._pending if state == "pending" else self._indexed)
 
-    def set_indexed(self, documents: Sequence[tuple[int, str, int, int]]) -> None:
-        self._record_sizes([self._pending[number] for number, *_ in documents])
+    def set_indexed(self, documents: Sequence[IndexedDocument]) -> None:
+        self._record_sizes(
+            [replace(self._pending[one.number], warnings=one.warnings) for one in documents]
+        )
         with self._lock:
-            for number, _, chunks, tokens in documents:
+            for number, _, chunks, tokens, _ in documents:
                 item = self._pending.pop(number)
                 self._indexed[number] = replace(
                     item, kind="", content=b"", title="", metadata={}, chunks=chunks

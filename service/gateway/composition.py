@@ -16,6 +16,7 @@ from retriever import Embedder, Retriever
 from service.errors import InvalidSetting, KvstitchError
 from service.gateway.admission import ConcurrencyLimiter
 from service.gateway.answers.answer_service import AnswerService
+from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.methods import DefaultMethods
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.validation import RequestValidator
@@ -75,6 +76,7 @@ class Gateway:
         self._tracing = Tracing(settings.otlp_endpoint, "gateway")
         self._databases = Databases(self.settings, self.disk)
         self.prompts = PromptBuilder(model_folder, self.settings)
+        self._forms = AnswerForms(model_folder)
         if self.prompts.model in settings.loras:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
         self.default_methods = DefaultMethods(settings, calibrated, self.prompts.format)
@@ -162,7 +164,10 @@ class Gateway:
                 self.default_methods,
                 settings,
             ),
-            preparer=RequestPreparer(self.worker, passages, self.prompts, prefixes, settings),
+            preparer=RequestPreparer(
+                self.worker, passages, self.prompts, prefixes, settings, self._forms
+            ),
+            forms=self._forms,
             limiter=self.limiter,
             metrics=self.metrics,
             tracing=self._tracing,
@@ -227,6 +232,7 @@ class Gateway:
         await self._workers.close()
         await self._counters.close()
         self.embeddings.close()
+        await asyncio.to_thread(self._forms.close)
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
         await self._databases.close()

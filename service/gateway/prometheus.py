@@ -189,6 +189,7 @@ class GatewayMetrics:
         self.worker_restarts = self._counter(declared.WORKER_RESTARTS)
         self.worker_up = self._gauge(declared.WORKER_UP)
         self.workers_ready = self._gauge(declared.WORKERS_READY)
+        self.document_warnings = self._counter(declared.DOCUMENT_WARNINGS)
         self.routed_documents = self._counter(declared.ROUTED_DOCUMENTS)
         self.moved_requests = self._counter(declared.MOVED_REQUESTS)
         self.workers = self._gauge(declared.WORKERS)

@@ -22,7 +22,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from retriever.sql.expressions import Name, Number, required
-from retriever.sql.revisions import POSTGRESQL_ONLY, SQLITE_ONLY, Schema
+from retriever.sql.revisions import ADDED, POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 
 NAMESPACE = "kvstitch_service"
 
@@ -61,6 +61,7 @@ documents = sa.Table(
     sa.Column("error", sa.Text),
     *required(sa.Integer, "tokens", default="0"),
     sa.Column("spooled", sa.Text),
+    *required(sa.Text, "warnings", default="[]", info=ADDED),
     *_owner(),
     sa.Index("documents_of_job", "job_id"),
     sa.Index("documents_open", "state", "number", sqlite_where=_OPEN, postgresql_where=_OPEN),
@@ -69,11 +70,13 @@ documents = sa.Table(
           postgresql_where=sa.text("state = 'pending'")).ddl_if(dialect="postgresql"),
     sqlite_autoincrement=True,
 )  # fmt: skip
-# Of the documents that are indexed, by which tenants' quotas are counted.
+# Of the documents that are indexed: their bytes, by which tenants' quotas are counted, and what is
+# not in their text or may be wrong there, as JSON.
 sizes = sa.Table(
     "sizes", metadata,
     *required(sa.Text, "tenant", "collection", "doc_id", primary_key=True),
     *required(sa.Integer, "bytes"),
+    *required(sa.Text, "warnings", default="[]", info=ADDED),
     sqlite_with_rowid=False,
 )  # fmt: skip
 purges = sa.Table(
@@ -151,7 +154,7 @@ keys = sa.Table(
 
 # In one folder, because PostgreSQL has both.
 _REVISIONS = Path(__file__).with_name("revisions")
-JOBS = Schema("jobs", metadata, "jobs_1", _REVISIONS)
+JOBS = Schema("jobs", metadata, "jobs_2", _REVISIONS)
 KEYS = Schema("keys", _keys, "keys_1", _REVISIONS)
 
 

@@ -217,6 +217,12 @@ DATABASE_SILENCE = _gauge(
     "Since PostgreSQL last took this gateway's sign of life, which it gives every second; 0 where "
     "there is none.",
 )
+DOCUMENT_WARNINGS = _counter(
+    "document_warnings_total",
+    "Warnings of ingested documents, by code: something of their file is not in their text, or may "
+    "be wrong there (formats.md).",
+    code=OPEN,
+)
 ROUTED_DOCUMENTS = _counter(
     "routed_documents_total",
     "Documents of requests, where there are several workers, by whose memory tier held them when a "

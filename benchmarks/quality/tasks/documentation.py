@@ -110,6 +110,7 @@ async def _parsed(files: Iterable[tuple[str, bytes]]) -> list[Document]:
 
     async def parse(name: str, content: bytes) -> Document:
         async with turn:
-            return await parser.document(IngestDocument(name, "", "html", content, "", {}))
+            document, _ = await parser.document(IngestDocument(name, "", "html", content, "", {}))
+            return document
 
     return list(await asyncio.gather(*(parse(*file) for file in files)))

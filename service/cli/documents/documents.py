@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show_command = add_action(actions, "show", show, "one document")
     show_command.add_argument("doc_id", metavar="DOC_ID")
     show_command.add_argument("--text", action="store_true", help="its whole text and nothing else")
+    text_command = add_action(
+        actions, "text", text, "what is stored of a document, and what is not"
+    )
+    text_command.add_argument("doc_id", metavar="DOC_ID")
+    text_command.add_argument("--chunks", action="store_true", help="a line before each chunk")
     delete_command = add_action(actions, "delete", delete, "remove text, vectors and KV everywhere")
     delete_command.add_argument("doc_id", metavar="DOC_ID", nargs="*")
     delete_command.add_argument("--filter", action="append", metavar="NAME=VALUE", help="or JSON")
@@ -34,7 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pin_command.add_argument("doc_id", metavar="DOC_ID", nargs="+")
     unpin_command = add_action(actions, "unpin", unpin, "let it be evicted like any other")
     unpin_command.add_argument("doc_id", metavar="DOC_ID", nargs="+")
-    for action in (list_command, show_command, delete_command, pin_command, unpin_command):
+    for action in (
+        list_command,
+        show_command,
+        text_command,
+        delete_command,
+        pin_command,
+        unpin_command,
+    ):
         action.add_argument("--collection", help="default: default")
     add_action(actions, "collections", collections, "collections that have documents")
 
@@ -92,10 +104,31 @@ def show(args: argparse.Namespace) -> int:
             value = moment(value)
         elif name == "text":
             value = value if len(value) <= 400 else f"{value[:400]}… (--text shows all)"
+        elif name == "warnings":
+            value = "\n".join(warning["message"] for warning in value or []) or "-"
         elif name in ("metadata", "marks"):
             value = json.dumps(value, ensure_ascii=False)
         shown.add_row(name, plain(value))
     console().print(shown)
+    return 0
+
+
+def text(args: argparse.Namespace) -> int:
+    """Print what is stored of a document, and on stderr what of its file is not in it."""
+    with client(args) as service:
+        found = service.get_text(args.doc_id, collection=args.collection)
+    if args.json:
+        emit(found.raw)
+        return 0
+    for warning in found.warnings:
+        console(stderr=True).print(plain(f"warning: {warning.message}"), soft_wrap=True)
+    if not args.chunks:
+        print(plain(found.text))
+        return 0
+    for number, chunk in enumerate(found.chunks, 1):
+        place = " ".join(f"· {part}" for part in (chunk.page, chunk.heading) if part)
+        print(plain(f"── chunk {number} · {chunk.tokens} tokens {place}".rstrip()))
+        print(plain(found.text[chunk.start : chunk.end].rstrip()))
     return 0
 
 

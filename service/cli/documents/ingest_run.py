@@ -123,6 +123,8 @@ class Account:
                 for f in self._skipped
             ],
             "errors": errors,
+            "warned": sum(job.warned for job in jobs),
+            "warnings": [asdict(one) for job in jobs for one in job.warnings],
         }
 
 
@@ -135,6 +137,10 @@ def sentence(result: Mapping[str, Any]) -> str:
         reasons = Counter(result[f"{name}_by_reason"]).most_common()
         if reasons:
             lines.append(f"{name}: " + ", ".join(f"{n} {plain(reason)}" for reason, n in reasons))
+    if result["warned"]:
+        codes = Counter(w["code"] for one in result["warnings"] for w in one["warnings"])
+        said = ", ".join(f"{n} {code.replace('_', ' ')}" for code, n in codes.most_common())
+        lines.append(f"stored, but not all of them: {result['warned']} ({plain(said)})")
     return "\n".join(lines)
 
 
@@ -213,6 +219,9 @@ class Ingest:
                 job = all_errors(client, job)
                 for error in job.errors[len(jobs[job.job_id].errors) :]:
                     self.say(f"  {error.doc_id}: {error.message}")
+                for one in job.warnings[len(jobs[job.job_id].warnings) :]:
+                    for warning in one.warnings:
+                        self.say(f"  {one.doc_id}: stored, but {warning.message}")
                 jobs[job.job_id] = job
 
     def finish(self) -> int:

@@ -152,3 +152,10 @@ def _show(job: Job) -> None:
         for error in job.errors:
             errors.add_row(plain(error.doc_id), plain(error.message))
         out.print(errors)
+    if job.warnings:
+        warned = table("document", "stored, but not all of it")
+        for one in job.warnings:
+            warned.add_row(plain(one.doc_id), plain("\n".join(w.message for w in one.warnings)))
+        out.print(warned)
+        if job.warned > len(job.warnings):
+            out.print(f"the first {len(job.warnings)} of {job.warned} documents with warnings")

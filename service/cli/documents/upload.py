@@ -160,7 +160,8 @@ def poll(client: Client, job_ids: Iterable[str]) -> Iterator[Job]:
 
 
 def all_errors(client: Client, job: Job) -> Job:
-    """Return a job with the errors of all its documents, once it has ended."""
-    if not job.ended or job.progress.failed <= len(job.errors):
+    """Return a job with errors and warnings of all its documents, once it has ended."""
+    whole = job.progress.failed <= len(job.errors) and job.warned <= len(job.warnings)
+    if not job.ended or whole:
         return job
     return client.get_job(job.job_id, errors=MAX_ERRORS)

@@ -9,6 +9,7 @@ from service.gateway.prompts.conversation import question_of
 from service.gateway.schemas.answer import Citation, Condense, RetrievalNote
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.search_query import SearchQuery
+from service.grammars.forms import WrittenForm
 from service.messages.requests import Generate, Method
 from service.prompt import Turn
 
@@ -37,6 +38,7 @@ class AnswerPlan:
         generate: The message. Set by preparation, as are the next two.
         stages: Seconds of embed, retrieve, plan and, if they were asked for, rerank and condense.
         warnings: For the client.
+        form: What the answer must be, as a grammar; None: anything. Set by preparation.
     """
 
     request: GenerateRequest
@@ -57,6 +59,7 @@ class AnswerPlan:
     generate: Generate = field(init=False, repr=False)
     stages: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    form: WrittenForm | None = None
 
     @property
     def question(self) -> str:

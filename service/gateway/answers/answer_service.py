@@ -14,6 +14,7 @@ from service.errors import InvalidRequest
 from service.gateway.admission import CallContext, ConcurrencyLimiter, RequestSlot, before_deadline
 from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_stream import AnswerStream, outcome_of
+from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.response import explanation
 from service.gateway.answers.validation import RequestValidator
@@ -38,6 +39,7 @@ class AnswerService:
         limiter: ConcurrencyLimiter,
         metrics: GatewayMetrics,
         tracing: Tracing,
+        forms: AnswerForms,
     ) -> None:
         self._worker = worker
         self._prompts = prompts
@@ -46,6 +48,7 @@ class AnswerService:
         self._limiter = limiter
         self._metrics = metrics
         self._tracing = tracing
+        self._forms = forms
 
     async def open(self, requests: Sequence[GenerateRequest], call: CallContext) -> AnswerGroup:
         """Prepare answers; nothing is generated before their events are read.
@@ -92,6 +95,7 @@ class AnswerService:
             slot=slot,
             call=call,
             span=span,
+            forms=self._forms,
         )
 
     async def explain(self, request: GenerateRequest, call: CallContext) -> Explanation:

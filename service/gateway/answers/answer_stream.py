@@ -15,6 +15,7 @@ from service.gateway.answers import response
 from service.gateway.answers.answer_logprobs import AnswerLogprobs
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.attribution.attributor import add_attribution
+from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.response import observe_answer
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import AnswerText
@@ -67,6 +68,7 @@ class AnswerStream:
         slot: Given back when the answer ends.
         call: Sender, arrival and deadline.
         span: Ended with the answer.
+        forms: Checks what a grammar could not hold.
     """
 
     worker: Worker
@@ -76,6 +78,7 @@ class AnswerStream:
     slot: RequestSlot
     call: CallContext
     span: Span
+    forms: AnswerForms
     _first_token_at: float | None = None
     _last_token_at: float | None = None
     _flush_s: float = 0.0  # time until the consumer of our text asked for more
@@ -146,6 +149,7 @@ class AnswerStream:
                             if text := self._text.finish():
                                 yield self._delta(text)
                             result = self._result(event)
+                            await self.forms.check(self.plan.request.guided, self.plan.form, result)
                             await add_attribution(result, self.plan, self._text.begun)
                             await self._add_token_report(result, event.report)
                             late = result.finish_reason == DEADLINE

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.attribution.marks import asking_for_marks
+from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.inline_documents import inline_passages
 from service.gateway.answers.question_rewriting import QuestionRewriter
 from service.gateway.answers.sampling import sampling
@@ -43,12 +44,14 @@ class RequestPreparer:
         prompts: PromptBuilder,
         prefixes: ChunkPrefixes,
         settings: Settings,
+        forms: AnswerForms,
     ) -> None:
         self._worker = worker
         self._passages = passages
         self._prompts = prompts
         self._prefixes = prefixes
         self._settings = settings
+        self._forms = forms
         self._rewriter = QuestionRewriter(worker, prompts)
 
     async def prepare(
@@ -66,6 +69,7 @@ class RequestPreparer:
             PromptTooLong: The prompt does not fit into the model's context.
             NotFound: A named document is not stored.
         """
+        plan.form = await self._forms.written(plan.request.guided)
         await self._choose_search(plan)
         loop = asyncio.get_running_loop()
         hinting = loop if prefetch else None
@@ -168,6 +172,7 @@ class RequestPreparer:
             plan.stages["condense"] = plan.condense_s
         sampled, lowered = sampling(
             request,
+            plan.form,
             prompt_tokens=prompt_tokens,
             room=min(plan.max_context - prompt_tokens, self._settings.max_tokens_limit),
             usual=prompts.format.max_tokens,

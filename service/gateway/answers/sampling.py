@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
-
 from service.errors import InvalidRequest
-from service.gateway.schemas.generate import (
-    MAX_GRAMMAR_CHARS,
-    GenerateRequest,
-    Guided,
-    SamplingFields,
-)
+from service.gateway.schemas.generate import GenerateRequest, SamplingFields
+from service.grammars.forms import WrittenForm
 from service.messages.requests import Sampling
-
-BETWEEN_JSON_TOKENS = r" ?|\n {0,16}"
-"""Blanks are allowed, but not without end: small models write them for ever."""
 
 # Tokens of an answer that may be a call or must have a form, where the request does not say: it is
 # worth nothing if it is cut off, and models' defaults are made for sentences.
@@ -26,18 +13,24 @@ STRUCTURED_MAX_TOKENS = 512
 
 
 def sampling(
-    request: GenerateRequest, *, prompt_tokens: int, room: int, usual: int
+    request: GenerateRequest,
+    form: WrittenForm | None,
+    *,
+    prompt_tokens: int,
+    room: int,
+    usual: int,
 ) -> tuple[Sampling, list[str]]:
     """Return how the worker chooses the answer's tokens, and warnings for the client.
 
     Args:
         request: What is asked for.
+        form: What `guided` asks for; None: nothing.
         prompt_tokens: Length of the prompt.
         room: Tokens that fit behind it.
         usual: Tokens of an answer, where the request does not say.
 
     Raises:
-        InvalidRequest: Fields contradict one another, or what `guided` holds is not valid.
+        InvalidRequest: Fields contradict one another.
     """
     _check(request)
     warnings = []
@@ -49,6 +42,9 @@ def sampling(
             f"max_tokens was lowered from {request.max_tokens} to {room}: the prompt has "
             f"{prompt_tokens} tokens"
         )
+    for name in ("stop", "stop_token_ids"):
+        if form is not None and getattr(request, name):
+            warnings.append(f"{name} was left out: the form of the answer says where it ends")
     made = Sampling(
         max_tokens=max_tokens,
         temperature=request.temperature,
@@ -63,8 +59,8 @@ def sampling(
         logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
         min_tokens=request.min_tokens,
         ignore_end=request.ignore_eos,
-        stop_ids=request.stop_token_ids or [],
-        grammar="" if request.guided is None else grammar(request.guided),
+        stop_ids=[] if form is not None else request.stop_token_ids or [],
+        grammar="" if form is None else form.grammar,
     )
     return made, warnings
 
@@ -83,44 +79,3 @@ def _check(request: SamplingFields) -> None:
                 f"{name}: with guided the form of the answer says where it ends: leave it out",
                 field=name,
             )
-
-
-def grammar(guided: Guided) -> str:
-    """Return what the answer must match, in llguidance's form.
-
-    Raises:
-        InvalidRequest: It is not valid, or uses what is not supported; the message says what.
-    """
-    name = next(name for name in Guided.model_fields if getattr(guided, name) is not None)
-    field = f"guided.{name}"
-    try:
-        text = _grammar(guided)
-    except ValueError as error:
-        raise InvalidRequest(f"{field} cannot be read: {error}", field=field) from error
-    # Without a tokenizer this finds every fault that is the request's.
-    if fault := LLMatcher.validate_grammar(text):
-        raise InvalidRequest(f"{field} is not valid or not supported: {fault}", field=field)
-    return text
-
-
-def _grammar(guided: Guided) -> str:
-    if guided.json_object:
-        return _json({"type": "object"})
-    if guided.json_schema is not None:
-        return _json(guided.json_schema)
-    if guided.regex is not None:
-        return LLMatcher.grammar_from_regex(guided.regex)
-    if guided.choice is not None:
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in guided.choice)
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
-    assert guided.grammar is not None
-    return LLMatcher.grammar_from_lark(any_to_lark(guided.grammar))
-
-
-def _json(schema: Mapping[str, object]) -> str:
-    text = json.dumps(schema)
-    if len(text) > MAX_GRAMMAR_CHARS:
-        raise ValueError(f"it has {len(text)} characters, the limit is {MAX_GRAMMAR_CHARS}")
-    return LLMatcher.grammar_from_json_schema(
-        text, overrides={"whitespace_pattern": BETWEEN_JSON_TOKENS}
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
@@ -22,6 +23,7 @@ from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.membership import OpenWork
+from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.service_database import ServiceDatabase
@@ -57,6 +59,7 @@ class Corpus:
         retriever = self._retriever = chunks.retriever
         self.spool = SpoolFolder(settings.data_dir / "spool", disk)
         self._store = JobStore(database, self.spool, with_events=bool(settings.webhook_url))
+        self._metrics = metrics
         self._webhook: WebhookSender | None = None
         if settings.webhook_url:
             self._webhook = WebhookSender(
@@ -69,7 +72,8 @@ class Corpus:
         rate = TokenRate()
         self._ingestor = Ingestor(
             self._store, chunks, worker, purges,
-            settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens), aside=True,
+            settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens),
+            on_warnings=self._count_warnings, aside=True,
         )  # fmt: skip
         self._loops = IngestLoops(
             ingestor=self._ingestor,
@@ -99,7 +103,6 @@ class Corpus:
             loops=self._loops,
             refresh_gauges=self.refresh_gauges,
         )
-        self._metrics = metrics
         self._heard_at: float | None = None
         metrics.database_silence.set_function(self._silence_s)
         # Indexes are rebuilt in the background, at no event that would be seen here.
@@ -121,6 +124,10 @@ class Corpus:
             self._loops.indexing.wake()
         if work.indexed or work.purges:
             self._loops.wake_precompute()
+
+    def _count_warnings(self, warnings: Sequence[ParseWarning]) -> None:
+        for warning in warnings:
+            self._metrics.document_warnings.labels(warning.code).inc(warning.count)
 
     async def refresh_gauges(self) -> None:
         """Count anew, after documents or jobs have changed."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from retriever import CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
+from retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
 from service.errors import KvstitchError, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.documents.deletion_store import DeletionStore, Receipt
@@ -60,8 +61,16 @@ class DocumentService:
         self._retriever.require()
         found = await self._retriever.run(self._retriever.catalog.get, doc_id, scope=scope)
         if found is None:
-            raise _no_document(doc_id)
+            raise no_document(doc_id)
         return found
+
+    async def warnings(self, scope: Scope, doc_id: str) -> list[dict[str, Any]]:
+        """Return what is not in a document's text, or may be wrong there."""
+        return await asyncio.to_thread(self._jobs.warnings, scope.tenant, scope.collection, doc_id)
+
+    async def chunks(self, scope: Scope, doc_id: str) -> list[Chunk]:
+        """Return a document's chunks in their order."""
+        return await self._retriever.run(self._retriever.catalog.chunks_of, doc_id, scope=scope)
 
     async def set_pinned(self, scope: Scope, doc_id: str, pinned: bool) -> StoredDocument:
         """Pin or unpin a document: the KV of a pinned one is computed again if a tier evicts it.
@@ -72,7 +81,7 @@ class DocumentService:
         self._retriever.require()
         set_pinned = self._retriever.catalog.set_pinned
         if not await self._retriever.change(set_pinned, [doc_id], pinned, scope=scope):
-            raise _no_document(doc_id)
+            raise no_document(doc_id)
         self._loops.check_pins()
         return await self.get(scope, doc_id)
 
@@ -91,7 +100,7 @@ class DocumentService:
             waiting = await self._cancel_waiting(scope, [doc_id])
             revision = self._retriever.catalog.revision
             if not waiting and await self._retriever.run(revision, doc_id, scope=scope) is None:
-                raise _no_document(doc_id)
+                raise no_document(doc_id)
             receipt_id = await self._remove(scope, [doc_id])
         return await self._complete(scope, receipt_id)
 
@@ -166,7 +175,7 @@ class DocumentService:
         return found
 
 
-def _no_document(doc_id: str) -> NotFound:
+def no_document(doc_id: str) -> NotFound:
     return NotFound(
         f"doc_id: there is no document {doc_id!r}; GET /admin/documents lists them", field="doc_id"
     )

@@ -13,12 +13,14 @@ continues.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from typing import Literal, Protocol, TypeVar
@@ -27,7 +29,7 @@ from retriever import Document, EmbeddedDocument, IngestResult, Scope
 from service.errors import KvstitchError, WorkerUnavailable
 from service.gateway.documents.background_loop import side_by_side
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
 from service.gateway.documents.kv_storing import (
     BATCH_CHUNKS,
     BatchProgress,
@@ -36,6 +38,7 @@ from service.gateway.documents.kv_storing import (
     slices,
 )
 from service.gateway.documents.long_documents import LongDocuments
+from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.worker_client.protocol import Worker
@@ -92,8 +95,8 @@ class DocumentQueue(Protocol):
         """Return those of the documents that are in this state; others may have been cancelled."""
         ...
 
-    def set_indexed(self, documents: Sequence[tuple[int, str, int, int]]) -> None:
-        """Note (number, change, chunks, tokens) of documents in the catalog and the index."""
+    def set_indexed(self, documents: Sequence[IndexedDocument]) -> None:
+        """Note documents that are in the catalog and the index."""
         ...
 
     def set_done(self, numbers: Sequence[int]) -> None:
@@ -117,6 +120,7 @@ class Ingestor:
         purges: Of KV of revisions that are replaced.
         settings: Limits of files, and LoRA adapters with which chunks are computed.
         on_reply: As of `KvStoring`.
+        on_warnings: Called with the warnings of every document that is indexed.
         wait_again_s: Pauses after which a batch is tried again of which no document could be
             stored: perhaps a tier is away for a moment.
         complete: As of `KvStoring`.
@@ -136,6 +140,7 @@ class Ingestor:
         *,
         settings: Settings,
         on_reply: OnReply = lambda reply, lora, tokens: None,
+        on_warnings: Callable[[Sequence[ParseWarning]], None] = lambda warnings: None,
         wait_again_s: Sequence[float] = (),
         complete: bool = False,
         aside: bool = False,
@@ -148,6 +153,7 @@ class Ingestor:
             worker, chunks, purges,
             loras=settings.precomputed_loras, on_reply=on_reply, complete=complete,
         )  # fmt: skip
+        self._on_warnings = on_warnings
         self._waits = iter(wait_again_s)
         self._crashes: Counter[int] = Counter()  # by number of the document
         self._storing: asyncio.Task[None] | None = None
@@ -189,9 +195,9 @@ class Ingestor:
         batch = [item for item in until_repetition(pending) if not self._aside(item)]
         if not batch:
             return "some" if pending else "nothing"
-        parsed, failed = await self._parse(batch)
+        parsed, warnings, failed = await self._parse(batch)
         embedded = await self._embed(parsed)
-        await self._store_current(embedded, failed)
+        await self._store_current(embedded, warnings, failed)
         whole = len(parsed) + len(failed) >= len(batch) == len(pending) < INDEXED_DOCUMENTS
         return "all" if whole else "some"
 
@@ -208,6 +214,7 @@ class Ingestor:
     async def _store_current(
         self,
         embedded: Sequence[tuple[IngestDocument, EmbeddedDocument]],
+        warnings: Mapping[int, Sequence[ParseWarning]],
         failed: list[tuple[int, str]],
     ) -> None:
         """Store those that were not cancelled meanwhile, and note what became of all."""
@@ -218,7 +225,12 @@ class Ingestor:
             for item, result in await self._store([e for e in embedded if e[0].number in current]):
                 if result.error is None:
                     tokens = sum(chunk.tokens for chunk in result.chunks)
-                    indexed.append((item.number, result.status, len(result.chunks), tokens))
+                    said = warnings[item.number]
+                    encoded = json.dumps([asdict(warning) for warning in said], ensure_ascii=False)
+                    indexed.append(IndexedDocument(
+                        item.number, result.status, len(result.chunks), tokens, encoded
+                    ))  # fmt: skip
+                    self._on_warnings(said)
                 else:
                     failed.append((item.number, str(result.error)))
             await asyncio.to_thread(self._queue.set_failed, failed)
@@ -226,9 +238,15 @@ class Ingestor:
 
     async def _parse(
         self, batch: Sequence[IngestDocument]
-    ) -> tuple[list[tuple[IngestDocument, Document]], list[tuple[int, str]]]:
-        """Return documents that could be parsed, and (number, error) of those that cannot be."""
+    ) -> tuple[
+        list[tuple[IngestDocument, Document]],
+        dict[int, Sequence[ParseWarning]],
+        list[tuple[int, str]],
+    ]:
+        """Return documents that could be parsed, their warnings by number, and (number, error) of
+        the others."""
         parsed: dict[int, Document] = {}
+        warnings: dict[int, Sequence[ParseWarning]] = {}
         failed: list[tuple[int, str]] = []
         long, chars = self.long, 0
         # With so many of them that take long there is nothing to be gained by putting off more.
@@ -241,7 +259,7 @@ class Ingestor:
                 return  # it stays pending
             try:
                 async with asyncio.timeout(None if patient else LONG_READING_S):
-                    document = await self._parser.document(item)
+                    document, said = await self._parser.document(item)
             except TimeoutError:
                 assert long is not None
                 long.add(item)
@@ -250,18 +268,21 @@ class Ingestor:
             else:
                 chars += len(document.text)
                 if long is not None and (len(document.text) > LONG_CHARS or chars > BATCH_CHARS):
-                    long.add(item, document)
+                    long.add(item, (document, said))
                 else:
-                    parsed[item.number] = document
+                    parsed[item.number], warnings[item.number] = document, said
 
         await side_by_side([partial(parse, item) for item in batch], PARSERS)
-        return [(item, parsed[item.number]) for item in batch if item.number in parsed], failed
+        found = [(item, parsed[item.number]) for item in batch if item.number in parsed]
+        return found, warnings, failed
 
     async def _still_pending(self, number: int) -> bool:
         return bool(await asyncio.to_thread(self._queue.still_in, "pending", [number]))
 
-    async def _store_long(self, item: IngestDocument, embedded: EmbeddedDocument) -> None:
-        await self._store_current([(item, embedded)], [])
+    async def _store_long(
+        self, item: IngestDocument, embedded: EmbeddedDocument, said: Sequence[ParseWarning]
+    ) -> None:
+        await self._store_current([(item, embedded)], {item.number: said}, [])
 
     async def _fail_long(self, number: int, message: str) -> None:
         await asyncio.to_thread(self._queue.set_failed, [(number, message)])

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +22,7 @@ from retriever import Document, EmbeddedDocument, Scope
 from service.errors import KvstitchError
 from service.gateway.documents.background_loop import RETRY_UNEXPECTED_S, retry_after_s
 from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import DocumentParser
 from service.gateway.search.async_retriever import AsyncRetriever
 
@@ -32,13 +33,16 @@ MOST_WAITING = 64
 PART_CHUNKS = 16  # that others' texts wait for: half a second of one core
 
 
+Read = tuple[Document, Sequence[ParseWarning]]
+
+
 @dataclass
 class LongDocument:
     """One that is being worked on, or waits for that.
 
     Attributes:
         item: The document.
-        document: What was read of it already; None: it is read here.
+        read: Its text and the warnings about it, if it was read already; None: it is read here.
         step: What is done with it.
         done: Chunks that are embedded.
         total: All of them; 0: not known yet.
@@ -46,7 +50,7 @@ class LongDocument:
     """
 
     item: IngestDocument
-    document: Document | None
+    read: Read | None
     step: Literal["waiting", "reading", "embedding"] = "waiting"
     done: int = 0
     total: int = 0
@@ -81,7 +85,9 @@ class LongDocuments:
         retriever: AsyncRetriever,
         *,
         wanted: Callable[[int], Awaitable[bool]],
-        store: Callable[[IngestDocument, EmbeddedDocument], Awaitable[None]],
+        store: Callable[
+            [IngestDocument, EmbeddedDocument, Sequence[ParseWarning]], Awaitable[None]
+        ],
         fail: Callable[[int, str], Awaitable[None]],
     ) -> None:
         self._parser = parser
@@ -103,10 +109,10 @@ class LongDocuments:
         """Whether so many wait that no more need be found."""
         return len(self._long) >= MOST_WAITING
 
-    def add(self, item: IngestDocument, document: Document | None = None) -> None:
+    def add(self, item: IngestDocument, read: Read | None = None) -> None:
         """Take a document over; what was read of it is kept if it comes next."""
         free = sum(each.task is not None for each in self._long.values()) < AT_A_TIME
-        self._long[item.number] = LongDocument(item, document if free else None)
+        self._long[item.number] = LongDocument(item, read if free else None)
         self._start()
 
     def holds_back(self, item: IngestDocument) -> bool:
@@ -166,17 +172,18 @@ class LongDocuments:
             self.on_end()
 
     async def _index(self, each: LongDocument) -> None:
-        item, document = each.item, each.document
-        if document is None:
+        item, read = each.item, each.read
+        if read is None:
             each.step, each.began = "reading", time.monotonic()
-            document = await self._parser.document(item)
+            read = await self._parser.document(item)
+        document, warnings = read
         scope = Scope(*item.key[:2])
         embedded = await self._retriever.split(document, scope=scope)
-        each.document = document = None
+        each.read = read = None
         each.step, each.began, each.total = "embedding", time.monotonic(), len(embedded.spans)
         while each.done < each.total:
             if not await self._wanted(item.number):
                 return
             await self._retriever.embed_part(embedded, each.done, PART_CHUNKS)
             each.done = min(each.total, each.done + PART_CHUNKS)
-        await self._store(item, embedded)
+        await self._store(item, embedded, warnings)

@@ -117,6 +117,7 @@ class AnswerText:
         min_tokens: Tokens before which no stop string ends the answer.
         before: Last ids of a text that the answer continues, leading blanks and all; empty: of
             none.
+        exact: Whether leading blanks are part of the answer, as where it has a form.
 
     Attributes:
         text: The answer so far.
@@ -134,9 +135,10 @@ class AnswerText:
         prefix: str = "",
         min_tokens: int = 0,
         before: Sequence[int] = (),
+        exact: bool = False,
     ) -> None:
         self._detokenizer = Detokenizer(decode, skip, before)
-        self._continues = bool(before)
+        self._exact = exact or bool(before)
         self._stops = StopStrings(stops)
         self.begun = self._prefix = prefix.lstrip()
         self._unending = min_tokens
@@ -169,7 +171,7 @@ class AnswerText:
         return len(self.begun) + max(0, start - self._blanks)
 
     def _emit(self, text: str) -> str:
-        if not self.text and not self._continues:
+        if not self.text and not self._exact:
             # Most vocabularies continue "Answer:" with " Paris".
             whole, text = text, text.lstrip()
             self._blanks += len(whole) - len(text)

@@ -240,14 +240,15 @@ class PromptBuilder:
         free, tools = request.guided is None, request.tools
         goes_on = request.continue_final_message
         own = self.format.stop if free and not request.ignore_eos else ()
-        decode = self.tokenizer.decode
+        decode = self.tokenizer.decode if free else self.tokenizer.decode_bytes
         return AnswerText(
             decode if tools is None else self.tokenizer.decoder(self.tool_form.opens),
             self.end_ids,
-            [*own, *request.stop],
+            [*own, *request.stop] if free else (),
             prefix=self.format.answer_prefix if free and tools is None and not goes_on else "",
             min_tokens=request.min_tokens,
             before=question[-CONTEXT_TOKENS:] if goes_on else (),
+            exact=not free,
         )
 
 

@@ -116,6 +116,11 @@ class ServingTokenizer:
         text: str = self._obeying.decode(list(ids), skip_special_tokens=True)
         return text
 
+    def decode_bytes(self, ids: Sequence[int]) -> str:
+        """Decode to the bytes that the tokens stand for, and lose no blank at the beginning."""
+        pieces = (self.piece(token).bytes or b"" for token in ids)
+        return b"".join(pieces).decode(errors="replace")
+
     def decoder(self, kept: str) -> Callable[[Sequence[int]], str]:
         """Decodes as `decode`, and writes the token `kept` out, even if it is a special one."""
         token = self._obeying.token_to_id(kept) if kept else None

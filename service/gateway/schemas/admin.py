@@ -69,6 +69,20 @@ class JobStep(BaseModel):
     eta_s: float | None = Field(description="seconds until it is embedded")
 
 
+class WarningOut(BaseModel):
+    """Something of a file that is not in the document's text, or that may be wrong there."""
+
+    code: str = Field(description="what kind of thing, for programs")
+    message: str
+    places: list[str] = Field(description="pages, slides or sheets; at most 200 of them")
+    count: int
+
+
+class DocumentWarningsOut(BaseModel):
+    doc_id: str
+    warnings: list[WarningOut]
+
+
 class JobOut(BaseModel):
     job_id: str
     state: JobState
@@ -77,6 +91,10 @@ class JobOut(BaseModel):
     changes: dict[str, int]
     errors: list[JobErrorOut]
     steps: list[JobStep] = Field([], description="documents that take long, until they are indexed")
+    warnings: list[DocumentWarningsOut] = Field(
+        description="of documents that are stored, but not all of them"
+    )
+    warned: int = Field(description="how many documents have warnings")
     waiting: str | None = Field(None, description="why it does not go on at the moment")
     eta_s: float | None = Field(
         None, description="seconds until it ends, at the present rate; null if that is not known"
@@ -113,6 +131,27 @@ class DocumentOut(BaseModel):
     pinned: bool
     text: str | None = None
     marks: list[MarkOut] | None = Field(None, description="of a single document, as is its text")
+    warnings: list[WarningOut] | None = Field(None, description="of a single document")
+
+
+class ChunkOut(BaseModel):
+    """A chunk: which characters of the text it is, and what it belongs to."""
+
+    start: int
+    end: int
+    tokens: int = Field(description="with the title, as it is prefilled")
+    page: str | None
+    heading: str | None
+
+
+class DocumentText(BaseModel):
+    """What is stored of a document, to look at when an answer is wrong."""
+
+    doc_id: str
+    title: str
+    text: str
+    chunks: list[ChunkOut]
+    warnings: list[WarningOut]
 
 
 class DocumentList(BaseModel):

@@ -32,8 +32,11 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 GrammarText = Annotated[Unicode, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
+_KINDS = ("json_object", "json_schema", "regex", "choice", "grammar")
+
+
 class Guided(StrictModel):
-    """What the whole answer must be: exactly one of these."""
+    """What the whole answer must be: exactly one of these, and `strict`."""
 
     json_object: Literal[True] | None = Field(None, description="any JSON object")
     json_schema: dict[str, JsonValue] | None = Field(
@@ -50,12 +53,49 @@ class Guided(StrictModel):
         | None
     ) = Field(None, description="one of these texts")
     grammar: GrammarText | None = Field(None, description="a grammar in Lark's or GBNF's notation")
+    strict: bool = Field(
+        False,
+        description="refuse a schema that answers cannot be held to in full; else the rest is "
+        "checked afterwards, and `warnings` say so",
+    )
+    _schemas: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
+    _strict_schemas: list[str] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def of_schemas(
+        cls, grammar: str, schemas: dict[str, dict[str, Any]], strict: list[str]
+    ) -> Guided:
+        """Make one of a grammar in which schemas stand as `%json @NAME`, of any length.
+
+        Args:
+            grammar: In Lark's notation.
+            schemas: By name.
+            strict: Names of those that are refused where they cannot be held in full.
+        """
+        made = cls.model_construct(grammar=grammar)
+        made._schemas, made._strict_schemas = schemas, strict
+        return made
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The schemas that stand in `grammar`, by name."""
+        return self._schemas
+
+    @property
+    def strict_schemas(self) -> list[str]:
+        """Names of those that are refused where they cannot be held in full."""
+        return self._strict_schemas
+
+    @property
+    def kind(self) -> str:
+        """Which of them it is."""
+        return next(name for name in _KINDS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Guided:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        given = [name for name in _KINDS if getattr(self, name) is not None]
         if len(given) != 1:
-            names = ", ".join(type(self).model_fields)
+            names = ", ".join(_KINDS)
             raise ValueError(f"holds {len(given)} forms of an answer: send exactly one of {names}")
         return self
 

@@ -170,7 +170,8 @@ class AsyncRetriever:
 
 
 class _IndexKeeper:
-    """Gives large scopes an approximate vector index, beside searches and changes.
+    """Gives large scopes an approximate vector index, beside searches and changes, and has words
+    made anew that another release has made.
 
     It has one thread at a time, only while an index does not suit its scope's size.
     """
@@ -184,7 +185,7 @@ class _IndexKeeper:
         """Begin to rebuild indexes if some are overdue. Does not block; one caller at a time."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if not self._closing.is_set() and self._retriever.index.overdue():
+        if not self._closing.is_set() and self._retriever.indexes_overdue():
             self._thread = threading.Thread(target=self._rebuild, name="index", daemon=True)
             self._thread.start()
 
@@ -203,7 +204,7 @@ class _IndexKeeper:
                 self._retriever.save()
         except (RetrieverError, OSError, MemoryError) as error:
             # The old index is searched further. The next change of documents tries again.
-            logger.warning("the vector index was not rebuilt: %s", error)
+            logger.warning("an index was not rebuilt: %s", error)
 
 
 def make_embedder(settings: Settings) -> Embedder:

@@ -69,6 +69,8 @@ def fuse(own: Sequence[Passage], joined: Sequence[Passage]) -> list[Passage]:
         for rank, passage in enumerate(passages, 1):
             scores[passage.chunk.chunk_id] += 1 / (K + rank)
     found = {passage.chunk.chunk_id: passage for passage in (*joined, *own)}
-    # Sorting keeps the order of equals, in which `scores` was filled.
-    best_first = sorted(scores, key=lambda chunk_id: -scores[chunk_id])
+    # What the question names exactly stays first. Sorting keeps the order of equals, in which
+    # `scores` was filled.
+    exact = {passage.chunk.chunk_id for passage in own if passage.exact}
+    best_first = sorted(scores, key=lambda chunk_id: (chunk_id not in exact, -scores[chunk_id]))
     return [replace(found[chunk_id], score=scores[chunk_id]) for chunk_id in best_first]

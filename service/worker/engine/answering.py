@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from torch import Tensor
 
 from service.messages.replies import Reply, TokenItem
@@ -13,6 +15,10 @@ from service.worker.sequences.sequence import EngineSequence, prompt_ids
 
 MOST_ROWS = 8
 """Rows of a step up to which drafts are made: a CPU's cores multiply eight at a time."""
+
+PATIENCE_S = 0.004
+PATIENCE_SHARE = 0.1
+"""Waited for grammars before a step, and of the last step's time: more would delay the others."""
 
 
 class Answering:
@@ -33,6 +39,7 @@ class Answering:
         self._draft_tokens = draft_tokens
         self._endings = endings
         self._replies = replies
+        self._step_s = 0.0
         self.steps = 0
         self.drafts = {"accepted": 0, "rejected": 0}
 
@@ -47,8 +54,18 @@ class Answering:
         else:
             self._endings.finish(sequence, "length")
 
-    def step(self, running: list[EngineSequence]) -> None:
-        """Run one decode step, which yields at least one token for each sequence."""
+    def step(self, running: list[EngineSequence]) -> int:
+        """Run one decode step, which yields at least one token for each sequence.
+
+        Those whose grammar has not said what may come next sit it out.
+
+        Returns:
+            How many did not.
+        """
+        running = self._ready(running)
+        if not running:
+            return 0
+        started = time.monotonic()
         drafts = [self._draft(sequence, len(running)) for sequence in running]
         logits = self._decoder.step(running, drafts)
         self.steps += 1
@@ -70,6 +87,27 @@ class Answering:
             self._checked(sequence, draft, len(tokens) - 1)
             sequence.decode_steps += 1
             self._emit(sequence, tokens, logits[rows][: len(tokens)])
+        self._step_s = time.monotonic() - started
+        return len(running)
+
+    def _ready(self, running: list[EngineSequence]) -> list[EngineSequence]:
+        """Return the sequences that can go on; end those that are complete or have failed."""
+        patience_s = max(PATIENCE_S, PATIENCE_SHARE * self._step_s)
+        until = time.monotonic() + patience_s
+        ready = []
+        for sequence in running:
+            try:
+                if not sequence.sampler.ready(max(0.0, until - time.monotonic())):
+                    continue
+                if sequence.sampler.complete:
+                    self._endings.finish(sequence, "stop")
+                else:
+                    ready.append(sequence)
+            except Exception as error:  # of this one's grammar
+                self._endings.fail(sequence, error)
+        if not ready and running and time.monotonic() < until:
+            time.sleep(patience_s / 4)  # all that run are late
+        return ready
 
     def _draft(self, sequence: EngineSequence, running: int) -> list[int]:
         left = sequence.max_tokens - len(sequence.tokens) - 1  # behind the token of this step
@@ -94,9 +132,9 @@ class Answering:
         for number, row in enumerate(logits):
             token = sequence.sampler(row) if likeliest is None else likeliest[number]
             tokens.append(token)
-            if token in sequence.end_ids or sequence.sampler.complete:
+            if token in sequence.end_ids or number >= len(draft) or token != draft[number]:
                 break
-            if number >= len(draft) or token != draft[number]:
+            if not sequence.sampler.ready(PATIENCE_S) or sequence.sampler.complete:
                 break
         return tokens
 
@@ -127,5 +165,3 @@ class Answering:
             if len(sequence.tokens) >= sequence.max_tokens:
                 self._endings.finish(sequence, "length")
                 return
-        if sequence.sampler.complete:
-            self._endings.finish(sequence, "stop")

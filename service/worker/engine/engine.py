@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from kvstore import TieredStore
-from service.errors import KvstitchError
+from service.errors import InvalidRequest, KvstitchError
 from service.messages.replies import Reply
 from service.messages.requests import Generate
 from service.worker.engine.answering import Answering
@@ -51,6 +51,7 @@ log = logging.getLogger("kvstitch.engine")
 
 # Assumed seconds of a decode step, and of every sequence in it, before there was one.
 UNKNOWN_DECODE = (1e-2, 1e-3)
+COMPILING_PAUSE_S = 0.001  # where there is nothing to do but to wait for grammars
 
 
 class Engine:
@@ -171,7 +172,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute until a request or a load arrives."""
-        return not self._busy and self.idle_work.idle
+        return not self._busy and self.idle_work.idle and not self._compiling
 
     @property
     def pool_free_share(self) -> float:
@@ -185,6 +186,11 @@ class Engine:
         if scheduler.running or any(s.abort_reason for s in scheduler.active):
             return True
         return self.prefilling.can_go_on
+
+    @property
+    def _compiling(self) -> bool:
+        """Whether some request waits for its grammar."""
+        return any(sequence.sampler.waits for sequence in self.scheduler.waiting)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -262,6 +268,8 @@ class Engine:
         for sequence in self.scheduler.active:
             if sequence.abort_reason:
                 self._endings.finish(sequence, sequence.abort_reason)
+        if self._compiling:
+            self._look_at_grammars()
         self.prefilling.start_next()
         self._decode()
         self.prefilling.advance(self._step_budget)
@@ -277,6 +285,16 @@ class Engine:
         self._replies.clear()
         return replies
 
+    def _look_at_grammars(self) -> None:
+        """End the waiting sequences whose grammars cannot be compiled."""
+        for sequence in list(self.scheduler.waiting):
+            try:
+                sequence.sampler.ready()
+            except InvalidRequest as error:
+                self._endings.fail(sequence, error)
+        if self._compiling and not self._busy and self.idle_work.idle:
+            time.sleep(COMPILING_PAUSE_S)
+
     def _decode(self) -> None:
         running = list(self.scheduler.running)
         if not running:
@@ -284,11 +302,12 @@ class Engine:
             return
         started = time.monotonic()
         try:
-            self.answering.step(running)
+            stepped = self.answering.step(running)
         except Exception as error:
             for sequence in running:
                 self._endings.fail(sequence, error)
             return
         seconds = time.monotonic() - started
         self._step_budget.decoded(seconds)
-        self.decode_times.add(len(running), seconds)
+        if stepped:
+            self.decode_times.add(stepped, seconds)

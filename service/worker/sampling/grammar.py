@@ -1,98 +1,144 @@
-"""Answers that must match a grammar: which tokens may come next, by llguidance.
+"""Answers that must match a grammar: which tokens may come next.
 
 A grammar is in llguidance's own form, which the gateway writes from a JSON schema, a regular
-expression, a choice or a grammar text and has found valid.
+expression, a choice or a grammar text and has found valid. It is compiled and followed in a process
+of its own, which works while the prompt and the next token are computed. What takes it long delays
+its own answer only: a sequence whose grammar has not replied sits out a decode step.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from torch import Tensor
 
 from service.errors import InvalidRequest
+from service.grammars.limits import WALL_S
+from service.grammars.processes import FollowedGrammar, GrammarProcesses
+from service.grammars.step import Step
 
 FIELD = "guided"
+MOST_OPEN = 64
+"""Grammars that have a process at the same time; others wait, as for a place in the batch."""
 
 
 class Grammars:
-    """Compiles grammars for one model, on a thread of its own, which the first one starts.
+    """Compiles grammars for one model. For one thread.
 
     Args:
         vocabulary: length of its logits.
     """
 
     def __init__(self, tokenizer: Path, vocabulary: int, end_ids: Collection[int]) -> None:
-        self._file = tokenizer
-        self._vocabulary = vocabulary
-        self._end_ids = sorted(end_ids)
-        self._thread = ThreadPoolExecutor(1, "grammar")
+        self.processes = GrammarProcesses(tokenizer, vocabulary, end_ids)
+        self.vocabulary = vocabulary
+        self.open = 0
 
-    def compile(self, grammar: str) -> Future[Grammar]:
-        """Start to compile a grammar, while its prompt is computed."""
-        return self._thread.submit(self._compile, grammar)
+    def compile(self, grammar: str) -> Grammar:
+        """Return a grammar that is compiled from its first `ready` on."""
+        return Grammar(self, grammar)
 
-    def _compile(self, grammar: str) -> Grammar:
-        return Grammar(LLMatcher(self._tokenizer, grammar, log_level=0), self._vocabulary)
-
-    @cached_property
-    def _tokenizer(self) -> LLTokenizer:
-        return LLTokenizer(
-            self._file.read_text(encoding="utf-8"),
-            n_vocab=self._vocabulary,
-            eos_token=self._end_ids or None,  # None: as tokenizer.json has it
-        )
+    def close(self) -> None:
+        """End the process that the others come from."""
+        self.processes.close()
 
 
 class Grammar:
-    """Where one answer stands in its grammar."""
+    """Where one answer stands in its grammar.
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
-        self._matcher = matcher
-        self._vocabulary = vocabulary
-        self._bits = allocate_token_bitmask(1, vocabulary)
+    Attributes:
+        compiled: whether it is known to be.
+        quick: whether its process was in time when it was last waited for.
+    """
+
+    def __init__(self, grammars: Grammars, text: str) -> None:
+        self._grammars = grammars
+        self._text = text
+        self._followed: FollowedGrammar | None = None
+        self._closed = False
+        self._forced: deque[int] = deque()  # next tokens that there is no choice about
+        self._taken: list[int] = []  # of them; its process knows them
+        self._step: Step | None = None
+        self.compiled = False
+        self.quick = True
+
+    def ready(self, patience_s: float = 0.0) -> bool:
+        """Return whether it is known what may come next, within so many seconds.
+
+        Raises:
+            InvalidRequest: the grammar cannot be followed, or takes too much.
+        """
+        if self._forced or self._step is not None:
+            return True
+        if self._followed is None:
+            if self._closed or self._grammars.open >= MOST_OPEN:
+                return False
+            self._grammars.open += 1
+            self._followed = FollowedGrammar(self._grammars.processes, self._text)
+        step = self._followed.step(patience_s)
+        if step is None:
+            return False
+        if step.error:
+            raise InvalidRequest(
+                f"{FIELD}: the grammar cannot be followed: {step.error}", field=FIELD
+            )
+        self._step, self.compiled = step, True
+        self._forced.extend(step.forced)
+        return True
 
     @property
     def complete(self) -> bool:
-        """Whether no token may follow but one that ends the answer."""
-        return self._matcher.is_stopped()
+        """Whether no token may follow but one that ends the answer. Blocks if not `ready`."""
+        return not self._next_forced() and self._known().complete
 
     def mask(self, logits: Tensor) -> None:
         """Set logits `[vocabulary]` of tokens that may not come next to -inf, in place.
 
-        Raises:
-            InvalidRequest: the grammar is too complex to follow any further.
+        Blocks if not `ready`. Raises as it does.
         """
-        fill_next_token_bitmask(self._matcher, self._bits, 0)
-        self._check()
-        bits = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")
-        allowed = torch.from_numpy(bits[: self._vocabulary]).bool()
-        logits.masked_fill_(~allowed, -torch.inf)
+        if self._next_forced():
+            kept = logits[self._forced[0]].clone()
+            logits.fill_(-torch.inf)
+            logits[self._forced[0]] = kept if torch.isfinite(kept) else 0.0
+            return
+        words = np.frombuffer(self._known().allowed, np.uint8)
+        bits = np.unpackbits(words, bitorder="little")[: self._grammars.vocabulary]
+        logits.masked_fill_(~torch.from_numpy(bits).bool(), -torch.inf)
 
     def sampled(self, token: int) -> None:
-        """Note the answer's next token.
-
-        Raises:
-            InvalidRequest: as `mask`.
-        """
-        self._matcher.consume_token(token)
-        self._check()
+        """Note the answer's next token, which `mask` allowed."""
+        if self._forced and self._forced[0] == token:
+            self._forced.popleft()
+            self._taken.append(token)
+            if self._forced:
+                return
+        else:
+            self._forced.clear()
+            self._taken.append(token)
+        assert self._followed is not None
+        self._followed.follow(self._taken)
+        self._taken, self._step = [], None
 
     def forced(self) -> list[int]:
-        """Return the next tokens that there is no choice about; often none."""
-        return self._matcher.compute_ff_tokens()
+        """Return the next tokens that there is no choice about, as far as known; often none."""
+        return list(self._forced)
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise InvalidRequest(
-                f"{FIELD}: the grammar cannot be followed ({self._matcher.get_error()}): send a "
-                "simpler one",
-                field=FIELD,
-            )
+    def close(self) -> None:
+        """End its process."""
+        if self._followed is not None and not self._closed:
+            self._grammars.open -= 1
+            self._followed.close()
+        self._closed = True
+
+    def _next_forced(self) -> bool:
+        self._known()
+        return bool(self._forced)
+
+    def _known(self) -> Step:
+        if not self.ready(WALL_S) or self._step is None:
+            raise InvalidRequest(f"{FIELD}: the grammar was closed", field=FIELD)
+        return self._step

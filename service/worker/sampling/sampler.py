@@ -9,7 +9,6 @@ The order is vLLM's, so that the same fields mean the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class Sampler:
 
     Args:
         adjustments: changes the logits by what the answer holds so far; None for no change.
-        grammar: what the answer must be, compiled meanwhile; None for anything.
+        grammar: what the answer must be; None for anything.
 
     Attributes:
         seed: the request's seed, or a random one if it has none.
@@ -36,7 +35,7 @@ class Sampler:
         self,
         sampling: Sampling,
         adjustments: LogitAdjustments | None = None,
-        grammar: Future[Grammar] | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self._sampling = sampling
         self._adjustments = adjustments
@@ -56,12 +55,36 @@ class Sampler:
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar lets no token follow those that were sampled."""
-        return self._grammar is not None and self._grammar.result().complete
+        """Whether the grammar lets no token follow those that were sampled. Blocks if not
+        `ready`."""
+        return self._grammar is not None and self._grammar.complete
+
+    @property
+    def waits(self) -> bool:
+        """Whether its grammar is not yet known to be compiled; `ready` asks."""
+        return self._grammar is not None and not self._grammar.compiled
+
+    def ready(self, patience_s: float = 0.0) -> bool:
+        """Return whether the next token can be sampled, within so many seconds.
+
+        Raises:
+            InvalidRequest: the grammar cannot be followed, or takes too much.
+        """
+        grammar = self._grammar
+        if grammar is None:
+            return True
+        # One that was late is not waited for until it has been in time again.
+        grammar.quick = grammar.ready() or (grammar.quick and grammar.ready(patience_s))
+        return grammar.quick
+
+    def close(self) -> None:
+        """Give up what follows the grammar."""
+        if self._grammar is not None:
+            self._grammar.close()
 
     def forced(self, most: int) -> list[int]:
         """Return at most `most` next tokens, of those that the grammar leaves no choice about."""
-        return [] if self._grammar is None else self._grammar.result().forced()[:most]
+        return [] if self._grammar is None else self._grammar.forced()[:most]
 
     def __call__(self, logits: Tensor) -> int:
         """Sample a token id from logits `[vocabulary]` fp32. It counts as the answer's next one.
@@ -69,20 +92,20 @@ class Sampler:
         At temperature 0 it is the most likely token, the one with the lowest id on ties.
 
         Raises:
-            InvalidRequest: the grammar has become too complex to follow.
+            InvalidRequest: the grammar cannot be followed, or takes too much.
         """
         if self.takes_likeliest:
             return int(logits.argmax())
         scores = logits.to("cpu", torch.float32, copy=True)
         if self._grammar is not None:
-            self._grammar.result().mask(scores)
+            self._grammar.mask(scores)
         if self._adjustments is not None:
             self._adjustments.apply(scores)
         token = int(scores.argmax()) if self._sampling.temperature <= 0 else self._draw(scores)
         if self._adjustments is not None:
             self._adjustments.sampled(token)
         if self._grammar is not None:
-            self._grammar.result().sampled(token)
+            self._grammar.sampled(token)
         return token
 
     def _draw(self, scores: Tensor) -> int:

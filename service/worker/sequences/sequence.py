@@ -198,7 +198,10 @@ class EngineSequence:
 
     @property
     def loaded(self) -> bool:
-        """Whether it can start: first reads are finished, and all chunks have been looked up."""
+        """Whether it can start: first reads are finished, all chunks have been looked up, and its
+        grammar is compiled."""
+        if self.sampler.waits:
+            return False
         if self.restoring is not None and not self.restoring.done():
             return False
         if self.found is not None and not self.found.done():
@@ -235,7 +238,8 @@ class EngineSequence:
         self.layout = result.layout
 
     def release(self) -> None:
-        """Give up its prefill, if it runs, and its KV."""
+        """Give up its prefill, if it runs, its KV and its grammar."""
+        self.sampler.close()
         if self.steps is not None:
             self.steps.close()
             self.steps = None

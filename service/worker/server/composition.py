@@ -127,6 +127,9 @@ class Composition:
         self._loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
+        self._grammars = Grammars(
+            Path(settings.model) / "tokenizer.json", decoder.vocabulary, decoder.end_ids
+        )
         engine = Engine(
             decoder,
             addressing,
@@ -143,9 +146,7 @@ class Composition:
             disk_prefix_cache=disk_prefix_cache,
             draft_tokens=settings.draft_tokens,
             checks=_gate_settings(settings),
-            grammars=Grammars(
-                Path(settings.model) / "tokenizer.json", decoder.vocabulary, decoder.end_ids
-            ),
+            grammars=self._grammars,
             make_pool=make_pool,
         )
         ready = _ready(settings, decoder, facts, model_fingerprint, engine.pool.tokens)
@@ -166,6 +167,7 @@ class Composition:
         finally:
             self.link.close()
             self._loader.close()
+            self._grammars.close()
             self._traces.close()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retriever.analysis.analyser import analyse_query
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import UpsertResult
 from retriever.chunking import ChunkSpan, split
@@ -17,6 +18,7 @@ from retriever.scope import Scope
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
+FOX = analyse_query("fox")
 EMBEDDER = HashingEmbedder(8)
 SPACE = space_of(EMBEDDER)
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
@@ -109,14 +111,14 @@ def test_delete_takes_everything(catalog: Catalog) -> None:
 
 def test_a_scope_whose_only_document_has_no_chunks_can_be_searched(catalog: Catalog) -> None:
     assert put(catalog, Document("blank", "")).chunks == []
-    assert catalog.search("fox", 5) == []
+    assert catalog.search(FOX, 5).ranked == []
     catalog.purge()
     put(catalog, Document("fox", "the red fox"))
-    assert len(catalog.search("fox", 5)) == 1
+    assert len(catalog.search(FOX, 5).ranked) == 1
     catalog.delete(["fox"])
-    assert catalog.search("fox", 5) == []
+    assert catalog.search(FOX, 5).ranked == []
     catalog.delete(["blank"])
-    assert catalog.search("fox", 5) == []
+    assert catalog.search(FOX, 5).ranked == []
 
 
 def test_failed_upsert_leaves_the_old_revision(catalog: Catalog) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from retriever import Document
+from retriever.analysis.analyser import REVISION
 from retriever.scope import DEFAULT_SCOPE
 from retriever.sql.database import Database
 from tests.retriever.conftest import OpenRetriever
@@ -14,12 +15,38 @@ from tests.retriever.conftest import OpenRetriever
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
 
 NEW = {"documents": ["readers"], "primers": ["readers"], "accompanied": ["made", "few_of"]}
+# The columns of the third revision, by the database that has them.
+WORDS = {
+    "sqlite": {"scopes": ["analyser", "old_words"]},
+    "postgresql": {"chunk_words": ["analyser"]},
+}
 
 
 def columns(database: Database) -> dict[str, set[str]]:
     with database.read() as read:
         inspector = sa.inspect(read)
         return {table: {c["name"] for c in inspector.get_columns(table)} for table in NEW}
+
+
+def forget_the_analyser(write: sa.Connection) -> None:
+    """Make the words of chunks those of release 0.2.0."""
+    for table, names in WORDS[write.dialect.name].items():
+        for name in names:
+            write.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
+    if write.dialect.name == "postgresql":
+        return
+    for (scope_id,) in write.exec_driver_sql("SELECT scope_id FROM scopes").all():
+        for suffix in ("_counts", ""):
+            write.exec_driver_sql(f"DROP TABLE words_{scope_id}_{REVISION}{suffix}")
+        old = f"sparse_{scope_id}"
+        write.exec_driver_sql(
+            f"CREATE VIRTUAL TABLE {old} USING fts5(body, content = '', "
+            "tokenize = 'porter unicode61 remove_diacritics 2')"
+        )
+        write.exec_driver_sql(
+            f"INSERT INTO {old} (rowid, body) SELECT chunk_id, title || '\n' || chunks.text "
+            f"FROM chunks JOIN documents USING (document) WHERE scope_id = {scope_id}"
+        )
 
 
 def test_a_catalog_of_the_first_revision(
@@ -40,6 +67,7 @@ def test_a_catalog_of_the_first_revision(
         for table, names in NEW.items():
             for name in names:
                 write.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
+        forget_the_analyser(write)
         emptied = sa.text("DELETE FROM companions WHERE chunk_id = :id")
         write.execute(emptied, {"id": chunks[0].chunk_id})
         write.exec_driver_sql("UPDATE accompanied SET exact = 1")
@@ -59,3 +87,42 @@ def test_a_catalog_of_the_first_revision(
     assert [doc_id for _, doc_id in again.prefix_chunks.open("primer", 9, count=3)] == ["d0"]
     [stored] = again.ingest([Document("new", "other words", readers="finance")])
     assert stored.status == "created"
+
+
+def test_words_are_made_anew_while_they_are_searched(
+    open_retriever: OpenRetriever, open_database: Callable[[], Database]
+) -> None:
+    """Those of another release's analyser: nothing is missing meanwhile, nothing comes back."""
+    retriever = open_retriever()
+    texts = {f"d{n}": f"harbour number{n}" for n in range(450)}
+    retriever.ingest(Document(name, text) for name, text in texts.items())
+    with retriever.catalog.database.write() as write:
+        forget_the_analyser(write)
+        write.exec_driver_sql("UPDATE alembic_version SET version_num = 'catalog_2'")
+        if write.dialect.name == "postgresql":  # as its FTS5 in memory had folded it
+            write.exec_driver_sql("UPDATE postings SET word = 'old' || word WHERE word = 'harbour'")
+    retriever.close()
+    open_database().close()
+
+    def found(query: str) -> set[str]:
+        return {hit.chunk.doc_id for hit in retriever.search(query, 500, mode="sparse")}
+
+    retriever = open_retriever()
+    catalog = retriever.catalog
+    assert retriever.indexes_overdue()
+    assert found("number17") == {"d17"}
+    retriever.ingest([Document("new", "harbour Maßnahme"), Document("d3", "replaced")])
+    retriever.delete(["d17"])
+    assert found("number17") == set() and found("number18") == {"d18"} and found("number3") == set()
+    assert found("massnahme") == {"new"}
+
+    steps = iter([False, True])
+    catalog.renew_words(lambda: next(steps))
+    assert retriever.indexes_overdue(), "it was stopped after the first chunks"
+    assert found("number18") == {"d18"} and found("number444") == {"d444"}
+    retriever.rebuild_indexes()
+    assert not retriever.indexes_overdue()
+    assert found("harbour") == {*texts, "new"} - {"d3", "d17"}
+    with catalog.database.read() as read:
+        names = sa.inspect(read).get_table_names()
+    assert not [name for name in names if name.startswith("sparse_")]

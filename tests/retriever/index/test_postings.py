@@ -65,3 +65,12 @@ def test_hits_and_scores_are_the_same(
             assert [h.score for h in postgresql] == pytest.approx([h.score for h in sqlite])
             found += len(sqlite)
     assert found > 150
+
+
+def test_both_hold_the_same_exactly(both: tuple[Retriever, Retriever]) -> None:
+    for query in ("ERR_CONN-1042", "한국어 문서와", "running runners", '"replaced by other words"'):
+        sqlite, postgresql = (r.search(query, 9, mode="hybrid") for r in both)
+        assert [(h.chunk.doc_id, h.exact) for h in sqlite] == [
+            (h.chunk.doc_id, h.exact) for h in postgresql
+        ]
+        assert sqlite[0].exact and not all(h.exact for h in sqlite), query

@@ -231,6 +231,8 @@ def test_a_new_file_has_what_an_old_one_has(tmp_path: Path) -> None:
         database.start()
     with closing(sqlite3.connect(tmp_path / "old.sqlite3")) as old:
         old.executescript(JOBS)
+    with closing(jobs_database(tmp_path / "old.sqlite3")) as database:
+        database.start()
     assert outline(tmp_path / "new.sqlite3") == outline(tmp_path / "old.sqlite3")
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 OPEN_STATES = ("queued", "running")
 BLOCK_BYTES = 1 << 20
@@ -64,6 +64,7 @@ class IngestDocument:
     job_id: str = ""
     chunks: int = 0
     readers: str = ""
+    warnings: str = "[]"
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -93,6 +94,24 @@ class IngestDocument:
         return found.digest()
 
 
+class IndexedDocument(NamedTuple):
+    """A document that is in the catalog and the index.
+
+    Attributes:
+        number: Of the IngestDocument.
+        change: created, updated or unchanged.
+        chunks: How many it has.
+        tokens: Of its chunks.
+        warnings: What is not in its text, or may be wrong there: JSON of ParseWarnings.
+    """
+
+    number: int
+    change: str
+    chunks: int
+    tokens: int
+    warnings: str = "[]"
+
+
 @dataclass(frozen=True)
 class DocumentError:
     doc_id: str
@@ -119,6 +138,14 @@ class Step:
 
 
 @dataclass(frozen=True)
+class DocumentWarnings:
+    """What of a document is not in its text, or may be wrong there: fields of ParseWarnings."""
+
+    doc_id: str
+    warnings: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Job:
     """The state of an ingest job.
 
@@ -134,6 +161,8 @@ class Job:
         chunks: Chunks of its documents.
         changes: Documents that were created, updated or unchanged.
         errors: Of the first hundred documents that failed.
+        warnings: Of the first hundred documents that are stored, but not all of them.
+        warned: How many these are.
         tokens_ahead: Tokens of its documents that are not done, and of those of earlier jobs, which
             come first; of documents that are not indexed yet they are estimated.
         eta_s: Seconds until it ends; None if it has ended, or if that is not known.
@@ -152,6 +181,8 @@ class Job:
     chunks: int
     changes: dict[str, int]
     errors: list[DocumentError]
+    warnings: list[DocumentWarnings]
+    warned: int = 0
     tokens_ahead: int = 0
     eta_s: float | None = None
     steps: list[Step] = field(default_factory=list)

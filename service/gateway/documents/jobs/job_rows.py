@@ -7,6 +7,7 @@ with another cannot change them any more.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from retriever.sql.expressions import among, upsert
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
     DocumentError,
+    DocumentWarnings,
     IngestDocument,
     Job,
 )
@@ -113,6 +115,10 @@ def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS
     said = documents.c.error.is_not(None)
     failed = sa.select(documents.c.doc_id, documents.c.error).where(mine, said)
     failed = failed.order_by(documents.c.number).limit(max_errors)
+    has_warnings = mine, documents.c.warnings != "[]"
+    warned = sa.select(documents.c.doc_id, documents.c.warnings).where(*has_warnings)
+    warned = warned.order_by(documents.c.number).limit(max_errors)
+    warned_count = sa.select(sa.func.count()).select_from(documents).where(*has_warnings)
     return Job(
         job_id=row.job_id,
         state=row.state,
@@ -125,6 +131,8 @@ def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS
         chunks=chunks,
         changes=dict(changes),
         errors=[DocumentError(doc_id, error) for doc_id, error in read.execute(failed)],
+        warnings=[DocumentWarnings(name, json.loads(said)) for name, said in read.execute(warned)],
+        warned=int(read.scalar(warned_count) or 0),
         tokens_ahead=_tokens_ahead(read, row.job_id) if row.state in OPEN_STATES else 0,
     )
 
@@ -187,5 +195,5 @@ def take(write: sa.Connection, gateway_id: str, state: str, limit: int) -> None:
 
 def record_sizes(write: sa.Connection, documents: Iterable[IngestDocument]) -> None:
     """Note the sizes of documents that are indexed."""
-    rows = sorted((*item.key, item.size) for item in documents)
+    rows = sorted((*item.key, item.size, item.warnings) for item in documents)
     upsert(write, sizes, [dict(zip(sizes.columns.keys(), row, strict=True)) for row in rows])

@@ -24,6 +24,7 @@ from retriever.sql.expressions import among, upsert
 from service.errors import DatabaseUnavailable
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
+    IndexedDocument,
     IngestDocument,
     Job,
     JobPage,
@@ -260,22 +261,32 @@ class JobStore:
         with self._database.read() as read:
             return set(read.scalars(sa.select(documents.c.number).where(*found)))
 
-    def set_indexed(self, indexed: Sequence[tuple[int, str, int, int]]) -> None:
-        """Note that documents are in the catalog and the index now.
-
-        Args:
-            indexed: (number, change, chunks, tokens); change is created, updated or unchanged.
-        """
-        names = ("_number", "change", "chunks", "tokens")
+    def set_indexed(self, indexed: Sequence[IndexedDocument]) -> None:
+        """Note that documents are in the catalog and the index now."""
+        names = ("_number", "change", "chunks", "tokens", "warnings")
+        warnings = {document.number: document.warnings for document in indexed}
         free = {**_FREE, "owner": ""} if self._shared else _FREE
         numbers = among(documents.c.number, [number for number, *_ in indexed])
         with self._freeing() as write:
-            query = sa.select(jobs.c.tenant, *documents.c["collection", "doc_id", "bytes"])
+            columns = documents.c["collection", "doc_id", "bytes", "number"]
+            query = sa.select(jobs.c.tenant, *columns)
             query = query.select_from(_OF_TENANTS).where(numbers, self._mine(documents))
-            rows = write.execute(query.order_by(documents.c.number)).mappings()
-            upsert(write, sizes, [dict(row) for row in rows])
+            rows = [dict(r) for r in write.execute(query.order_by(documents.c.number)).mappings()]
+            for row in rows:
+                row["warnings"] = warnings[row.pop("number")]
+            upsert(write, sizes, rows)
             values = [dict(zip(names, each, strict=True)) for each in indexed]
             self._update_documents(write, {"state": "indexed", **free}, values)
+
+    def warnings(self, tenant: str, collection: str, doc_id: str) -> list[dict[str, Any]]:
+        """Return what is not in the text of a stored document, or may be wrong there: fields of
+        ParseWarnings."""
+        key = sizes.c.tenant == tenant, sizes.c.collection == collection, sizes.c.doc_id == doc_id
+        with self._database.read() as read:
+            found: list[dict[str, Any]] = json.loads(
+                read.scalar(sa.select(sizes.c.warnings).where(*key)) or "[]"
+            )
+        return found
 
     def set_done(self, numbers: Sequence[int]) -> None:
         with self._database.write() as write:

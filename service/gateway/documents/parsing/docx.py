@@ -1,34 +1,43 @@
-"""DOCX: paragraphs, headings, lists and tables of a Word document, in their order.
+"""DOCX: paragraphs, headings, lists, tables, notes, text boxes and charts of a Word document.
 
-Kept: text as it stands with changes accepted, page numbers as Word last laid them out. Not kept:
-headers, footers, footnotes, comments, text boxes, pictures, and the numbers of numbered lists.
+Kept: text as it stands with changes accepted, numbers of clauses, comments, page numbers as Word
+last laid them out. Not kept, but counted: pictures, embedded objects, hidden text.
 """
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import docx
 from docx.oxml.ns import qn
-from docx.oxml.xmlchemy import BaseOxmlElement
+from lxml import etree
 
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from service.gateway.documents.parsing import drawings
+from service.gateway.documents.parsing.docx_styles import Numbering, Styles, switched_on, value
+from service.gateway.documents.parsing.docx_text import (
+    PAGE_BREAK,
+    Found,
+    paragraph_text,
+    unwrapped,
+)
+from service.gateway.documents.parsing.parsed_file import (
+    Bounds,
+    ParsedFile,
+    ParseWarning,
+    TextBuilder,
+    left_out_warnings,
+    meaningful_title,
+    one_line,
+)
+from service.gateway.documents.parsing.table_grid import Cell
 from service.gateway.documents.parsing.tables import add_rows
 
-PAGE_BREAK = "\f"
-_HEADING = re.compile(r"heading ([1-9])")
-_SKIPPED = {qn("w:del"), qn("w:txbxContent"), qn("w:pict"), qn("w:drawing"), qn("w:object")}
-_SKIPPED |= {"{http://schemas.openxmlformats.org/markup-compatibility/2006}AlternateContent"}
-_CHARACTERS = {
-    qn("w:tab"): "\t",
-    qn("w:br"): "\n",
-    qn("w:cr"): "\n",
-    qn("w:noBreakHyphen"): "-",
-    qn("w:lastRenderedPageBreak"): PAGE_BREAK,
-}
+MAX_NESTED = 30  # text boxes in text boxes, notes in notes
+_NOTE_PARTS = {"footnotes": "footnote", "endnotes": "endnote", "comments": "comment"}
+_CALLED = {"footnote": "Footnote", "endnote": "Endnote"}
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
@@ -39,138 +48,230 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         Exception: Whatever python-docx raises for a broken file.
     """
     document = docx.Document(BytesIO(content))
-    walk = _Walk(_Styles(document.styles.element), bounds)
+    walk = _Walk(document, bounds)
     body = document.element.body
     if next(body.iter(qn("w:lastRenderedPageBreak")), None) is not None:
         walk.next_page()
     walk.blocks(body)
-    return walk.out.finish(document.core_properties.title or walk.title)
+    walk.edges()
+    title = meaningful_title(document.core_properties.title or "")
+    return walk.out.finish(title or walk.title, walk.warnings())
 
 
 class _Walk:
-    def __init__(self, styles: _Styles, bounds: Bounds) -> None:
+    """Goes through the blocks of a document and adds their text."""
+
+    def __init__(self, document: Any, bounds: Bounds) -> None:
         self.out = TextBuilder(bounds)
         self.title = ""  # the first heading of level 1
-        self._styles = styles
+        self._parts = {
+            relation.rId: relation.target_part
+            for relation in document.part.rels.values()
+            if not relation.is_external
+        }
+        self._by_kind = {
+            relation.reltype.rpartition("/")[2]: relation.target_part
+            for relation in document.part.rels.values()
+            if not relation.is_external
+        }
+        self._styles = Styles(document.styles.element)
+        numbering = self._root("numbering")
+        self._numbering = Numbering(numbering, self._styles)
+        self._notes = self._read_notes()
+        self._edges = [
+            relation.target_part
+            for relation in document.part.rels.values()
+            if relation.reltype.endswith(("/header", "/footer")) and not relation.is_external
+        ]
+        self._left_out: Counter[str] = Counter()
         self._page = 0
+        self._depth = 0
 
     def next_page(self) -> None:
         self._page += 1
         self.out.mark("page", str(self._page))
 
-    def blocks(self, parent: BaseOxmlElement) -> None:
-        for element in parent:
+    def warnings(self) -> list[ParseWarning]:
+        return left_out_warnings(self._left_out)
+
+    def blocks(self, parent: Any) -> None:
+        for element in unwrapped(parent):
             if element.tag == qn("w:p"):
                 self._paragraph(element)
             elif element.tag == qn("w:tbl"):
-                self.out.gap()
-                add_rows(self.out, self._rows(element))
-            elif element.tag == qn("w:sdt"):  # a content control
-                for inside in element.iterchildren(qn("w:sdtContent")):
-                    self.blocks(inside)
+                self._table(element)
+            elif element.tag == qn("w:altChunk"):
+                self._left_out["embedded_objects"] += 1
 
-    def _paragraph(self, element: BaseOxmlElement) -> None:
-        text = _text(element).strip(" \t\n")
+    def edges(self) -> None:
+        """Add the texts of headers and footers, each once, as they may name sender and state."""
+        seen: set[str] = set()
+        for part in self._edges:
+            root = drawings.xml_of(part.blob)
+            found = Found()
+            texts = (paragraph_text(p, self._styles, found) for p in root.iter(qn("w:p")))
+            text = one_line(" ".join(texts).replace(PAGE_BREAK, " "))
+            if sum(map(str.isalpha, text)) > 12 and text not in seen:
+                seen.add(text)
+                name = "Header" if part.partname.rpartition("/")[2].startswith("h") else "Footer"
+                self.out.block(f"{name}: {text}")
+
+    def _root(self, kind: str) -> Any:
+        part = self._by_kind.get(kind)
+        return None if part is None else drawings.xml_of(part.blob)
+
+    def _read_notes(self) -> dict[tuple[str, str], Any]:
+        notes = {}
+        for kind, name in _NOTE_PARTS.items():
+            root = self._root(kind)
+            for note in () if root is None else root.iterchildren(qn(f"w:{name}")):
+                if note.get(qn("w:type"), "normal") == "normal":
+                    notes[name, note.get(qn("w:id"), "")] = note
+        return notes
+
+    def _paragraph(self, element: Any) -> None:
+        found = Found()
+        text = paragraph_text(element, self._styles, found).strip(" \t\n")
         words = text.replace(PAGE_BREAK, "")
-        style = self._styles.of(element)
-        level = style.level
-        if level or not words.strip():
+        style, key = self._styles.of(element)
+        if not words.strip():
             for _ in range(text.count(PAGE_BREAK)):
                 self.next_page()
-            if level == 1:
-                self.title = self.title or words
-            self.out.heading(level or 1, words)
+            self._add_found(found)
             return
-        if not style.listed:
+        number = self._numbering.next(style, key)
+        listed = number is not None
+        before = "" if number is None else f"{number or '-'} "
+        if style.level:
+            for _ in range(text.count(PAGE_BREAK)):
+                self.next_page()
+            if style.level == 1:
+                self.title = self.title or words
+            self.out.heading(style.level, words if before == "- " else before + words)
+            self._add_found(found)
+            return
+        if not listed:
             self.out.gap()
-        for number, part in enumerate(text.split(PAGE_BREAK)):
-            if number:
+        for place, part in enumerate(text.split(PAGE_BREAK)):
+            if place:
                 self.next_page()
-            self.out.add(f"- {part}" if style.listed and not number else part)
-        self.out.add("\n" if style.listed else "\n\n")
+            self.out.add(part if place else before + part)
+        self.out.add("\n" if listed else "\n\n")
+        self._add_found(found)
 
-    def _rows(self, table: BaseOxmlElement) -> Iterator[list[str]]:
-        """Yield cells by column of the grid; one that spans rows stands in each of them."""
-        above: list[str] = []
-        for row in table.iterchildren(qn("w:tr")):
-            cells: list[str] = []
-            breaks = 0
-            for cell in row.iterchildren(qn("w:tc")):
-                text = "\n".join(_text(p) for p in cell.iter(qn("w:p")))
-                breaks += text.count(PAGE_BREAK)
-                span = cell.find(f"{qn('w:tcPr')}/{qn('w:gridSpan')}")
-                merged = cell.find(f"{qn('w:tcPr')}/{qn('w:vMerge')}")
-                if merged is not None and merged.get(qn("w:val")) != "restart":
-                    text = above[len(cells)] if len(cells) < len(above) else ""
-                width = int(span.get(qn("w:val"), "1")) if span is not None else 1
-                cells += [text.replace(PAGE_BREAK, ""), *[""] * (min(width, 64) - 1)]
-            for _ in range(breaks):
-                self.next_page()
-            above = cells
-            yield cells
+    def _add_found(self, found: Found) -> None:
+        """Add what a paragraph holds besides its text, behind it."""
+        self._left_out.update(found.left_out)
+        if self._depth > MAX_NESTED:
+            return
+        self._depth += 1
+        for box in found.boxes:
+            self.out.gap()
+            self.blocks(box)
+        for kind, key in found.notes:
+            if (note := self._notes.pop((kind, key), None)) is not None:
+                self._note(kind, note)
+        for key in found.diagrams:
+            if (root := self._drawing(key)) is not None:
+                self.out.block("\n".join(drawings.smartart_lines(root)))
+        for key in found.charts:
+            if (root := self._drawing(key)) is not None:
+                self.out.block(drawings.chart_title(root))
+                add_rows(self.out, drawings.chart_rows(root))
+        self._depth -= 1
+
+    def _note(self, kind: str, note: Any) -> None:
+        found = Found()
+        texts = [paragraph_text(p, self._styles, found) for p in note.iter(qn("w:p"))]
+        called = _CALLED.get(kind)
+        if called is None:
+            author = note.get(qn("w:author"), "")
+            called = f"Comment by {author}" if author else "Comment"
+        text = "\n".join(text.strip() for text in texts if text.strip())
+        self.out.block(f"{called}: {text}" if text else "")
+        self._add_found(found)
+
+    def _drawing(self, key: str) -> Any:
+        part = self._parts.get(key)
+        try:
+            return None if part is None else drawings.xml_of(part.blob)
+        except etree.XMLSyntaxError:
+            self._left_out["embedded_objects"] += 1
+            return None
+
+    def _table(self, table: Any) -> None:
+        found = Found()
+        headers, rows = self._rows(table, found)
+        self.out.gap()
+        add_rows(self.out, rows, headers=headers or None)
+        self._add_found(found)
+
+    def _rows(self, table: Any, found: Found) -> tuple[int, list[list[Cell | str]]]:
+        """Return how many rows are marked as header, and the cells of all."""
+        headers = 0
+        rows: list[list[_Placed]] = []
+        for row in unwrapped(table):
+            properties = row.find(qn("w:trPr"))
+            if row.tag != qn("w:tr") or value(properties, "w:del") is not None:
+                continue
+            if switched_on(properties, "w:hidden"):
+                found.count("hidden_text")
+                continue
+            if headers == len(rows) and switched_on(properties, "w:tblHeader"):
+                headers += 1
+            rows.append(list(self._cells(row, properties, found)))
+        return headers, [list(_given(rows, number)) for number in range(len(rows))]
+
+    def _cells(self, row: Any, properties: Any, found: Found) -> Iterator[_Placed]:
+        before = value(properties, "w:gridBefore") or "0"
+        column = min(int(before), 64) if before.isdecimal() else 0
+        yield from (_Placed(number, 1, "", False) for number in range(column))
+        for cell in unwrapped(row):
+            if cell.tag != qn("w:tc"):
+                continue
+            own = cell.find(qn("w:tcPr"))
+            span = value(own, "w:gridSpan") or "1"
+            width = max(1, min(int(span), 64)) if span.isdecimal() else 1
+            merged = None if own is None else own.find(qn("w:vMerge"))
+            goes_on = merged is not None and merged.get(qn("w:val")) != "restart"
+            yield _Placed(column, width, self._cell_text(cell, found), goes_on)
+            column += width
+
+    def _cell_text(self, cell: Any, found: Found) -> str:
+        lines = []
+        for element in unwrapped(cell):
+            if element.tag == qn("w:p"):
+                text = paragraph_text(element, self._styles, found)
+                for _ in range(text.count(PAGE_BREAK)):
+                    self.next_page()
+                style, key = self._styles.of(element)
+                number = self._numbering.next(style, key) if text.strip() else None
+                lines.append((f"{number} " if number else "") + text.replace(PAGE_BREAK, ""))
+            elif element.tag == qn("w:tbl"):
+                _, rows = self._rows(element, found)
+                lines += [", ".join(t for t in map(_text, row) if t) + ";" for row in rows]
+        return "\n".join(lines)
 
 
-def _text(paragraph: BaseOxmlElement) -> str:
-    """Return a paragraph's text, with inserted and without deleted words."""
-    out: list[str] = []
-    stack = [iter(paragraph)]
-    while stack:
-        element = next(stack[-1], None)
-        if element is None:
-            stack.pop()
-        elif element.tag == qn("w:t"):
-            out.append(element.text or "")
-        elif element.tag in _CHARACTERS:
-            out.append(_CHARACTERS[element.tag])
-        elif element.tag not in _SKIPPED:
-            stack.append(iter(element))
-    return "".join(out)
+class _Placed:
+    """A cell of a row: its first column of the grid, and whether it is the one above, going on."""
+
+    def __init__(self, column: int, width: int, text: str, goes_on: bool) -> None:
+        self.column, self.width, self.text, self.goes_on = column, width, text, goes_on
 
 
-@dataclass(frozen=True)
-class _Style:
-    """What a paragraph is: a heading of a level from 1 to 9, in a list, or neither."""
-
-    level: int = 0
-    listed: bool = False
-    based_on: str = ""
-
-    @classmethod
-    def of(cls, properties: BaseOxmlElement | None, based_on: str = "", level: int = 0) -> _Style:
-        if properties is None:
-            return cls(level, False, based_on)
-        written = properties.find(qn("w:outlineLvl"))
-        value = "9" if written is None else written.get(qn("w:val"), "9")  # 9: body text
-        own = int(value) + 1 if value.isdigit() and int(value) < 9 else 0
-        return cls(level or own, properties.find(qn("w:numPr")) is not None, based_on)
+def _given(rows: list[list[_Placed]], number: int) -> Iterator[Cell | str]:
+    """Yield the cells of a row that begin in it, with how many rows they cover."""
+    for cell in rows[number]:
+        if cell.goes_on and number:
+            continue
+        covered = 1
+        for below in rows[number + 1 :]:
+            if not any(other.goes_on and other.column == cell.column for other in below):
+                break
+            covered += 1
+        yield Cell(cell.text, covered, cell.width)
 
 
-class _Styles:
-    """The styles of a document by id; each has what those that it is based on have."""
-
-    def __init__(self, styles: BaseOxmlElement) -> None:
-        self._styles: dict[str, _Style] = {}
-        for style in styles.iterchildren(qn("w:style")):
-            name = _value(style.find(qn("w:name"))).lower()
-            found = _HEADING.fullmatch(name)
-            level = int(found[1]) if found else int(name == "title")
-            base = _value(style.find(qn("w:basedOn")))
-            key = style.get(qn("w:styleId"), "")
-            self._styles[key] = _Style.of(style.find(qn("w:pPr")), base, level)
-
-    def of(self, paragraph: BaseOxmlElement) -> _Style:
-        """Return the style of a paragraph: its own properties come before its styles'."""
-        properties = paragraph.find(qn("w:pPr"))
-        found = _Style.of(properties)
-        name = "" if properties is None else _value(properties.find(qn("w:pStyle")))
-        seen: set[str] = set()
-        while name in self._styles and name not in seen:
-            seen.add(name)
-            style = self._styles[name]
-            found = _Style(found.level or style.level, found.listed or style.listed)
-            name = style.based_on
-        return found
-
-
-def _value(element: BaseOxmlElement | None) -> str:
-    return "" if element is None else str(element.get(qn("w:val"), ""))
+def _text(cell: Cell | str) -> str:
+    return one_line(cell if isinstance(cell, str) else cell.text)

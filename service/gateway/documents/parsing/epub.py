@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import posixpath
+import re
+from collections import Counter
+from dataclasses import replace
 from urllib.parse import unquote
 from xml.etree import ElementTree
 from zipfile import ZipFile
@@ -10,18 +13,28 @@ from zipfile import ZipFile
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing import html
 from service.gateway.documents.parsing.archives import open_zip
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from service.gateway.documents.parsing.parsed_file import (
+    LEFT_OUT,
+    Bounds,
+    ParsedFile,
+    ParseWarning,
+    TextBuilder,
+    left_out_warnings,
+    places_warning,
+)
 
 _OPF = "{http://www.idpf.org/2007/opf}"
 _CONTAINER = "{urn:oasis:names:tc:opendocument:xmlns:container}"
 _ENCRYPTION = "META-INF/encryption.xml"
+_PICTURE = re.compile(rb"<(?:img|image)\b", re.I)
 _PAGES = ("application/xhtml+xml", "text/html")
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse an EPUB: the chapters of a book in reading order, each read as HTML.
 
-    Not kept: pictures, notes that are files outside the reading order, and the table of contents.
+    Files outside the reading order, as notes often are, come last. Not kept: pictures, which are
+    counted, and the table of contents.
 
     Raises:
         InvalidRequest: It exceeds a limit, is encrypted, or has no chapters.
@@ -38,12 +51,32 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         bounds.check_pages(len(chapters), "chapters")
         out = TextBuilder(bounds)
         encrypted = _encrypted(archive)
+        names = {name.lower(): name for name in archive.namelist()}
+        warnings: dict[str, ParseWarning] = {}
+        left_out: Counter[str] = Counter()
+        missing: list[str] = []
         for name in chapters:
             if name in encrypted:
                 raise InvalidRequest("it is encrypted: books with copy protection cannot be read")
-            out.file(html.parse(archive.read(name), bounds))
+            if (known := names.get(name.lower())) is None:
+                missing.append(posixpath.basename(name))
+                continue
+            page = archive.read(known)
+            left_out["pictures"] += len(_PICTURE.findall(page))
+            parsed = html.parse(page, bounds)
+            out.file(parsed)
+            for warning in parsed.warnings:
+                before = warnings.get(warning.code)
+                count = warning.count + (0 if before is None else before.count)
+                warnings[warning.code] = replace(warning, count=count)
+                if warning.code in LEFT_OUT:
+                    left_out[warning.code] += warning.count
+    told = [*(w for code, w in warnings.items() if code not in LEFT_OUT)]
+    if missing:
+        message = "chapters that the book names and does not hold: {places}"
+        told.append(places_warning("missing_chapters", message, missing))
     title = opf.findtext(".//{http://purl.org/dc/elements/1.1/}title") or ""
-    return out.finish(title)
+    return out.finish(title, [*told, *left_out_warnings(left_out)])
 
 
 def _chapters(opf: ElementTree.Element, folder: str) -> list[str]:
@@ -57,7 +90,8 @@ def _chapters(opf: ElementTree.Element, folder: str) -> list[str]:
         for item in opf.iter(f"{_OPF}item")
         if item.get("media-type") in _PAGES
     }
-    order = [ref.get("idref") for ref in opf.iter(f"{_OPF}itemref") if ref.get("linear") != "no"]
+    references = sorted(opf.iter(f"{_OPF}itemref"), key=lambda ref: ref.get("linear") == "no")
+    order = [ref.get("idref") for ref in references]
     found = [
         posixpath.normpath(posixpath.join(folder, unquote(hrefs[name].partition("#")[0])))
         for name in order

@@ -9,19 +9,25 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborNode
 
 from service.gateway.documents.parsing import charsets
 from service.gateway.documents.parsing.charsets import Decoded
+from service.gateway.documents.parsing.html_tables import HtmlTable, read_table
+from service.gateway.documents.parsing.page_tree import page_tree
 from service.gateway.documents.parsing.parsed_file import (
+    SOFT_HYPHEN,
     Bounds,
     Mark,
     ParsedFile,
+    TextBuilder,
     heading,
+    left_out_warnings,
 )
+from service.gateway.documents.parsing.tables import add_rows
 
 _INVISIBLE = [
-    "script", "style", "noscript", "template", "svg", "math", "iframe", "object", "head", "nav",
+    "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",
     "button", "select", "textarea",
 ]  # fmt: skip
 _BLOCKS = frozenset(
@@ -42,8 +48,13 @@ def decode(content: bytes) -> Decoded:
     Raises:
         InvalidRequest: Its charset cannot be told, or is not what it says.
     """
+    return charsets.decode(content, label_of(content))
+
+
+def label_of(content: bytes) -> str:
+    """Return the charset that a page names; "" if it names none."""
     found = _CHARSET.search(content[:2048])
-    return charsets.decode(content, found[1].decode("ascii") if found else "")
+    return found[1].decode("ascii") if found else ""
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
@@ -53,18 +64,26 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         InvalidRequest: It cannot be decoded, or exceeds a limit.
     """
     decoded = decode(content)
-    tree = LexborHTMLParser(decoded.text)
+    tree, left_out = page_tree(decoded.text)
     named = tree.css_first("title")
     title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
     tree.strip_tags(_INVISIBLE)
+    warnings = (*decoded.warnings, *left_out_warnings(left_out))
     if tree.body is None:
-        return ParsedFile("", title, warnings=decoded.warnings)
+        return ParsedFile("", title, warnings=warnings)
     lines = _LineCollector()
+    inside: LexborNode | None = None  # a table that was read as such
     for entering, node in _walk(tree.body):
-        lines.visit(entering, node)
+        if inside is not None:
+            inside = None if not entering and node == inside else inside
+        elif entering and node.tag == "table" and (table := read_table(node)) is not None:
+            lines.table(table, bounds)
+            inside = node
+        else:
+            lines.visit(entering, node)
     parsed = lines.finish(title)
     bounds.check_chars(len(parsed.text))
-    return replace(parsed, warnings=decoded.warnings)
+    return replace(parsed, warnings=warnings)
 
 
 class _LineCollector:
@@ -86,7 +105,7 @@ class _LineCollector:
         elif tag == "br" and entering:
             self._end()
         elif tag in ("td", "th") and not entering:
-            self._line += " | "
+            self._line += " | " if self._line else ""
         elif tag in _BLOCKS:
             self._end()
             if tag == "pre":
@@ -96,11 +115,22 @@ class _LineCollector:
             if _HEADING.fullmatch(tag):
                 self._level = int(tag[1]) if entering else 0
 
+    def table(self, table: HtmlTable, bounds: Bounds) -> None:
+        self._end()
+        out = TextBuilder(bounds)
+        for title in table.titles:
+            out.line(title)
+        add_rows(out, table.rows, headers=table.headers)
+        for line in out.finish().text.splitlines():
+            self._line = line
+            self._end()
+
     def finish(self, title: str) -> ParsedFile:
         self._end()
         return ParsedFile("\n".join(self._lines), title or self._top, self._marks)
 
     def _text(self, text: str) -> None:
+        text = text.replace(SOFT_HYPHEN, "")
         if self._preformatted:
             first, *others = text.split("\n")
             self._line += first

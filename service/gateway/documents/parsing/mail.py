@@ -1,54 +1,210 @@
-"""E-mails: sender, recipients, date, subject and text. Attachments are named, not read."""
+"""E-mails: sender, recipients, date, subject and all texts. Attachments are named, not read."""
 
 from __future__ import annotations
 
 import email
-from email.message import EmailMessage, MIMEPart
+import re
+from email.header import decode_header
 from email.policy import default
+from typing import Any
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing import html
-from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder, one_line
+from service.gateway.documents.parsing import charsets, html
+from service.gateway.documents.parsing.parsed_file import (
+    MAX_PLACES,
+    Bounds,
+    ParsedFile,
+    ParseWarning,
+    TextBuilder,
+    one_line,
+)
 
+MAX_HEADER_CHARS = 4000  # of the recipients, mostly
+MAX_FORWARDED = 5  # mails within mails
+SAME_TEXT = 0.6  # of a page's words are in the plain text: it says the same
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
+_WORD = re.compile(r"\w+")
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a message; its title is the subject.
 
     Raises:
-        InvalidRequest: It is no message, or exceeds a limit.
+        InvalidRequest: It is no message, is encrypted, or exceeds a limit.
     """
     message = email.message_from_bytes(content, policy=default)
-    headers = {name: _header(message, name) for name in _HEADERS}
-    if not any(headers.values()):
-        raise InvalidRequest("it has no sender, subject or date: is it an e-mail?")
-    out = TextBuilder(bounds)
-    for name, value in headers.items():
-        out.line(f"{name}: {value}" if value else "")
-    out.gap()
-    body = message.get_body(("plain", "html"))
-    if body is not None:
-        if body.get_content_subtype() == "html":
-            out.file(html.parse(_text(body).encode("utf-8-sig", "replace"), bounds))
+    mail = _Mail(bounds)
+    subject = mail.message(message)
+    return mail.finish(subject)
+
+
+class _Mail:
+    """Collects the texts of a mail and of those that it forwards."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._out = TextBuilder(bounds)
+        self._names: list[str] = []
+        self._warnings: dict[str, ParseWarning] = {}
+        self._depth = 0
+
+    def message(self, message: Any) -> str:
+        """Add a mail; returns its subject.
+
+        Raises:
+            InvalidRequest: It has no headers of a mail, or is encrypted.
+        """
+        headers = {name: _header(message, name) for name in _HEADERS}
+        if not any(headers.values()) and not self._depth:
+            raise InvalidRequest("it has no sender, subject or date: is it an e-mail?")
+        for name, value in headers.items():
+            if len(value) > MAX_HEADER_CHARS:
+                value = value[:MAX_HEADER_CHARS] + "…"
+                self._warn("recipients_cut", f"of the recipients only the first are kept ({name})")
+            self._out.line(f"{name}: {value}" if value else "")
+        self._out.gap()
+        self._part(message)
+        return headers["Subject"]
+
+    def finish(self, subject: str) -> ParsedFile:
+        if self._names:
+            self._out.block("Attachments: " + ", ".join(self._names))
+            self._warnings["attachments"] = ParseWarning(
+                "attachments",
+                f"attachments are named, not read ({len(self._names)}): ingest them by themselves",
+                tuple(self._names[:MAX_PLACES]),
+                len(self._names),
+            )
+        return self._out.finish(subject, self._warnings.values())
+
+    def _part(self, part: Any) -> None:
+        kind = part.get_content_type()
+        if kind == "multipart/alternative":
+            self._alternative(list(part.iter_parts()))
+        elif kind == "multipart/encrypted" or ("pkcs7-mime" in kind and not _is_signed(part)):
+            raise InvalidRequest("it is encrypted: save it decrypted")
+        elif kind == "multipart/related":
+            first, *others = list(part.iter_parts()) or [None]
+            if first is not None:
+                self._part(first)
+            for other in others:  # pictures of the page, which the page shows
+                if not other.get_content_type().startswith("image/"):
+                    self._part(other)
+        elif part.is_multipart() and kind != "message/rfc822":
+            for child in part.iter_parts() if kind.startswith("multipart/") else part.get_payload():
+                self._part(child)
+        elif kind == "message/rfc822" and self._depth < MAX_FORWARDED and part.is_multipart():
+            self._depth += 1
+            self._out.block("Forwarded message:")
+            for child in part.get_payload():
+                self.message(child)
+            self._depth -= 1
+        elif kind in ("text/plain", "text/html") and not part.is_attachment():
+            self._add(self._read(part))
+        elif kind not in ("application/pgp-signature", "application/pkcs7-signature"):
+            self._names.append(one_line(_file_name(part) or kind))
+
+    def _alternative(self, parts: list[Any]) -> None:
+        """Add the plain text, unless it is empty or says less than the page does."""
+        texts = [part for part in parts if part.get_content_type() == "text/plain"]
+        others = [part for part in parts if part.get_content_type() != "text/plain"]
+        plain = [self._read(part) for part in texts]
+        before = len(self._names)
+        page = _Mail(self._bounds)
+        page._depth = self._depth
+        for other in others:
+            if other.get_content_type() != "text/calendar":
+                page._part(other)
+        seen = page._out.finish()
+        said = {word.lower() for one in plain for word in _WORD.findall(one.text)}
+        wanted = {word.lower() for word in _WORD.findall(seen.text)}
+        if wanted and len(said & wanted) < SAME_TEXT * len(wanted):
+            self._add(seen)
         else:
-            out.block(_text(body))
-    names = [part.get_filename() or part.get_content_type() for part in message.iter_attachments()]
-    if names:
-        out.block("Attachments: " + ", ".join(one_line(name) for name in names))
-    return out.finish(headers["Subject"])
+            for one in plain:
+                self._add(one)
+        self._warnings |= page._warnings
+        self._names[before:] = page._names
 
+    def _add(self, parsed: ParsedFile) -> None:
+        for warning in parsed.warnings:
+            self._warnings[warning.code] = warning
+        if parsed.marks:
+            self._out.file(parsed)
+        else:
+            self._out.block(parsed.text)
 
-def _header(message: EmailMessage, name: str) -> str:
-    try:
-        return one_line(str(message.get(name, "")))
-    except Exception:  # the standard library's parsers fail on some malformed headers
-        return ""
-
-
-def _text(part: MIMEPart) -> str:
-    try:
-        return str(part.get_content())
-    except (LookupError, ValueError):  # an unknown charset or encoding
+    def _read(self, part: Any) -> ParsedFile:
         payload = part.get_payload(decode=True)
-        return payload.decode("utf-8", "replace") if isinstance(payload, bytes) else ""
+        payload = payload if isinstance(payload, bytes) else b""
+        label = part.get_content_charset() or ""
+        if part.get_content_type() == "text/html":
+            text, warnings = _decoded(payload, label or html.label_of(payload))
+            parsed = html.parse(text.encode("utf-8-sig", "replace"), self._bounds)
+            return ParsedFile(parsed.text, "", parsed.marks, (*warnings, *parsed.warnings))
+        text, warnings = _decoded(payload, label)
+        if str(part.get_param("format", "")).lower() == "flowed":
+            text = _unfolded(text, str(part.get_param("delsp", "")).lower() == "yes")
+        return ParsedFile(text, warnings=warnings)
+
+    def _warn(self, code: str, message: str) -> None:
+        self._warnings[code] = ParseWarning(code, message)
+
+
+def _header(message: Any, name: str) -> str:
+    """Return a header as people read it, also one that breaks the rules."""
+    found = next((v for key, v in message.raw_items() if key.lower() == name.lower()), "")
+    raw = str(found)
+    if not raw.isascii():  # bytes beyond ASCII are half surrogates
+        raw = _decoded(raw.encode("utf-8", "surrogateescape"), "")[0]
+    # Blanks between encoded words are none; where a line ends is no matter.
+    raw = re.sub(r"[\r\n]+[ \t]*", " ", raw)
+    try:
+        parts = decode_header(raw)
+    except Exception:  # malformed base64
+        return one_line(raw)
+    return one_line("".join(_word(word, charset) for word, charset in parts))
+
+
+def _word(word: bytes | str, charset: str | None) -> str:
+    if isinstance(word, str):
+        return word
+    if not charset:
+        return word.decode("latin-1" if not word.isascii() else "ascii")
+    return _decoded(word, charset)[0]
+
+
+def _decoded(content: bytes, label: str) -> tuple[str, tuple[ParseWarning, ...]]:
+    try:
+        decoded = charsets.decode(content, label)
+    except InvalidRequest:  # a part that is wrong does not make the mail unreadable
+        message = "some of its text is in a charset that cannot be told: it stands with \ufffd"
+        text = content.decode("utf-8", "replace")
+        return text, (ParseWarning("undecodable_bytes", message, count=text.count("\ufffd")),)
+    return decoded.text, decoded.warnings
+
+
+def _unfolded(text: str, delete_space: bool) -> str:
+    """Join lines that end in a blank with the next, as `format=flowed` says."""
+    out: list[str] = []
+    goes_on = False
+    for line in text.splitlines():
+        if goes_on:
+            out[-1] += line
+        else:
+            out.append(line)
+        goes_on = line.endswith(" ") and line != "-- " and not line.startswith(">")
+        if goes_on and delete_space:
+            out[-1] = out[-1][:-1]
+    return "\n".join(out)
+
+
+def _is_signed(part: Any) -> bool:
+    return str(part.get_param("smime-type", "")).lower() in ("signed-data", "certs-only")
+
+
+def _file_name(part: Any) -> str:
+    try:
+        return str(part.get_filename() or "")
+    except Exception:  # the standard library fails on some malformed headers
+        return ""

@@ -1,4 +1,5 @@
-"""Markdown and reStructuredText: the text is kept as it is, because models read both well.
+"""Markdown and reStructuredText: the text is kept as it is, because models read both well. Only
+Markdown's tables are rewritten, so that every row names its columns.
 
 Headings are found by CommonMark's rules, so a `#` in a code block is none, and by docutils, which
 includes no other file and runs nothing.
@@ -9,22 +10,38 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from service.gateway.documents.parsing.charsets import decode
-from service.gateway.documents.parsing.parsed_file import Bounds, Mark, ParsedFile, heading
+from service.gateway.documents.parsing.charsets import Decoded, decode
+from service.gateway.documents.parsing.markdown_tables import LINE_END, with_named_rows
+from service.gateway.documents.parsing.parsed_file import (
+    Bounds,
+    Mark,
+    ParsedFile,
+    heading,
+    left_out_warnings,
+)
 
-_LINE_END = re.compile(r"\r\n|\r|\n")
+_PICTURE_DATA = re.compile(r"data:[\w.+/-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_%-]{100,}")
+
+
+def _without_picture_data(decoded: Decoded) -> Decoded:
+    """Leave out the bytes of pictures that stand in a text: they would be chunks of noise."""
+    text, count = _PICTURE_DATA.subn(lambda m: m[0].partition(",")[0] + ",…", decoded.text)
+    if not count:
+        return decoded
+    return Decoded(text, (*decoded.warnings, *left_out_warnings({"pictures": count})))
 
 
 def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a text; its title is the first heading of level 1, if there is one."""
     from markdown_it import MarkdownIt
 
-    decoded = decode(content)
-    text = decoded.text
-    starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
+    parser = MarkdownIt("commonmark").enable("table")
+    decoded = _without_picture_data(decode(content))
+    text = with_named_rows(decoded.text, parser.parse(decoded.text), bounds)
+    starts = [0, *(end.end() for end in LINE_END.finditer(text))]
     found = [
         (starts[opening.map[0]], opening.tag, inline.content.strip())
-        for opening, inline in pairwise(MarkdownIt("commonmark").parse(text))
+        for opening, inline in pairwise(parser.parse(text))
         if opening.type == "heading_open" and opening.map is not None
     ]
     title = next((text for _, tag, text in found if tag == "h1" and text), "")
@@ -53,7 +70,7 @@ def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
     from docutils import nodes
     from docutils.core import publish_doctree
 
-    decoded = decode(content)
+    decoded = _without_picture_data(decode(content))
     text = decoded.text
     tree = publish_doctree(text, settings_overrides=_SETTINGS)
     titles = [
@@ -80,5 +97,5 @@ def _find(text: str, titles: list[str]) -> list[Mark]:
 
 def parse_text(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a plain text: only its charset is to be found."""
-    decoded = decode(content)
+    decoded = _without_picture_data(decode(content))
     return ParsedFile(decoded.text, warnings=decoded.warnings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +15,7 @@ Mark = tuple[int, MarkKind, str]
 
 MAX_MARKS = 20_000  # of one file; those after them are left out
 MAX_LABEL_CHARS = 200
+SOFT_HYPHEN = "\u00ad"  # where a word may be divided; it is not seen where it is not
 MAX_PLACES = 200  # that a warning names
 _SPACE = re.compile(r"\s+")
 
@@ -97,6 +98,23 @@ def places_warning(code: str, message: str, places: Sequence[str]) -> ParseWarni
     return ParseWarning(code, said, tuple(places[:MAX_PLACES]), len(places))
 
 
+LEFT_OUT = {
+    "pictures": "pictures are not read ({count}): what is written in them is missing",
+    "embedded_objects": "embedded objects are not read ({count}): save them as files of their own",
+    "hidden_text": "hidden text is left out ({count} places)",
+    "readings_left_out": "small readings above words (furigana) are left out ({count})",
+}
+
+
+def left_out_warnings(counts: Mapping[str, int]) -> list[ParseWarning]:
+    """Return a warning for each kind of thing that is left out, with how many there are."""
+    return [
+        ParseWarning(code, message.format(count=counts[code]), count=counts[code])
+        for code, message in LEFT_OUT.items()
+        if counts.get(code)
+    ]
+
+
 def _ranges(places: Sequence[str], most: int = 8) -> str:
     """Return labels as people write them: 2-5, 9; numbers that follow one another are a range."""
     runs: list[list[str]] = []
@@ -149,7 +167,7 @@ class TextBuilder:
 
     def heading(self, level: int, text: str) -> None:
         """Add a heading of level 1 to 6, unless it is blank."""
-        if line := one_line(text):
+        if line := one_line(text.replace(SOFT_HYPHEN, "")):
             self.gap()
             self._marks.append(heading(self._size, line))
             self.add(f"{'#' * min(max(level, 1), 6)} {line}\n\n")
@@ -187,6 +205,7 @@ class TextBuilder:
         """
         # XML and spreadsheets may name characters that are none.
         text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+        text = text.replace(SOFT_HYPHEN, "")
         self._parts.append(text)
         self._size += len(text)
         self._end = (self._end + text)[-2:]

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
@@ -20,6 +21,7 @@ from retriever import Document, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parsed_file import (
+    MAX_LABEL_CHARS,
     MAX_MARKS,
     ParsedFile,
     ParseWarning,
@@ -154,8 +156,9 @@ class DocumentParser:
     def __init__(self, limits: FileLimits) -> None:
         self._limits = limits
 
-    async def document(self, item: IngestDocument) -> Document:
-        """Return the document with its text, and marks where pages and headings begin.
+    async def document(self, item: IngestDocument) -> tuple[Document, Sequence[ParseWarning]]:
+        """Return the document with its text, and marks where pages and headings begin; and what is
+        not in its text, or may be wrong there.
 
         Without a title it gets the one in the file, else the file's name.
 
@@ -165,15 +168,27 @@ class DocumentParser:
         content = item.content if isinstance(item.content, bytes) else item.content.path
         title, metadata = item.title, item.metadata
         if item.kind == "text" and (text := await _plain(content)) is not None:
-            return Document(item.doc_id, text, title, metadata, readers=item.readers)
+            _check_words(text)
+            return Document(item.doc_id, text, title, metadata, readers=item.readers), ()
         parsed = await parse_file(item.kind, content, self._limits)
-        if not parsed.text.strip():
-            raise InvalidRequest("the file holds no text")
-        name = PurePath(item.doc_id).stem
-        title = title or parsed.title[:2048] or name
-        return Document(
-            item.doc_id, parsed.text, title, metadata, _marks(parsed), readers=item.readers
-        )
+        _check_words(parsed.text)
+        title = title or _short(parsed.title) or PurePath(item.doc_id).stem
+        marks = _marks(parsed)
+        document = Document(item.doc_id, parsed.text, title, metadata, marks, readers=item.readers)
+        return document, parsed.warnings
+
+
+def _check_words(text: str) -> None:
+    """Raise InvalidRequest if nobody could see, or search for, anything in a text."""
+    if not any(char.isprintable() and not char.isspace() for char in text):
+        raise InvalidRequest("the file holds no text")
+
+
+def _short(title: str) -> str:
+    """Cut a title of a file: it stands before each of its chunks."""
+    if len(title) <= MAX_LABEL_CHARS:
+        return title
+    return title[: MAX_LABEL_CHARS - 1].rpartition(" ")[0] + "…"
 
 
 async def _plain(content: bytes | Path) -> str | None:

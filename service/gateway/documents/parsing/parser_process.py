@@ -59,8 +59,15 @@ def main() -> None:
     except RecursionError:
         answer = {"error": "its objects are nested too deeply: save it anew"}
     except Exception as error:
-        answer = {"error": f"it is not readable {kind} ({type(error).__name__}: {error})"[:500]}
+        answer = {"error": _damaged(kind, error)}
     sys.stdout.buffer.write(json.dumps(answer).encode())
+
+
+def _damaged(kind: str, error: Exception) -> str:
+    """Say that a file cannot be read; what a library says about it is added if it is a sentence."""
+    said = str(error).strip()
+    reason = f" ({said[:300]})" if len(said.split()) > 2 else ""
+    return f"it is damaged, or not readable {kind}{reason}: open it and save it anew"
 
 
 def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from service.gateway.documents.parsing.parsed_file import (
     ParsedFile,
     ParseWarning,
     TextBuilder,
+    left_out_warnings,
     meaningful_title,
     places_warning,
 )
@@ -38,7 +39,9 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     except pdfium.PdfiumError as error:
         if getattr(error, "err_code", 0) == raw.FPDF_ERR_PASSWORD:
             raise InvalidRequest("it is encrypted: remove the password first") from error
-        raise InvalidRequest("it is not readable PDF, or damaged: save it anew") from error
+        raise InvalidRequest(
+            "it is damaged, or not readable pdf: open it and save it anew"
+        ) from error
     bounds.check_pages(len(document), "pages")
     if document.get_formtype() != raw.FORMTYPE_NONE:
         document.init_forms()
@@ -154,14 +157,7 @@ class _Reading:
                     "print the file to a new PDF",
                 )
             )
-        if self._readings:
-            warnings.append(
-                ParseWarning(
-                    "readings_left_out",
-                    "small readings above words (furigana) are left out",
-                    count=self._readings,
-                )
-            )
+        warnings += left_out_warnings({"readings_left_out": self._readings})
         return warnings
 
 

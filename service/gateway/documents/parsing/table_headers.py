@@ -87,6 +87,8 @@ def names_columns(row: Row, below: Sequence[Row], *, trusted: bool = False) -> b
     cells = distinct(row)
     if len({cell.text for cell in cells}) < 2 or not _may_be_names(row, cells):
         return False
+    if below and any(cell.text and cell is b for cell, b in zip(row, below[0], strict=False)):
+        return False  # a cell that goes on below is a value of several rows
     texts = [cell.text for cell in row]
     # Neither the header again, nor notes across all columns.
     below = [o for o in below if [cell.text for cell in o] != texts and len(distinct(o)) > 1]

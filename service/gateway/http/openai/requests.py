@@ -37,7 +37,7 @@ from service.gateway.http.openai.structured_output import (
     with_tools,
 )
 from service.gateway.json_content import from_validation
-from service.gateway.schemas.generate import ConversationRequest, GenerateRequest, Guided
+from service.gateway.schemas.generate import ConversationRequest, GenerateRequest
 from service.gateway.schemas.openai.chat import ChatRequest, CompletionRequest
 from service.gateway.schemas.openai.common import (
     MAX_CHOICES,
@@ -113,7 +113,7 @@ def from_chat(body: ChatRequest, served: Served) -> TranslatedRequest:
         "max_tokens": body.max_completion_tokens or body.max_tokens,
         "continue_final_message": _continues(body),
         "logprobs": _chat_logprobs(body),
-        "guided": _guided(form, tools),
+        "guided": None if form is None else form.guided,
     }
     rename = _renaming("messages", form)
     requests = _each_choice(turns, tools, fields, n=body.n or 1, seed=body.seed, rename=rename)
@@ -175,7 +175,7 @@ def from_responses(body: ResponsesRequest, served: Served) -> TranslatedRequest:
         **_common_fields(body, served),
         **{name: value for name, value in given.items() if value is not None},
         "max_tokens": body.max_output_tokens,
-        "guided": _guided(form, tools),
+        "guided": None if form is None else form.guided,
     }
     inner = _renaming("input", form)
 
@@ -264,17 +264,6 @@ def _sampled(body: SampledRequest) -> dict[str, Any]:
     fields = {name: getattr(body, name) for name in _SAME_NAMES}
     fields["sampling_top_k"] = None if body.top_k is None else max(0, body.top_k)
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _guided(form: WantedForm | None, tools: ToolSet | None) -> Guided | dict[str, Any] | None:
-    """Return the form for GenerateRequest.
-
-    What clients write has a limit; a grammar that was made of tools is as long as they are, and
-    these fit into the context or are refused.
-    """
-    if form is None or tools is None or "grammar" not in form.guided:
-        return None if form is None else form.guided
-    return Guided.model_construct(grammar=form.guided["grammar"])
 
 
 def _continues(body: ChatRequest) -> bool:

@@ -7,19 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from service.errors import InvalidRequest
+from service.gateway.schemas.generate import Guided
 from service.gateway.schemas.openai.common import ResponseFormat, SampledRequest, StructuredOutputs
 from service.gateway.schemas.openai.responses import TextOptions
-from service.gateway.tool_calls.tools import Tool, ToolForm, ToolSet
+from service.gateway.tool_calls.tools import ToolForm, ToolSet
 
-_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
-# Below allOf a property may be listed in another branch.
-_OF_SCHEMAS = ("anyOf", "oneOf", "prefixItems")
-_BY_NAME = ("properties", "$defs", "definitions")
-# Compact JSON: with blanks allowed, small models write little else.
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# A tool's schema was not written for this service: what cannot be enforced is left to the model.
-_LENIENT = {**_COMPACT, "lenient": True}
 _ANY_OBJECT = {"type": "object"}
+ANSWER = "the answer"
 
 
 @dataclass(frozen=True)
@@ -27,7 +21,7 @@ class WantedForm:
     """A form, and the field that asks for it."""
 
     field: str
-    guided: dict[str, Any]
+    guided: dict[str, Any] | Guided
 
 
 def wanted_form(body: SampledRequest) -> WantedForm | None:
@@ -73,17 +67,18 @@ def with_tools(
                 f"{form.field}: tool_choice says that the answer is a call: leave one of them out",
                 field=form.field,
             )
-        return WantedForm("tools", {"grammar": call_grammar(written, tools)})
+        return WantedForm("tools", calls(written, tools))
     if form is None:
         return None
-    schema = form.guided.get("json_schema", _ANY_OBJECT if "json_object" in form.guided else None)
+    guided = form.guided if isinstance(form.guided, dict) else {}
+    schema = guided.get("json_schema", _ANY_OBJECT if "json_object" in guided else None)
     if schema is None:
         raise InvalidRequest(
             f"{form.field}: with tools the answer may be a call or JSON: leave one of them out",
             field=form.field,
         )
-    grammar = call_grammar(written, tools, or_json=schema)
-    return WantedForm(form.field, {"grammar": grammar})
+    strict = bool(guided.get("strict"))
+    return WantedForm(form.field, calls(written, tools, or_json=schema, strict=strict))
 
 
 def form_of_text(options: TextOptions | None) -> WantedForm | None:
@@ -91,15 +86,17 @@ def form_of_text(options: TextOptions | None) -> WantedForm | None:
     wanted = None if options is None else options.format
     if wanted is None:
         return None
-    return _of_format(wanted.type, "text.format", "text.format.schema", wanted.schema_)
+    path = "text.format.schema"
+    return _of_format(wanted.type, "text.format", path, wanted.schema_, wanted.strict)
 
 
 def _of_response_format(wanted: ResponseFormat | None) -> WantedForm | None:
     if wanted is None:
         return None
     schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+    strict = None if wanted.json_schema is None else wanted.json_schema.strict
     path = "response_format.json_schema.schema"
-    return _of_format(wanted.type, "response_format", path, schema)
+    return _of_format(wanted.type, "response_format", path, schema, strict)
 
 
 def _of_format(
@@ -107,6 +104,7 @@ def _of_format(
     field: str,
     schema_field: str,
     schema: dict[str, Any] | None,
+    strict: bool | None,
 ) -> WantedForm | None:
     match kind:
         case "text":
@@ -114,14 +112,14 @@ def _of_format(
         case "json_object":
             return WantedForm(field, {"json_object": True})
         case "json_schema":
-            return _named_schema(schema_field, schema)
+            return _named_schema(schema_field, schema, strict=bool(strict))
 
 
-def _named_schema(field: str, schema: dict[str, Any] | None) -> WantedForm:
+def _named_schema(field: str, schema: dict[str, Any] | None, *, strict: bool = False) -> WantedForm:
     """Return the form of JSON of this schema, which must be there."""
     if schema is None:
         raise InvalidRequest(f"{field} is missing: send the schema", field=field)
-    return WantedForm(field, {"json_schema": closed(schema)})
+    return WantedForm(field, {"json_schema": schema, "strict": strict})
 
 
 def _of_structured_outputs(wanted: StructuredOutputs | None) -> WantedForm | None:
@@ -164,53 +162,34 @@ def _plain(field: str, name: str, value: Any) -> WantedForm | None:
     return None if value is None else WantedForm(field, {name: value})
 
 
-def call_grammar(form: ToolForm, tools: ToolSet, *, or_json: dict[str, Any] | None = None) -> str:
-    """Return a grammar, in llguidance's dialect of Lark, for one call of one of the tools.
+def calls(
+    form: ToolForm, tools: ToolSet, *, or_json: dict[str, Any] | None = None, strict: bool = False
+) -> Guided:
+    """Return the form of one call of one of the tools, a grammar in llguidance's dialect of Lark.
 
     Args:
         form: In which the model writes calls.
         tools: Those that may be called.
         or_json: Schema of what the answer may be instead; None: it must be a call.
+        strict: Whether this schema is refused where answers cannot be held to it in full.
     """
-    rules = [_call_rule(number, tool, form) for number, tool in enumerate(tools.callable)]
-    choices = [f"call{number}" for number in range(len(rules))]
+    rules = [f"opens: {_mark(form.opens)}", f"closes: {_mark(form.closes)}"]
+    choices, schemas = [], {}
+    for number, tool in enumerate(tools.callable):
+        before, after = form.call_text(tool.name, "\0").split("\0")
+        before = json.dumps(before.removeprefix(form.opens))
+        after = json.dumps(after.removesuffix(form.closes))
+        rules.append(f"call{number}: opens {before} args{number} {after} closes")
+        rules.append(f"args{number}: %json @{tool.name}")
+        choices.append(f"call{number}")
+        schemas[tool.name] = {"type": "object", **(tool.parameters or {})}
     if or_json is not None:
         choices.append("other")
-        rules.append(f"other: %json {_enforced(or_json, _COMPACT)}")
-    return "\n".join([f"start: {' | '.join(choices)}", *rules])
+        rules.append(f"other: %json @{ANSWER}")
+        schemas[ANSWER] = or_json
+    text = "\n".join([f"start: {' | '.join(choices)}", *rules, ""])
+    return Guided.of_schemas(text, schemas, [ANSWER] if strict else [])
 
 
-def _call_rule(number: int, tool: Tool, form: ToolForm) -> str:
-    before, after = form.call_text(tool.name, "\0").split("\0")
-    parameters = {"type": "object", **(tool.parameters or {})}
-    arguments = f"args{number}"
-    return (
-        f"call{number}: {json.dumps(before)} {arguments} {json.dumps(after)}\n"
-        f"{arguments}: %json {_enforced(parameters, _LENIENT)}"
-    )
-
-
-def _enforced(schema: dict[str, Any], options: dict[str, Any]) -> str:
-    return json.dumps({**closed(schema), "x-guidance": options})
-
-
-def closed(schema: Any) -> Any:
-    """Return the schema with objects that list properties closed, unless it says otherwise.
-
-    A schema that does not mention other properties allows any. A model that may write any property
-    goes on writing them, and nobody who lists properties expects others.
-    """
-    if not isinstance(schema, dict):
-        return schema
-    out = dict(schema)
-    for name in _OF_SCHEMAS:
-        if isinstance(out.get(name), list):
-            out[name] = [closed(each) for each in out[name]]
-    for name in _BY_NAME:
-        if isinstance(out.get(name), dict):
-            out[name] = {key: closed(each) for key, each in out[name].items()}
-    for name in ("items", "additionalProperties"):
-        out |= {name: closed(out[name])} if name in out else {}
-    if "properties" in out and not any(name in out for name in (*_OPEN, "allOf", "$ref")):
-        out["additionalProperties"] = False
-    return out
+def _mark(text: str) -> str:
+    return f"@{json.dumps(text)}" if text else '""'

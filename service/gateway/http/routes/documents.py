@@ -9,18 +9,22 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query
 
 from retriever import DocFilter, DocumentInfo, Scope
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, NotFound
 from service.gateway.documents.deletion_store import Receipt
+from service.gateway.documents.document_service import no_document
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.schemas.admin import (
+    ChunkOut,
     CollectionList,
     CollectionOut,
     DeletionRequest,
     DocumentList,
     DocumentOut,
+    DocumentText,
     MarkOut,
     ReceiptOut,
+    WarningOut,
 )
 from service.gateway.search.search_query import document_scope, metadata_filter
 
@@ -58,12 +62,39 @@ async def documents(
     return DocumentList(documents=[_info(d) for d in page.documents], next_cursor=page.next_cursor)
 
 
+@router.get("/documents/{doc_id:path}/text")
+async def text(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentText | DocumentOut:
+    """What is stored of a document: its text, where its chunks are, and what is not in it."""
+    try:
+        stored = await service.get(scope, doc_id)
+    except NotFound:
+        # A document may be called so.
+        try:
+            return await document(f"{doc_id}/text", scope, service)
+        except NotFound:
+            raise no_document(doc_id) from None
+    return DocumentText(
+        doc_id=stored.info.doc_id,
+        title=stored.info.title,
+        text=stored.document.text,
+        chunks=[
+            ChunkOut(
+                start=chunk.char_start, end=chunk.char_end, tokens=chunk.tokens,
+                page=chunk.page, heading=chunk.heading,
+            )
+            for chunk in await service.chunks(scope, stored.info.doc_id)
+        ],
+        warnings=[WarningOut(**one) for one in await service.warnings(scope, stored.info.doc_id)],
+    )  # fmt: skip
+
+
 @router.get("/documents/{doc_id:path}")
 async def document(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentOut:
     """A document with its text."""
     stored = await service.get(scope, doc_id)
     marks = [MarkOut(**asdict(mark)) for mark in stored.document.marks]
-    return _info(stored.info, stored.document.text, marks)
+    warnings = [WarningOut(**one) for one in await service.warnings(scope, stored.info.doc_id)]
+    return _info(stored.info, stored.document.text, marks, warnings)
 
 
 @router.delete("/documents/{doc_id:path}")
@@ -154,7 +185,10 @@ def _receipt(receipt: Receipt) -> ReceiptOut:
 
 
 def _info(
-    info: DocumentInfo, text: str | None = None, marks: list[MarkOut] | None = None
+    info: DocumentInfo,
+    text: str | None = None,
+    marks: list[MarkOut] | None = None,
+    warnings: list[WarningOut] | None = None,
 ) -> DocumentOut:
     fields = {**asdict(info), "metadata": dict(info.metadata)}
-    return DocumentOut(**fields, text=text, marks=marks)
+    return DocumentOut(**fields, text=text, marks=marks, warnings=warnings)

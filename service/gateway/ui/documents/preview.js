@@ -19,7 +19,7 @@ export async function openDocument(docId, collection, passage = null) {
     return;
   }
   const marked = passage && el("mark", { tabindex: "-1" });
-  read(document.title || docId, [facts(document, collection), textOf(document.text, passage, marked)]);
+  read(document.title || docId, [facts(document, collection), ...warningsOf(document), textOf(document.text, passage, marked)]);
   marked?.scrollIntoView({ block: "center" });
 }
 
@@ -35,6 +35,13 @@ function facts(document, collection) {
       .map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]),
   ];
   return el("dl", { class: "facts" }, rows.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value))));
+}
+
+/** What of the file is not in the text, or may be wrong there. */
+function warningsOf({ warnings }) {
+  if (!warnings?.length) return [];
+  const label = "Stored, but not all of it";
+  return [el("ul", { class: "warnings", "aria-label": label }, warnings.map(({ message }) => el("li", { class: "wrong" }, message)))];
 }
 
 function textOf(text, passage, marked) {

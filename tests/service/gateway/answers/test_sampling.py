@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from service.errors import InvalidRequest
-from service.gateway.answers.sampling import grammar
+from service.gateway.answers.forms import form_of
 from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, GenerateRequest, Guided
 from service.messages.requests import Generate, Sampling
 from tests.service.gateway.answers.test_answer_service import fake
@@ -56,7 +56,10 @@ def test_every_field_reaches_the_worker(rig: Rig) -> None:
         ({"guided": {"regex": "a("}}, "guided.regex"),
         ({"guided": {"json_schema": {"type": "nothing"}}}, "guided.json_schema"),
         ({"guided": {"json_schema": {"$ref": "#/nope"}}}, "guided.json_schema"),
-        ({"guided": {"json_schema": {"type": "array", "uniqueItems": True}}}, "guided.json_schema"),
+        (
+            {"guided": {"json_schema": {"type": "array", "uniqueItems": True}, "strict": True}},
+            "guided.json_schema",
+        ),
         ({"guided": {"json_schema": {"enum": ["x" * MAX_GRAMMAR_CHARS]}}}, "guided.json_schema"),
         ({"guided": {"grammar": "start: nothing"}}, "guided.grammar"),
         ({"guided": {"choice": []}}, "guided.choice"),
@@ -89,15 +92,43 @@ def test_forms_become_grammars(rig: Rig, guided: dict[str, object]) -> None:
     result = rig.ask(guided=guided, max_tokens=16).json()
     (request,) = fake(rig).seen(Generate)
     assert isinstance(request, Generate)
-    assert request.sampling.grammar == grammar(Guided.model_validate(guided))
+    form = Guided.model_validate(guided)
+    written = rig.gateway._forms._processes.write(form_of(form))
+    assert request.sampling.grammar == written.grammar
     assert result["text"] == "a\n\nb"
 
 
-def test_an_error_of_a_form_says_what_is_wrong() -> None:
-    with pytest.raises(InvalidRequest, match="unclosed group"):
-        grammar(Guided(regex="a("))
-    with pytest.raises(InvalidRequest, match="uniqueItems"):
-        grammar(Guided(json_schema={"type": "array", "uniqueItems": True}))
+def test_an_error_of_a_form_says_what_is_wrong(rig: Rig) -> None:
+    for guided, what in (
+        ({"regex": "a("}, "unclosed group"),
+        ({"json_schema": {"type": "array", "uniqueItems": True}, "strict": True}, "uniqueItems"),
+    ):
+        assert what in rig.ask(guided=guided).json()["error"]["message"]
+
+
+def answering(ids: list[int]) -> Callable[[Generate], list[int]]:
+    return lambda request: ids
+
+
+def test_what_is_not_held_is_checked_and_said(rig: Rig) -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    for text, said in (('["a", "a"]', "does not match the schema"), ('["a"]', "and matches")):
+        ids = rig.gateway.prompts.tokenizer.encode_text(text)
+        fake(rig).answer = answering(ids)
+        warnings = rig.ask(guided={"json_schema": schema}, max_tokens=99).json()["warnings"]
+        assert any("uniqueItems" in warning and said in warning for warning in warnings), warnings
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
+def test_nothing_but_its_form_ends_an_answer(rig: Rig, field: str) -> None:
+    tokenizer = rig.gateway.prompts.tokenizer
+    text = "\n  red or blue"
+    ids = tokenizer.encode_text(text)
+    fake(rig).answer = lambda request: ids
+    stop = " or" if field == "stop" else [ids[3]]
+    result = rig.ask(guided={"choice": [text, "green"]}, max_tokens=99, **{field: stop}).json()
+    assert result["text"] == text
+    assert any(warning.startswith(f"{field} was left out") for warning in result["warnings"])
 
 
 def test_stop_strings_wait_for_the_shortest_answer(rig: Rig) -> None:
@@ -115,7 +146,7 @@ def test_the_models_own_stop_strings_end_free_answers(rig: Rig, ends: bool) -> N
     prompts.format = replace(prompts.format, stop=("\n",), answer_prefix="So: ")
     free = GenerateRequest(question="q", stop=["!"], ignore_eos=not ends)
     guided = free.model_copy(update={"guided": Guided(json_object=True)})
-    for request, expected in ((free, "So: a" if ends else "So: a\nb"), (guided, "a\nb")):
+    for request, expected in ((free, "So: a" if ends else "So: a\nb"), (guided, "a\nb!c")):
         text = prompts.answer_text(request)
         pieces = [text.push(token) for token in prompts.tokenizer.encode_text("a\nb!c")]
         assert "".join(pieces) == text.text == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits
 from service.gateway.documents.chunk_kv import ChunkKV
 from service.gateway.documents.deletion_store import DeletionStore
-from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore
@@ -60,11 +61,18 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
     first, second, third = store.pending(10, 10_000)
     assert (first.doc_id, first.content) == ("a", b"a" * 8)
     assert (first.title, first.metadata) == ("", {"n": "a"})
-    store.set_indexed([(first.number, "created", 2, 5), (second.number, "updated", 1, 3)])
+    warned = '[{"code": "pages_without_text", "message": "m", "places": ["2"], "count": 1}]'
+    store.set_indexed([
+        IndexedDocument(first.number, "created", 2, 5, warned),
+        IndexedDocument(second.number, "updated", 1, 3),
+    ])  # fmt: skip
     store.set_failed([(third.number, "no text")])
     job = store.get(job_id, "")
     assert job is not None
     assert (job.state, job.total, job.failed, job.chunks) == ("running", 3, 1, 3)
+    assert [(one.doc_id, one.warnings) for one in job.warnings] == [("a", json.loads(warned))]
+    assert job.warned == 1 and store.warnings("", first.collection, "a") == json.loads(warned)
+    assert store.warnings("", second.collection, "b") == store.warnings("x", "", "a") == []
     assert job.changes == {"created": 1, "updated": 1} and job.tokens_ahead == 8
     assert [(e.doc_id, e.message) for e in job.errors] == [("c", "no text")]
     assert store.pending(10, 10_000) == []
@@ -123,7 +131,7 @@ def test_documents_that_wait_can_be_cancelled(store: JobStore) -> None:
 def test_what_a_tenant_has_is_counted_once(store: JobStore) -> None:
     accept(store, "a", "b")
     items = store.pending(9, 999)
-    store.set_indexed([(item.number, "created", 1, 1) for item in items])
+    store.set_indexed([IndexedDocument(item.number, "created", 1, 1) for item in items])
     job_id = store.begin("")
     store.spool(job_id, [IngestDocument("b", "c", "text", b"x" * 100)])
     counted = []

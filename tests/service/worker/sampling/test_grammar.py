@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from service.errors import InvalidRequest
-from service.gateway.answers.sampling import grammar
-from service.gateway.schemas.generate import Guided
+from service.grammars.forms import Form
 from service.messages.requests import Generate, Sampling
 from service.worker.model.load import load
 from service.worker.sampling.grammar import Grammar, Grammars
@@ -49,23 +49,31 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def grammars(model: Tiny) -> Grammars:
-    return Grammars(DEMO / "tokenizer.json", model.decoder.vocabulary, model.decoder.end_ids)
+def grammars(model: Tiny) -> Iterator[Grammars]:
+    with closing(
+        Grammars(DEMO / "tokenizer.json", model.decoder.vocabulary, model.decoder.end_ids)
+    ) as grammars:
+        yield grammars
 
 
-def sampled(form: Future[Grammar], tokenizer: Tokenizer, seed: int) -> str:
+def schema_grammar(grammars: Grammars) -> str:
+    return grammars.processes.write(Form("json_schema", SCHEMA)).grammar
+
+
+def sampled(form: Grammar, tokenizer: Tokenizer, seed: int) -> str:
     """An answer of a model that knows nothing: all tokens are equally likely."""
     sampler = Sampler(Sampling(temperature=1.0, seed=seed), grammar=form)
     flat, ids = torch.zeros(VOCABULARY), []
     while not sampler.complete and (token := sampler(flat)) != 2:
         ids.append(token)
+    sampler.close()
     text: str = tokenizer.decode(ids)
     return text
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_even_noise_keeps_to_a_schema(grammars: Grammars, tokenizer: Tokenizer, seed: int) -> None:
-    text = sampled(grammars.compile(grammar(Guided(json_schema=SCHEMA))), tokenizer, seed)
+    text = sampled(grammars.compile(schema_grammar(grammars)), tokenizer, seed)
     answer = json.loads(text)
     assert list(answer) == ["city", "rank", "seen"]
     assert len(answer["city"]) <= 12 and 0 <= answer["rank"] <= 99
@@ -84,9 +92,9 @@ def test_a_choice_and_an_expression(grammars: Grammars, tokenizer: Tokenizer) ->
 
 
 def test_a_model_without_end_tokens(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(DEMO / "tokenizer.json", VOCABULARY, ())
     choice = LLMatcher.grammar_from_lark('start: "Paris" | "Rome"')
-    assert sampled(grammars.compile(choice), tokenizer, 1) in ("Paris", "Rome")
+    with closing(Grammars(DEMO / "tokenizer.json", VOCABULARY, ())) as grammars:
+        assert sampled(grammars.compile(choice), tokenizer, 1) in ("Paris", "Rome")
 
 
 def test_a_grammar_that_cannot_be_followed_says_so(grammars: Grammars) -> None:
@@ -94,6 +102,7 @@ def test_a_grammar_that_cannot_be_followed_says_so(grammars: Grammars) -> None:
     with pytest.raises(InvalidRequest, match="guided: the grammar cannot be followed") as caught:
         broken(torch.zeros(VOCABULARY))
     assert caught.value.field == "guided"
+    broken.close()
 
 
 def ask(engine: Rig, name: str, form: str, **fields: object) -> str:
@@ -108,7 +117,7 @@ def test_several_answers_in_one_batch_each_in_its_form(
 ) -> None:
     """Free, greedy and sampled answers beside each other, and the same as alone; what the form
     leaves no choice about is drafted, which changes nothing."""
-    schema = grammar(Guided(json_schema=SCHEMA))
+    schema = schema_grammar(grammars)
     texts = {}
     for together in (True, False):
         with rig(model, pool_tokens=2000, draft_tokens=draft_tokens, grammars=grammars) as engine:

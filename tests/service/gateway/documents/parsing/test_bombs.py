@@ -109,7 +109,7 @@ async def test_markdown_that_never_closes(opening: str) -> None:
     item = spooled(text.encode())
     limits = replace(LIMITS, cpu_s=1)
     try:
-        document = await DocumentParser(limits).document(item)
+        document, _ = await DocumentParser(limits).document(item)
     except InvalidRequest as error:
         assert "CPU" in error.message or "memory" in error.message or "nested" in error.message
     else:

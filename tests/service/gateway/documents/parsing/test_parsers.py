@@ -84,7 +84,7 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"%PDF-1.4 and no more", "is not readable PDF"),
+        (b"%PDF-1.4 and no more", "not readable pdf"),
         (make_pdf(["x"] * 11), "11 pages, the limit is 10"),
         (make_pdf(["x" * 11_000]), "more than 10000 characters"),
         (make_pdf([""]), "OCR"),

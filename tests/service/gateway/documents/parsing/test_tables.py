@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from service.gateway.documents.parsing import html, markup
 from service.gateway.documents.parsing.parsed_file import Bounds, TextBuilder
 from service.gateway.documents.parsing.table_grid import Cell
 from service.gateway.documents.parsing.tables import add_rows
@@ -107,3 +108,63 @@ def test_what_the_file_says_of_its_header_comes_first() -> None:
     rows = cut("2,3\n5,7\n\n11,13")
     assert written(*rows, headers=1) == ["2: 5 | 3: 7", "2: 11 | 3: 13"]
     assert written(*cut("Isle,Goats\nVik,3"), headers=0) == ["Isle | Goats", "Vik | 3"]
+
+
+BOUNDS = Bounds(10, 100_000)
+
+
+def page(body: str) -> list[str]:
+    return html.parse(f"<html><body>{body}</body></html>".encode(), BOUNDS).text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("table", "lines"),
+    [
+        # Paragraphs, breaks, lists, and tables within cells.
+        (
+            "<tr><th><p>Isle</p></th><th>Port<br>of call</th></tr>"
+            "<tr><td><div>Vik</div><div>north</div></td><td><ul><li>Quay</li><li>Pier</li></ul></td></tr>"
+            "<tr><td>Sund</td><td><table><tr><td>a</td><td>b</td></tr></table></td></tr>",
+            ["Isle: Vik north | Port of call: Quay; Pier", "Isle: Sund | Port of call: a b"],
+        ),
+        # Two rows of names, and a title across all columns.
+        (
+            "<caption>Counts</caption><thead><tr><th colspan=3>All isles</th></tr>"
+            "<tr><th rowspan=2>Isle<th colspan=2>2024</tr><tr><th>Goats<th>Sheep</tr></thead>"
+            "<tr><td rowspan=2>Vik<td>1<td>2</tr><tr><td>3<td>4</tr>",
+            ["Counts", "All isles", "Isle: Vik | 2024 Goats: 1 | 2024 Sheep: 2",
+             "Isle: Vik | 2024 Goats: 3 | 2024 Sheep: 4"],
+        ),
+        # Names of rows.
+        (
+            "<tr><td></td><th>Goats</th><th>Sheep</th></tr><tr><th>Vik</th><td>1</td><td>2</td></tr>",
+            ["Vik | Goats: 1 | Sheep: 2"],
+        ),
+        ("<tr><th>Name</th><td>Quastel</td></tr><tr><th>Born:</th><td>1971</td></tr>",
+         ["Name: Quastel", "Born: 1971"]),
+        # Without a header: found out, or left.
+        ("<tr><td>Isle<td>Goats<tr><td>Vik<td>3", ["Isle: Vik | Goats: 3"]),
+        ("<tr><td>Author<td>Quastel<tr><td>Town<td>Vik", ["Author | Quastel", "Town | Vik"]),
+        # What only lays out.
+        ("<tr><td><h2>News</h2><p>One.</p><p>Two.</p></td><td>Menu</td></tr>",
+         ["News", "One.", "Two.", "Menu"]),
+        ("<tr><td><table><tr><th>a<th>b<tr><td>1<td>2</table></td><td>x</td></tr>",
+         ["a: 1 | b: 2", "x"]),
+    ],
+)  # fmt: skip
+def test_tables_of_pages(table: str, lines: list[str]) -> None:
+    assert page(f"<p>before</p><table>{table}</table><p>after</p>") == ["before", *lines, "after"]
+
+
+def test_tables_of_markdown() -> None:
+    text = (
+        "# Isles\n\n| Isle | Ports |\n|:--|--:|\n| Vik | a\\|b<br>c |\n| **Sund** | |\n\nafter\n\n"
+        "```\n| no | table |\n|---|---|\n```\n\n## More\n\n"
+        "<table><tr><th>x</th><th>y</th></tr>\n<tr><td>1</td><td>2</td></tr></table>\n\nend\n"
+    )
+    found = markup.parse_markdown(text.encode(), BOUNDS)
+    assert found.text == (
+        "# Isles\n\nIsle: Vik | Ports: a|b c\nIsle: **Sund**\n\nafter\n\n"
+        "```\n| no | table |\n|---|---|\n```\n\n## More\n\nx: 1 | y: 2\n\nend\n"
+    )
+    assert [found.text[m[0] :].split("\n")[0] for m in found.marks] == ["# Isles", "## More"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstitch.client import Client
 from tests.service.gateway.rig import Rig
 
 DOCUMENTS: list[dict[str, Any]] = [
@@ -58,3 +59,58 @@ def test_a_wrong_filter_is_named(shared: Rig, wrong: str, says: str) -> None:
     reply = shared.http.get("/admin/documents", params={"filter": wrong})
     assert reply.status_code == 422, reply.text
     assert reply.json()["field"].startswith("filter") and says in reply.json()["detail"]
+
+
+RUSSIAN = "Каждая чашка стоит на полке у окна, и утром её освещает солнце.".encode("cp1251")
+
+
+def wait(rig: Rig, sent: Any) -> dict[str, Any]:
+    assert sent.status_code == 202, sent.text
+    with Client(rig.url) as client:
+        return dict(client.wait(sent.json()["job_id"], timeout_s=60).raw)
+
+
+def test_what_is_stored_and_what_is_not(rig: Rig) -> None:
+    """Warnings stand beside the text, in the job, in the document and in a metric."""
+    files = [
+        ("file", ("cup.txt", RUSSIAN, "text/plain")),
+        ("file", ("short.txt", "Größe".encode("latin-1"), "text/plain")),
+        ("file", ("fine.md", b"# Kettle\n\nIt boils.", "text/markdown")),
+    ]
+    job = wait(rig, rig.http.post("/admin/precompute", files=files))
+    assert job["progress"]["done"] == 2, "each file fails alone"
+    assert [e["doc_id"] for e in job["errors"]] == ["short.txt"]
+    assert "charset cannot be told" in job["errors"][0]["message"]
+    assert job["warned"] == 1
+    (warned,) = job["warnings"]
+    assert warned["doc_id"] == "cup.txt"
+    assert [w["code"] for w in warned["warnings"]] == ["charset_guessed"]
+    assert "windows-1251" in warned["warnings"][0]["message"]
+
+    shown = rig.http.get("/admin/documents/cup.txt/text").json()
+    assert shown["text"] == RUSSIAN.decode("cp1251")
+    assert shown["warnings"] == warned["warnings"]
+    assert [(c["start"], c["end"]) for c in shown["chunks"]] == [(0, len(shown["text"]))]
+    assert rig.http.get("/admin/documents/cup.txt").json()["warnings"] == warned["warnings"]
+    assert rig.http.get("/admin/documents/fine.md").json()["warnings"] == []
+    with Client(rig.url) as client:
+        fine = client.get_text("fine.md")
+    assert (fine.warnings, fine.chunks[0].heading) == ([], "Kettle")
+    assert (
+        'kvstitch_document_warnings_total{code="charset_guessed"} 1'
+        in rig.http.get("/metrics").text
+    )
+
+    # The same file as UTF-8: nothing is to be said any more.
+    files = [("file", ("cup.txt", RUSSIAN.decode("cp1251").encode(), "text/plain"))]
+    assert wait(rig, rig.http.post("/admin/precompute", files=files))["warnings"] == []
+    assert rig.http.get("/admin/documents/cup.txt/text").json()["warnings"] == []
+
+
+def test_a_document_may_be_called_text(rig: Rig) -> None:
+    rig.ingest([{"doc_id": "notes/text", "text": "1"}, {"doc_id": "text", "text": "2"}])
+    assert rig.http.get("/admin/documents/notes/text").json()["text"] == "1"
+    assert rig.http.get("/admin/documents/text").json()["text"] == "2"
+    assert rig.http.get("/admin/documents/notes/text/text").json()["chunks"]
+    missing = rig.http.get("/admin/documents/other/text")
+    assert missing.status_code == 404 and "'other'" in missing.json()["detail"]

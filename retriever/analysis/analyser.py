@@ -1,0 +1,333 @@
+"""The one analyser: what is stored and what is asked get their words here, for every database.
+
+    text    fold ── cut ── stem in the text's language ── words, one per place
+                                                       └─ parts: of compounds, identifiers as one
+    query   fold ── cut ── stem in every language ────── terms, each with its spellings
+                                                       └─ exact: identifiers, quoted phrases
+
+Texts are cut at everything but letters, digits and marks. Scripts without spaces:
+
+    漢字検索   ->  漢字 字検 検索 索     pairs of neighbours (Chinese, Japanese, Korean). The last
+    query 字   ->  字*                   stands alone, so that each is the start of some word.
+    ข้าวเช้า     ->  ข้าว เช้า              words by ICU's dictionaries (Thai, Lao, Khmer, Burmese), and
+                                        runs of three letters as parts: dictionaries disagree with
+                                        themselves where the words around differ
+
+`REVISION` names all this with the versions of its libraries. An index of another revision is
+made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import icu4py
+from icu4py.breakers import WordBreaker
+
+from retriever.analysis import languages
+from retriever.analysis.folding import clean, fold
+from retriever.analysis.identifiers import identifiers, written_apart
+
+_RULES = 1  # count it up with every change of the code that changes a word
+REVISION = hashlib.sha256(
+    f"{_RULES}, icu {icu4py.icu_version}, unicode {unicodedata.unidata_version}, "
+    f"{languages.versions()}".encode()
+).hexdigest()[:8]
+
+# Of a longer question the rarest words are searched for, and its last ones, which often ask.
+MAX_QUERY_WORDS = 128
+LAST_WORDS = 32
+# A query of so many words is looked for as a phrase, too.
+PHRASE_WORDS = 8
+MAX_EXACT = 16
+
+_PAIRED = re.compile(
+    "[\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+    "\U00020000-\U0003ffff]+"
+)
+_BY_DICTIONARY = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f]+")
+_UNSPACED = re.compile(f"({_PAIRED.pattern})|({_BY_DICTIONARY.pattern})")
+_RUN = 3
+_PIECE = re.compile(r"[^\W\d_]+|\d+")
+_QUOTED = re.compile(
+    r'["\u201c-\u201f\u00ab\u00bb]([^"\u201c-\u201f\u00ab\u00bb]+)["\u201c-\u201f\u00ab\u00bb]'
+    r"|[\u300c\u300e]([^\u300d\u300f]+)[\u300d\u300f]"
+)
+_QUESTION = re.compile("[^.!?\u2026\u3002\uff01\uff1f\u061f\u037e\n]{4,}[?\uff1f\u061f\u037e]")
+_UMLAUT = re.compile(r"(?<![aeiouq])([aou])(?:e|(?<=a)a)")
+_WRITTEN_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa", "æ": "ae"})
+
+# Names of numbered things: of laws above all. "Season 5" is of many shows, so it is none.
+_NUMBERED = frozenset({
+    "art", "artikel", "article", "articles", "articulo", "articolo", "artigo", "section",
+    "sections", "sec", "abschnitt", "clause", "klausel", "ziffer", "chapter", "kapitel",
+    "paragraph", "para", "absatz", "abs", "rule", "regel", "regulation", "directive", "schedule",
+    "annex", "appendix", "anhang", "error", "fehler", "erreur", "code", "статья", "пункт", "αρθρο",
+})  # fmt: skip
+
+Phrase = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AnalysedText:
+    """What a text is found by.
+
+    Attributes:
+        words: One per place, in their order.
+        parts: Further tokens, each once and none of `words`, in no place.
+    """
+
+    words: list[str]
+    parts: list[str]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A word or phrase of a query.
+
+    Attributes:
+        spellings: What texts may have for it: words that follow one another, or a single token.
+        starts: Whether tokens that begin so count as well: a single character of a script whose
+            words are pairs.
+    """
+
+    spellings: tuple[Phrase, ...]
+    starts: bool = False
+
+    @property
+    def is_phrase(self) -> bool:
+        return len(self.spellings[-1]) > 1
+
+    @property
+    def preferred(self) -> list[Term]:
+        """The term as single tokens, and as phrases, where it has both."""
+        alone = tuple(phrase for phrase in self.spellings if len(phrase) == 1)
+        phrases = tuple(phrase for phrase in self.spellings if len(phrase) > 1)
+        return [Term(spellings, self.starts) for spellings in (alone, phrases) if spellings]
+
+
+@dataclass(frozen=True)
+class AnalysedQuery:
+    """What a query asks for.
+
+    Attributes:
+        terms: Its distinct words and phrases, in their order.
+        exact: What passages should hold just so: identifiers, and what is in quotation marks. Of
+            one that has both, phrases count only if nothing has the single token.
+        last: The terms of its last words, which often ask.
+    """
+
+    terms: list[Term]
+    exact: list[Term]
+    last: frozenset[Term] = frozenset()
+
+
+def analyse_text(title: str, text: str) -> AnalysedText:
+    """The words of a chunk, with its title: a chunk alone may not name its topic."""
+    folded = fold(f"{title}\n{text}")
+    plain = folded.translate(_SPACED)
+    language = _language(f"{title} {text}")
+    words: list[str] = []
+    parts: list[str] = []
+    for word, is_cut in _cut(plain, last=True):
+        if is_cut:
+            words.append(word)
+        else:
+            words.append(_stem(word, language))
+            parts += _parts(word, language)
+    parts += _all_runs(plain)
+    parts += identifiers(folded)
+    there = set(words)
+    return AnalysedText(words, [part for part in dict.fromkeys(parts) if part not in there])
+
+
+def analyse_query(query: str) -> AnalysedQuery:
+    """The words of a query, in the spellings that texts may have them in.
+
+    Any text is a query; one without words has no terms.
+    """
+    folded = fold(query)
+    terms: dict[Term, None] = {}
+    cut = list(_cut(folded.translate(_SPACED), last=False))
+    own = [_own_term(word, is_cut) for word, is_cut in cut]
+    terms.update(dict.fromkeys(own))
+    known = {phrase for term in terms for phrase in term.spellings}
+    for more in _beside(query, folded):
+        if new := tuple(dict.fromkeys((s,) for s in more if (s,) not in known)):
+            terms[Term(new)] = None
+            known.update(new)
+    exact = list(dict.fromkeys(_exact(query, folded)))[:MAX_EXACT]
+    phrases = [term for term in (*exact, *_next_to_numbers(cut)) if term.is_phrase]
+    last = frozenset(own[-LAST_WORDS:])
+    return AnalysedQuery([*terms, *dict.fromkeys(phrases)], exact, last)
+
+
+def question_of(text: str) -> str | None:
+    """What a long text asks: its last questions, or its last words if it has none.
+
+    Returns:
+        None: it is short enough to be asked as a whole.
+    """
+    words = text.split()
+    if len(words) <= MAX_QUERY_WORDS:
+        return None
+    asked = _QUESTION.findall(text)[-2:]
+    return " ".join(part.strip() for part in asked) or " ".join(words[-LAST_WORDS:])
+
+
+def _beside(query: str, folded: str) -> Iterator[Iterable[str]]:
+    """Further tokens that texts may have as words or parts."""
+    plain = folded.translate(_SPACED)
+    # ü where texts have ue, å where they have aa, and the other way round.
+    for word in fold(clean(query).lower().translate(_WRITTEN_OUT)).translate(_SPACED).split():
+        if word[0] <= "\u024f":
+            yield _stems(word)
+            if (without := _UMLAUT.sub(r"\1", word)) != word:
+                yield _stems(without)
+    yield from ((run,) for run in _all_runs(plain))
+    yield from ((name,) for name in identifiers(folded))
+    language = _language(query)
+    for word in plain.split():
+        yield from ((part,) for part in _parts(word, language))
+
+
+def _exact(query: str, folded: str) -> Iterator[Term]:
+    for match in _QUOTED.finditer(clean(query)):
+        if phrases := _phrases(fold(match[1] or match[2])):
+            yield Term(phrases)
+    for name in identifiers(folded):
+        pieces = " ".join(_PIECE.findall(name))
+        yield Term(((name,), *(p for p in _phrases(pieces) if len(p) > 1)))
+    for letters, number in written_apart(clean(query)):
+        joined = identifiers(fold(f"{letters}-{number}"))
+        yield Term((*((name,) for name in joined), *_phrases(fold(f"{letters} {number}"))))
+    plain = folded.translate(_SPACED).split()
+    for run in _numbered(plain):
+        yield Term(_phrases(run))
+    if 0 < len(plain) <= PHRASE_WORDS:
+        is_number = len(plain) == 1 and any(map(str.isdigit, folded))
+        if (phrases := _phrases(folded)) and (is_number or len(phrases[0]) > 1):
+            yield Term(phrases)
+
+
+def _numbered(words: list[str]) -> Iterator[str]:
+    """Yield runs of names with numbers, as Art. 6 Abs. 1 or season 5 episode 3."""
+    start = 0
+    while start < len(words):
+        end = start
+        while end + 1 < len(words) and words[end].isalpha() and words[end + 1][0].isdigit():
+            end += 2
+        named = end > start and words[start] in _NUMBERED
+        if end - start > 2 or named:
+            yield " ".join(words[start if named else start + 1 : end])
+        start = max(end, start + 1)
+
+
+def _next_to_numbers(cut: list[tuple[str, bool]]) -> Iterator[Term]:
+    """Yield each number of a query with its neighbours: they tell numbers of a kind apart."""
+    words = [word for word, is_cut in cut if not is_cut]
+    for first, second in pairwise(words):
+        if first[0].isdigit() or second[0].isdigit():
+            yield Term(_phrases(f"{first} {second}"))
+
+
+def _phrases(folded: str) -> tuple[Phrase, ...]:
+    """The words of a text in their order, as each language stems them."""
+    cut = list(_cut(folded.translate(_SPACED), last=True))
+    if not cut:
+        return ()
+    if len(cut) > 1 and _PAIRED.fullmatch(cut[-1][0]) and cut[-2][0].endswith(cut[-1][0]):
+        del cut[-1]  # in a text it may be the first of another pair
+    made = (
+        tuple(word if is_cut else _stem(word, language) for word, is_cut in cut)
+        for language in languages.LATIN
+    )
+    return tuple(dict.fromkeys(made))
+
+
+def _own_term(word: str, is_cut: bool) -> Term:
+    if is_cut:
+        return Term(((word,),), len(word) == 1 and _PAIRED.match(word) is not None)
+    return Term(tuple((spelling,) for spelling in _stems(word)))
+
+
+def _cut(plain: str, *, last: bool) -> Iterator[tuple[str, bool]]:
+    """Yield the words of a folded text without punctuation, and whether they are not to be stemmed.
+
+    Args:
+        plain: The text.
+        last: Whether the last character of a run of pairs stands alone behind them.
+    """
+    for spaced in plain.split():
+        if spaced.isascii() or not _UNSPACED.search(spaced):
+            yield spaced, False
+            continue
+        position = 0
+        for run in _UNSPACED.finditer(spaced):
+            if run.start() > position:
+                yield spaced[position : run.start()], False
+            if run[1]:
+                pairs = [run[1][i : i + 2] for i in range(len(run[1]) - 1)]
+                yield from ((pair, True) for pair in pairs)
+                if last or not pairs:
+                    yield run[1][-1], True
+            else:
+                yield from ((word, True) for word in WordBreaker(run[2], "en") if word.strip())
+            position = run.end()
+        if position < len(spaced):
+            yield spaced[position:], False
+
+
+def _all_runs(plain: str) -> Iterator[str]:
+    return (run for match in _BY_DICTIONARY.finditer(plain) for run in _runs(match[0]))
+
+
+def _runs(text: str) -> Iterator[str]:
+    """Three neighbouring letters, each with its marks, at every place."""
+    letters: list[str] = []
+    for char in text:
+        if letters and unicodedata.category(char)[0] == "M":
+            letters[-1] += char
+        else:
+            letters.append(char)
+    for start in range(len(letters) - _RUN + 1):
+        # Marked, so that a run is no word.
+        yield "\u00b7" + "".join(letters[start : start + _RUN])
+
+
+def _language(text: str) -> str:
+    return languages.guess(clean(text).translate(_SPACED))
+
+
+class _Spaced(dict[int, str | None]):
+    """Blanks in place of everything but letters, digits and marks."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        self[code] = made = char if unicodedata.category(char)[0] in "LNM" else " "
+        return made
+
+
+_SPACED = _Spaced()
+
+
+@lru_cache(maxsize=1 << 16)
+def _stem(word: str, language: str) -> str:
+    return languages.stem(word, language)
+
+
+@lru_cache(maxsize=1 << 12)
+def _stems(word: str) -> list[str]:
+    # What Hebrew writes before a word may be there or not.
+    return [*languages.stems(word), *(languages.parts(word, "") if word[0] > "\u024f" else ())]
+
+
+@lru_cache(maxsize=1 << 14)
+def _parts(word: str, language: str) -> list[str]:
+    return [languages.stem(part, language) for part in languages.parts(word, language)]

@@ -1,0 +1,1 @@
+"""Forms of answers: written as grammars, compiled and followed in processes with limits."""

@@ -1,0 +1,502 @@
+"""JSON schemas as people's programs write them, turned into what llguidance can hold.
+
+    annotations       left out: unknown formats, `nullable`, everything the standard does not know
+    composition       `allOf`, and keywords beside `$ref`, `anyOf` and `oneOf`, merged
+    other properties  none, in an object that lists properties and does not say
+    narrower          `contains`: the first items are such; formats; numbers that a float can tell
+    not held          named, so that the answer can be checked
+
+docs/schemas.md has the table of all keywords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from service.grammars.alternatives import distinct, windows
+from service.grammars.merging import Schema, as_list, both, merge
+from service.grammars.patterns import holdable
+from service.grammars.string_formats import HELD
+
+MAX_NODES = 20_000
+MAX_DEPTH = 64
+EXACT = 2**53 - 1
+"""Larger whole numbers are not told apart by floats, which llguidance counts with."""
+
+_KEPT = frozenset(
+    [
+        "type",
+        "enum",
+        "const",
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "minProperties",
+        "maxProperties",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+    ]
+)
+_RESOLVED = frozenset(
+    [
+        "if",
+        "then",
+        "else",
+        "not",
+        "contains",
+        "minContains",
+        "maxContains",
+        "propertyNames",
+        "dependentRequired",
+        "dependentSchemas",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "uniqueItems",
+        "dependencies",
+        "$dynamicRef",
+        "$recursiveRef",
+    ]
+)
+_ABOUT = {
+    "object": (
+        *("properties", "required", "additionalProperties", "patternProperties"),
+        *("minProperties", "maxProperties", "propertyNames"),
+    ),
+    "array": ("items", "prefixItems", "minItems", "maxItems", "contains", "uniqueItems"),
+    "string": ("pattern", "minLength", "maxLength", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+
+
+@dataclass(frozen=True)
+class HeldSchema:
+    """What is held of a schema.
+
+    Attributes:
+        schema: For llguidance; it matches nothing that the original does not, but for `unheld`.
+        unheld: Keywords that answers may violate, and where they stand.
+    """
+
+    schema: Schema | bool
+    unheld: list[str] = field(default_factory=list)
+
+
+def held(schema: Schema) -> HeldSchema:
+    """Return what can be held of a schema.
+
+    Raises:
+        ValueError: It is no schema, or refers to what is not there.
+    """
+    walk = _Walk(schema)
+    made = walk.schema(schema, "", 0)
+    if walk.definitions and isinstance(made, dict):
+        made = {**made, "$defs": walk.definitions}
+    return HeldSchema(made, list(dict.fromkeys(walk.unheld)))
+
+
+class _Walk:
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._nodes = 0
+        self._names: dict[str, str] = {}  # of definitions, by reference
+        self.definitions: dict[str, Any] = {}
+        self.unheld: list[str] = []
+
+    def schema(self, node: Any, path: str, depth: int) -> Any:
+        """Return a schema, with all that is in it, as it can be held."""
+        self._nodes += 1
+        if self._nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise ValueError(
+                f"it has more than {MAX_NODES} parts when it is merged, or more than {MAX_DEPTH} "
+                "inside one another: send a smaller one"
+            )
+        if isinstance(node, bool):
+            return node
+        flat = self._flat(node, path, ())
+        if flat is False:
+            return False
+        if set(flat) == {"$ref"}:
+            return {"$ref": self._defined(flat["$ref"], path, depth)}
+        for key in ("anyOf", "oneOf"):
+            if key in flat:
+                return self._alternatives(flat, key, path, depth)
+        return self._plain(flat, path, depth)
+
+    # -- composition -----------------------------------------------------------------------------
+
+    def _flat(self, node: Any, path: str, seen: tuple[str, ...]) -> Any:
+        """Return a schema without `allOf`, and without `$ref` beside other keywords."""
+        if isinstance(node, bool):
+            return {} if node else False
+        if not isinstance(node, dict):
+            raise ValueError(f"{path or 'it'} must be a schema: an object, true or false")
+        own = {key: value for key, value in node.items() if key in _KEPT or key in _RESOLVED}
+        parts: list[Any] = list(own.pop("allOf", ()))
+        if "$ref" in own and (len(own) > 1 or parts):
+            parts.insert(0, {"$ref": own.pop("$ref")})
+        if not parts:
+            return self._conditions(self._numbers(own), path)
+        out: Any = self._conditions(self._numbers(own), path)
+        for number, part in enumerate(parts):
+            at = f"{path}/allOf/{number}"
+            made = self._flat(part, at, seen)
+            if isinstance(made, dict) and set(made) == {"$ref"}:
+                reference = made["$ref"]
+                if len(parts) == 1 and not out:
+                    return made
+                if reference in seen:
+                    raise ValueError(f"{at}: {reference} holds itself: leave that out")
+                made = self._flat(self._target(reference, at), at, (*seen, reference))
+                if isinstance(made, dict) and set(made) == {"$ref"}:
+                    made = self._flat({"allOf": [made, {}]}, at, (*seen, reference))
+            if made is False or out is False:
+                return False
+            out = (
+                _joined(made, out, self._note(at))
+                if number == 0
+                else _joined(out, made, self._note(at))
+            )
+        if left := out.pop("allOf", None):
+            out["allOf"] = left  # of kinds that llguidance joins: patterns, formats, multiples
+        return out
+
+    def _note(self, path: str) -> Any:
+        return lambda what: self.unheld.append(f"{what} ({path or '/'})")
+
+    def _target(self, reference: Any, path: str) -> Any:
+        if not isinstance(reference, str):
+            raise ValueError(f"{path}/$ref must be a text")
+        if not reference.startswith("#"):
+            raise ValueError(f"{reference} is not in the schema: put it below $defs")
+        target: Any = self._root
+        for part in unquote(reference[1:]).split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and part.isdigit() and int(part) < len(target):
+                target = target[int(part)]
+            elif isinstance(target, dict) and part in target:
+                target = target[part]
+            else:
+                raise ValueError(f"{reference} refers to nothing in the schema")
+        return target
+
+    def _defined(self, reference: str, path: str, depth: int) -> str:
+        """Return the name of a reference's schema among ours."""
+        name = self._names.get(reference)
+        if name is None:
+            target = self._target(reference, path)
+            name = self._names[reference] = f"d{len(self._names)}"
+            # Its depth is its own: a list of lists of itself has no end.
+            self.definitions[name] = self.schema(target, reference, min(depth, MAX_DEPTH // 2))
+            if self.definitions[name] == {"$ref": f"#/$defs/{name}"}:
+                raise ValueError(f"{reference} refers to nothing but itself")
+        return f"#/$defs/{name}"
+
+    def _alternatives(self, flat: Schema, key: str, path: str, depth: int) -> Any:
+        beside = {name: value for name, value in flat.items() if name != key}
+        branches = flat[key]
+        if not isinstance(branches, list) or not branches:
+            raise ValueError(f"{path}/{key} must be a list of schemas")
+        found = []
+        for number, branch in enumerate(branches):
+            at = f"{path}/{key}/{number}"
+            made = self.schema({"allOf": [beside, branch]} if beside else branch, at, depth + 1)
+            if made is not False:
+                found.append(made)
+        if key == "oneOf":
+            looked = [self._looked_up(each) for each in found]
+            if not all(distinct(a, b) for n, a in enumerate(looked) for b in looked[:n]):
+                self.unheld.append(f"oneOf ({path or '/'})")
+        if not found:
+            return False
+        return found[0] if len(found) == 1 else {"anyOf": found}
+
+    def _looked_up(self, made: Any) -> Any:
+        for _ in range(MAX_DEPTH):
+            if not (isinstance(made, dict) and set(made) == {"$ref"}):
+                return made
+            made = self.definitions.get(made["$ref"].removeprefix("#/$defs/"), {})
+        return {}
+
+    # -- keywords that become others -------------------------------------------------------------
+
+    def _conditions(self, own: Schema, path: str) -> Any:
+        """Express keywords that llguidance does not know by those that it does."""
+        note = self._note(path)
+        out = {key: value for key, value in own.items() if key in _KEPT}
+        extra: list[Any] = []
+        dependencies = own.get("dependencies", {})
+        requires = {
+            **own.get("dependentRequired", {}),
+            **{k: v for k, v in dependencies.items() if isinstance(v, list)},
+        }
+        schemas = {
+            **own.get("dependentSchemas", {}),
+            **{k: v for k, v in dependencies.items() if not isinstance(v, list)},
+        }
+        for name, others in requires.items():
+            extra.append(_unless(name, {"required": [name, *others]}))
+        for name, other in schemas.items():
+            extra.append(_unless(name, {"allOf": [other, {"required": [name]}]}))
+        if "not" in own:
+            extra += _negated(own["not"], note)
+        if "if" in own and ("then" in own or "else" in own):
+            extra += _conditional(own, out, note)
+        if "propertyNames" in own:
+            extra += _named(own["propertyNames"], out, note)
+        if "contains" in own:
+            out = _containing(own, out, note)
+        elif own.get("uniqueItems") and own.get("maxItems") != 1:
+            if not (made := _subsets(out)):
+                note("uniqueItems")
+            else:
+                out = made
+        for name in ("unevaluatedItems", "$dynamicRef", "$recursiveRef"):
+            if name in own:
+                note(name)
+        if own.get("unevaluatedProperties") is False:
+            out["unevaluatedProperties"] = False
+        if own.get("uniqueItems") and "contains" in own:
+            note("uniqueItems")
+        for each in extra:
+            out = {**out, "allOf": [*out.get("allOf", ()), each]}
+        return self._flat(out, path, ()) if extra else out
+
+    def _numbers(self, own: Schema) -> Schema:
+        """Write bounds as the latest draft does, within what floats can tell apart."""
+        for bound, strict in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(own.get(strict), bool):
+                exclusive = own.pop(strict)
+                if exclusive and bound in own:
+                    own[strict] = own.pop(bound)
+            for name in (bound, strict):
+                value = own.get(name)
+                if isinstance(value, int | float) and abs(value) > EXACT:
+                    useful = (value > 0) == (bound == "maximum")
+                    own[name] = (EXACT if value > 0 else -EXACT) if useful else value
+        return own
+
+    # -- one kind of value -----------------------------------------------------------------------
+
+    def _plain(self, flat: Schema, path: str, depth: int) -> Any:
+        note = self._note(path)
+        out = dict(flat)
+        kinds = [kind for kind, names in _ABOUT.items() if any(name in out for name in names)]
+        if "type" not in out and kinds and "enum" not in out and "const" not in out:
+            out["type"] = kinds if len(kinds) > 1 else kinds[0]
+        types = as_list(out.get("type", []))
+        if "type" in out and not types:
+            return False
+        self._strings(out, note)
+        if "object" in types or not types:
+            self._objects(out, path, depth)
+        if isinstance(out.get("items"), list):
+            out["prefixItems"] = out.pop("items")
+            if "additionalItems" in out:
+                out["items"] = out["additionalItems"]
+        out.pop("additionalItems", None)
+        if "prefixItems" in out:
+            items = out["prefixItems"]
+            out["prefixItems"] = [
+                self.schema(each, f"{path}/prefixItems/{n}", depth + 1)
+                for n, each in enumerate(items)
+            ]
+        if "items" in out:
+            out["items"] = self.schema(out["items"], f"{path}/items", depth + 1)
+        for value in [out["const"]] if "const" in out else out.get("enum", ()):
+            if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
+                note("const")
+        if "object" in types:
+            return windows(out)
+        return out
+
+    def _strings(self, out: Schema, note: Any) -> None:
+        expressions: list[str] = []
+        for part in (out, *out.get("allOf", ())):
+            if (known := HELD.get(part.pop("format", ""))) is not None:
+                expressions.append(f"^({known})$")
+            if "pattern" in part:
+                found, exact = holdable(part.pop("pattern"))
+                expressions += found
+                if not exact:
+                    note("pattern")
+        rest = [part for part in out.pop("allOf", ()) if part]
+        if expressions:
+            out["pattern"], *more = expressions
+            rest += [{"type": "string", "pattern": each} for each in more]
+        if rest:
+            out["allOf"] = rest
+
+    def _objects(self, out: Schema, path: str, depth: int) -> None:
+        closed = out.pop("unevaluatedProperties", None) is False
+        listed = out.get("properties")
+        if listed is None and closed:
+            listed = {}
+        if listed is not None and not any(
+            name in out for name in ("additionalProperties", "patternProperties")
+        ):
+            listed = {**listed, **{n: {} for n in out.get("required", ()) if n not in listed}}
+            out["additionalProperties"] = False
+        if listed is not None:
+            if not isinstance(listed, dict):
+                raise ValueError(f"{path}/properties must be an object")
+            out["properties"] = {
+                name: self.schema(value, f"{path}/properties/{name}", depth + 1)
+                for name, value in listed.items()
+            }
+        if "patternProperties" in out:
+            made: dict[str, Any] = {}
+            for pattern, value in out["patternProperties"].items():
+                expressions, exact = holdable(pattern)
+                if exact and len(expressions) == 1:
+                    made[pattern] = self.schema(value, f"{path}/patternProperties", depth + 1)
+                else:
+                    self.unheld.append(f"patternProperties ({path or '/'})")
+            out["patternProperties"] = made
+        if isinstance(out.get("additionalProperties"), dict):
+            out["additionalProperties"] = self.schema(
+                out["additionalProperties"], f"{path}/additionalProperties", depth + 1
+            )
+
+
+def _joined(first: Schema, second: Schema, note: Any) -> Any:
+    made = merge(first, second, note)
+    return False if made.get("type") == [] or made.get("enum") == [] else made
+
+
+def _unless(name: str, then: Any) -> Schema:
+    return {"anyOf": [then, {"properties": {name: False}}]}
+
+
+def _negated(other: Any, note: Any) -> list[Any]:
+    if isinstance(other, dict) and set(other) == {"required"} and len(other["required"]) == 1:
+        return [{"properties": {other["required"][0]: False}}]
+    note("not")
+    return []
+
+
+def _conditional(own: Schema, out: Schema, note: Any) -> list[Any]:
+    """`if` a property has certain values, of those that it may have: both cases are held."""
+    then, otherwise = own.get("then", True), own.get("else", True)
+    test = own["if"]
+    cases = _values(test)
+    if cases is not None:
+        name, values = cases
+        all_values = _allowed(out.get("properties", {}).get(name))
+        if all_values is not None:
+            rest = [value for value in all_values if value not in values]
+            hit = [value for value in all_values if value in values]
+            branches: list[Any] = []
+            if hit:
+                branches.append({"allOf": [{"properties": {name: {"enum": hit}}}, then]})
+            if rest:
+                needed = {"properties": {name: {"enum": rest}}, "required": [name]}
+                branches.append({"allOf": [needed, otherwise]})
+            return [{"anyOf": branches}] if branches else []
+    note("if")
+    return []
+
+
+def _values(test: Any) -> tuple[str, list[Any]] | None:
+    if not isinstance(test, dict) or set(test) - {"properties", "required", "type"}:
+        return None
+    properties = test.get("properties", {})
+    if len(properties) != 1 or set(test.get("required", ())) - set(properties):
+        return None
+    name, value = next(iter(properties.items()))
+    found = _allowed(value)
+    return None if found is None else (name, found)
+
+
+def _allowed(value: Any) -> list[Any] | None:
+    if not isinstance(value, dict):
+        return None
+    if "const" in value:
+        return [value["const"]]
+    if isinstance(value.get("enum"), list):
+        return list(value["enum"])
+    return [True, False] if value.get("type") == "boolean" else None
+
+
+def _named(names: Any, out: Schema, note: Any) -> list[Any]:
+    """`propertyNames`, of an object that lists none, as patterns of its properties."""
+    other = out.get("additionalProperties", {})
+    if isinstance(names, dict) and not out.get("properties") and "patternProperties" not in out:
+        allowed = {key: v for key, v in names.items() if key in _KEPT}
+        if set(allowed) <= {"type", "enum"} and "enum" in allowed:
+            closed = {"properties": dict.fromkeys(allowed["enum"], other)}
+            out.update({**closed, "additionalProperties": False})
+            return []
+        pattern = allowed.get("pattern")
+        if set(allowed) <= {"type", "pattern"} and pattern is not None:
+            out.update({"patternProperties": {pattern: other}, "additionalProperties": False})
+            return []
+        if set(allowed) <= {"type", "minLength", "maxLength"}:
+            bounds = f"{allowed.get('minLength', 0)},{allowed.get('maxLength', '')}"
+            pattern = f"^[^\\n]{{{bounds}}}$"
+            out.update({"patternProperties": {pattern: other}, "additionalProperties": False})
+            return []
+        if set(allowed) <= {"type", "format"} and allowed.get("format") in HELD:
+            pattern = f"^({HELD[allowed['format']]})$"
+            out.update({"patternProperties": {pattern: other}, "additionalProperties": False})
+            return []
+    note("propertyNames")
+    return []
+
+
+def _containing(own: Schema, out: Schema, note: Any) -> Schema:
+    """`contains`: the first items are such."""
+    least = own.get("minContains", 1)
+    if "maxContains" in own:
+        note("maxContains")
+    if not least:
+        return out
+    if "prefixItems" in out or isinstance(out.get("items"), list) or least > 64:
+        note("contains")
+        return out
+    first = both(out.get("items", True), own["contains"])
+    return {
+        **out,
+        "prefixItems": [first] * least,
+        "minItems": max(least, out.get("minItems", 0)),
+    }
+
+
+def _subsets(out: Schema) -> Schema | None:
+    """`uniqueItems` of few values: each at most once, in their order."""
+    values = _allowed(out.get("items"))
+    if values is None or len(values) > MAX_SUBSET or "prefixItems" in out:
+        return None
+    values = [value for n, value in enumerate(values) if value not in values[:n]]
+    least, most = out.get("minItems", 0), out.get("maxItems", len(values))
+    chosen: Sequence[list[Any]] = [
+        [value for n, value in enumerate(values) if bits >> n & 1]
+        for bits in range(2 ** len(values))
+    ]
+    fitting = [each for each in chosen if least <= len(each) <= most]
+    if not fitting:
+        return None
+    rest = {key: v for key, v in out.items() if key not in ("items", "minItems", "maxItems")}
+    return {**rest, "type": "array", "enum": fitting}
+
+
+MAX_SUBSET = 5

@@ -1,0 +1,161 @@
+"""Asks the processes of grammars: opens one for each, and never waits for it longer than it may."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from service.grammars.forms import Form, WrittenForm
+from service.grammars.limits import TOO_MUCH, WALL_S
+from service.grammars.step import Step, token_bytes
+
+
+class TakesTooMuch(ValueError):
+    """A grammar took more time or memory than one may."""
+
+
+class GrammarProcesses:
+    """The processes of one model's grammars; the first grammar starts them. For any thread.
+
+    Args:
+        tokenizer: The model's tokenizer.json.
+        vocabulary: Length of its logits; 0: as tokenizer.json has it.
+        end_ids: Tokens that end an answer; none: as tokenizer.json has it.
+    """
+
+    def __init__(self, tokenizer: Path, vocabulary: int = 0, end_ids: Collection[int] = ()) -> None:
+        self._arguments = (str(tokenizer), str(vocabulary), json.dumps(sorted(end_ids)))
+        self._lock = threading.Lock()
+        self._server: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def open(self) -> Connection:
+        """Start a process, and return the connection to it; it ends when that is closed."""
+        ours, theirs = socket.socketpair()
+        try:
+            with self._lock:
+                self._hand_over(theirs)
+            return Connection(ours.detach())
+        finally:
+            theirs.close()
+
+    def write(self, form: Form, *, quickly: bool = False) -> WrittenForm:
+        """Return a form's grammar, which can be compiled and begun. Blocks.
+
+        Raises:
+            TakesTooMuch: Its process was ended; `quickly`, that may be too soon.
+            ValueError: It is not valid, or cannot be held; the message says which.
+        """
+        reply = self._ask(b"q" if quickly else b"f", asdict(form))
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return WrittenForm(**reply)
+
+    def fault(self, schema: dict[str, Any], text: str) -> str | None:
+        """Return why a text is no JSON of a schema; None if it is. Blocks."""
+        try:
+            fault: str | None = self._ask(b"c", {"schema": schema, "text": text})["fault"]
+        except ValueError as error:
+            return f"it could not be checked: {error}"
+        return fault
+
+    def _ask(self, kind: bytes, what: dict[str, Any]) -> dict[str, Any]:
+        with self.open() as connection:
+            try:
+                message = json.dumps(what).encode()
+            except RecursionError:
+                raise ValueError("it is nested too deeply") from None
+            try:
+                connection.send_bytes(kind + message)
+                if not connection.poll(WALL_S):
+                    raise EOFError
+                reply: dict[str, Any] = json.loads(connection.recv_bytes())
+            except (EOFError, OSError):
+                raise TakesTooMuch(TOO_MUCH) from None
+        return reply
+
+    def close(self) -> None:
+        """End all of them; a later grammar starts them again."""
+        with self._lock:
+            if self._server is not None and self._process is not None:
+                self._server.close()
+                self._process.wait()
+            self._server = None
+
+    def _hand_over(self, end: socket.socket) -> None:
+        if self._server is not None:
+            try:
+                socket.send_fds(self._server, [b"+"], [end.fileno()])
+                return
+            except OSError:  # the server is gone: killed from outside
+                self._server.close()
+        self._server, process = socket.socketpair()
+        with process:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "service.grammars.fork_server"),
+                    *(str(process.fileno()), *self._arguments),
+                ],
+                pass_fds=[process.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+            )
+        socket.send_fds(self._server, [b"+"], [end.fileno()])
+
+
+class FollowedGrammar:
+    """One answer's grammar, followed by its process.
+
+    Args:
+        processes: Where it is followed.
+        grammar: In llguidance's form.
+    """
+
+    def __init__(self, processes: GrammarProcesses, grammar: str) -> None:
+        self._connection = processes.open()
+        self._position = 0
+        self._asked_at = time.monotonic()
+        self._step = Step(-1)
+        self._say(b"g" + grammar.encode())
+
+    def follow(self, tokens: list[int]) -> None:
+        """Note the answer's next tokens."""
+        self._position += len(tokens)
+        self._asked_at = time.monotonic()
+        self._say(token_bytes(tokens))
+
+    def step(self, patience_s: float = 0.0) -> Step | None:
+        """Return what may come next; None if it is not known within so many seconds."""
+        until = time.monotonic() + patience_s
+        while self._step.position != self._position and not self._step.error:
+            left = until - time.monotonic()
+            try:
+                if self._connection.poll(max(0.0, left)):
+                    self._step = Step.decode(self._connection.recv_bytes())
+                elif time.monotonic() > self._asked_at + WALL_S:
+                    raise EOFError
+                elif left <= 0:
+                    return None
+            except (EOFError, OSError):
+                self._step = Step(self._position, error=TOO_MUCH)
+        return self._step
+
+    def close(self) -> None:
+        """End its process."""
+        self._connection.close()
+
+    def _say(self, message: bytes) -> None:
+        try:
+            self._connection.send_bytes(message)
+        except OSError:
+            self._step = Step(self._position, error=TOO_MUCH)

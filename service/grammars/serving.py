@@ -1,0 +1,135 @@
+"""What the process of one grammar does, after its first message.
+
+f, a form      write it as a grammar and compile that; the reply says both or why not
+q, a form      the same, quickly or not at all
+g, a grammar   compile it, then say after each token what may come next
+c, an answer   check JSON against its schema
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from service.grammars.forms import Form, short, written
+from service.grammars.limits import (
+    BURST_CPU_S,
+    COMPILE_CPU_S,
+    CPU_S_PER_TOKEN,
+    QUICK_CPU_S,
+    SLOW_S,
+    STEP_CPU_S,
+    TOO_MUCH,
+    allow_cpu,
+    come_last,
+    coming_last_if_slow,
+    confine,
+)
+from service.grammars.step import Step, token_ids
+
+# The library's own limits guard against what the process is limited in anyway, but also refuse
+# objects with many optional properties.
+_LIMITS = LLParserLimits(
+    max_items_in_row=20_000,
+    step_max_items=500_000,
+    initial_lexer_fuel=10_000_000,
+    step_lexer_fuel=2_000_000,
+    verbose_errors=False,
+)
+
+
+def serve(connection: Connection, tokenizer: LLTokenizer) -> None:
+    """Do what the first message asks for; follow its answer, if it is one's grammar, to the end."""
+    confine()
+    try:
+        message = connection.recv_bytes()
+        allow_cpu(QUICK_CPU_S if message[:1] == b"q" else COMPILE_CPU_S)
+        with coming_last_if_slow():
+            kind, content = message[:1], message[1:].decode()
+            if kind == b"g":
+                follower = Follower(tokenizer, content)
+                reply = follower.step().encode()
+            else:
+                asked = json.loads(content)
+                made = _check(asked) if kind == b"c" else _written(asked, tokenizer)
+                reply = json.dumps(made).encode()
+        connection.send_bytes(reply)
+        while kind == b"g":
+            connection.send_bytes(follower.follow(token_ids(connection.recv_bytes())).encode())
+    except (EOFError, OSError):
+        return  # nobody asks any more
+
+
+def _written(asked: dict[str, Any], tokenizer: LLTokenizer) -> dict[str, Any]:
+    try:
+        form = written(Form(**asked), tokenizer)
+    except ValueError as error:
+        return {"error": str(error)}
+    step = Follower(tokenizer, form.grammar).step()
+    if step.error:
+        return {"error": step.error}
+    return {"grammar": form.grammar, "unheld": form.unheld}
+
+
+def _check(asked: dict[str, Any]) -> dict[str, Any]:
+    """Say why an answer does not match a schema; null: it does."""
+    import jsonschema_rs
+
+    try:
+        answer = json.loads(asked["text"])
+        jsonschema_rs.validate(asked["schema"], answer, offline=True)
+    except jsonschema_rs.ValidationError as error:
+        where = "/".join(map(str, error.instance_path))
+        return {"fault": f"{short(error.message)} (at /{where})"}
+    except Exception as error:
+        return {"fault": f"it could not be checked: {short(str(error))}"}
+    return {"fault": None}
+
+
+class Follower:
+    """Follows one answer through its grammar."""
+
+    def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
+        self._tokenizer = tokenizer
+        self._matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+        self._position = 0
+
+    def follow(self, tokens: list[int]) -> Step:
+        """Note the answer's next tokens."""
+        allow_cpu(STEP_CPU_S)
+        started = time.process_time()
+        self._position += len(tokens)
+        self._matcher.consume_tokens(tokens)
+        step = self.step()
+        now = time.process_time()
+        if now - started > SLOW_S:
+            come_last()
+        if now > BURST_CPU_S + CPU_S_PER_TOKEN * self._position:
+            return Step(self._position, error=TOO_MUCH)
+        return step
+
+    def step(self) -> Step:
+        """Return what may come next."""
+        matcher, position = self._matcher, self._position
+        complete = not matcher.is_error() and matcher.is_stopped()
+        forced = [] if complete else self._forced()
+        allowed = b"" if complete or forced else matcher.compute_bitmask()
+        if matcher.is_error():
+            return Step(position, error=short(matcher.get_error()) or "it allows no answer")
+        return Step(position, complete, forced, allowed)
+
+    def _forced(self) -> list[int]:
+        """Return the next tokens that there is no choice about.
+
+        The tokenizer makes one token of a text that is the name of an added one, which no text
+        of a grammar matches; it is written with others.
+        """
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        if tokens and self._matcher.validate_tokens(tokens) < len(tokens):
+            text = self._matcher.compute_ff_bytes().decode(errors="ignore")
+            tokens = self._tokenizer.greedy_tokenize(text)
+        return tokens

@@ -1,0 +1,87 @@
+"""What a query names exactly comes first, whatever else is alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from retriever import Document, Retriever, SearchMode
+from retriever.analysis.analyser import MAX_QUERY_WORDS, analyse_query, question_of
+from retriever.index.full_text import searched_terms
+from retriever.search import MAX_FUSED_SCORE, FusedHit, exact_first
+from tests.retriever.conftest import OpenRetriever
+
+BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
+
+
+def first(retriever: Retriever, query: str) -> list[str]:
+    modes: tuple[SearchMode, ...] = ("sparse", "hybrid")
+    return [retriever.search(query, 3, mode=mode)[0].chunk.doc_id for mode in modes]
+
+
+def test_identifiers_are_before_their_twins(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    names = ["KX-4417", "KX-4471", "KX-7441", "2023-11-02", "2023-02-11", "3.14.1", "14.1.3",
+             "10.1.0.12", "10.12.0.1", "ORA-01555", "ORA-01515", "§ 34a", "§ 43a"]  # fmt: skip
+    retriever.ingest(Document(n, f"Entry {n}: checked, nothing to report.") for n in names)
+    for name in names:
+        for query in (name, f"What was reported about entry {name}, and was it checked at all?"):
+            assert first(retriever, query) == [name, name], query
+    assert first(retriever, "KX 4471") == ["KX-4471"] * 2
+    assert first(retriever, "kx4471") == ["KX-4471"] * 2
+    best = retriever.search("KX-4471", 9, mode="hybrid")
+    assert best[0].exact and best[0].score == MAX_FUSED_SCORE
+    assert [p.score for p in best] == sorted((p.score for p in best), reverse=True)
+
+
+def test_quoted_words_are_a_phrase(open_retriever: OpenRetriever) -> None:
+    retriever = open_retriever()
+    apart = "Slow water, slow rivers, rivers of slow water. Rivers! Slow."
+    retriever.ingest(Document(f"x{n}", f"{apart} {n}") for n in range(5))
+    retriever.ingest([Document("wanted", "A long page on many matters, among them slow rivers.")])
+    retriever.ingest([Document("other", "Rivers slow down.")])
+    for query in (
+        'tell me of "rivers of slow water" here now please do it',
+        "rivers of slow water",
+    ):
+        assert first(retriever, query)[0].startswith("x")
+    assert first(retriever, 'what do people say of "among them" in this land of ours') == [
+        "wanted", "wanted"
+    ]  # fmt: skip
+
+
+def test_a_long_question_is_searched_by_rare_words_and_its_end(
+    open_retriever: OpenRetriever,
+) -> None:
+    retriever = open_retriever()
+    retriever.ingest(Document(f"d{n}", f"common{n % 3} words of page {n}") for n in range(30))
+    retriever.ingest([Document("rare", "zirconium flange"), Document("end", "lastword")])
+    filler = " ".join(f"absent{n}" for n in range(400))
+    common = "common0 common1 common2 words of page"
+    query = f"{common} zirconium {filler} {common} lastword"
+    found = [p.chunk.doc_id for p in retriever.search(query, 40, mode="sparse")]
+    assert {"rare", "end"} <= set(found)
+    counted = dict.fromkeys((f"absent{n}" for n in range(400)), 3) | {"zirconium": 1}
+    asked = searched_terms(analyse_query(query), lambda tokens: counted)
+    assert len(asked) == MAX_QUERY_WORDS
+    spelled = {spelling for term in asked for spelling in term.spellings}
+    assert {("zirconium",), ("lastword",), ("absent399",)} <= spelled
+
+
+def test_what_a_long_text_asks() -> None:
+    mail = "We met in the old hall and spoke of many things that day. " * 20
+    assert question_of("Where is it?") is None
+    assert question_of(f"{mail} Where are the gaskets kept? Yours, Ada") == (
+        "Where are the gaskets kept?"
+    )
+    assert question_of(f"{mail} أين المفتاح؟") == "أين المفتاح؟"
+    assert str(question_of(mail)).endswith("that day.")
+
+
+def test_exact_first_by_hand() -> None:
+    hits = [FusedHit(1, 0.5), FusedHit(2, 0.4), FusedHit(3, 0.3)]
+    made = exact_first(hits, [{2, 3}, {3}, set()], most=9)
+    assert [hit.chunk_id for hit in made] == [3, 2, 1], "what fewer hold counts for more"
+    assert [hit.score for hit in made] == [0.5, 0.5, 0.5]
+    assert made[2] == replace(hits[0], exact=False)
+    assert [h.chunk_id for h in exact_first(hits, [{7, 8, 9}], most=2)] == [7, 8, 1, 2, 3]
+    assert exact_first(hits, [], most=9) == hits
