@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -148,6 +148,8 @@ def _split(
     document = item.document
     try:
         validate_document(document)
+        document = replace(document, title=chunking.short_title(document.title))
+        item.document = document
         item.revision = document_revision(document, fingerprint)
         if catalog is not None and catalog.revision(document.doc_id, scope=scope) == item.revision:
             return False
