@@ -25,7 +25,9 @@ from retriever.text_boundaries import TextBoundaries
 Render = Callable[[str, str], str]
 
 # Raise this when the same parameters split the same text differently: revisions depend on it.
-_ALGORITHM = 1
+_ALGORITHM = 2
+
+TITLE_SHARE = 4  # a title takes at most this part of a chunk, because it stands in each
 
 
 def plain(title: str, text: str) -> str:
@@ -69,6 +71,26 @@ class ChunkSettings:
         parts = [_ALGORITHM, self.max_tokens, self.tokenizer.revision, *samples]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
+    def short_title(self, title: str) -> str:
+        """Return a title, cut between words to a fourth of a chunk's tokens if it is longer."""
+        count = _counter(self.tokenizer, self.render, "")
+        most = self.max_tokens // TITLE_SHARE
+        if count(title) - count("") <= most:
+            return title
+        words = title.split(" ")
+        low, high = 0, len(words)  # words that fit, words that do not
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = count(" ".join(words[:middle]) + "…") - count("") <= most
+            low, high = (middle, high) if fits else (low, middle)
+        short = " ".join(words[:low])
+        while not short or count(short + "…") - count("") > most:
+            # One word that is too long, or a language that writes none.
+            short = (short or title)[: max(len(short or title) // 2, 1)]
+            if len(short) == 1:
+                break
+        return short.rstrip(" ,;:-–—") + "…"
+
     def split(self, text: str, title: str = "") -> list[ChunkSpan]:
         """Split a text with these settings; see the function `split`."""
         return split(
@@ -92,7 +114,8 @@ def split(
 
     Each chunk takes as much text as fits. It ends at the best boundary in the second half of what
     fits: markdown heading, blank line, sentence, line, whitespace; where there is none, between two
-    characters. Boundaries further back are not used, because chunks would get nearly empty.
+    characters. Boundaries further back are not used, because chunks would get nearly empty; but a
+    row of a table that fits into a chunk is never divided.
 
     Returns:
         The spans; none if the text holds only whitespace.
@@ -147,6 +170,9 @@ class _Splitter:
             if high < len(text):
                 half = starts[first + budget // 2]
                 end = self.boundaries.best(max(half - 1, position), high)
+                row = self.boundaries.row_around(end)
+                if row is not None and row[0] > position and self._fits(*row):
+                    end = row[0]
             else:
                 end = high
             tokens = self.count(text[position:end])
@@ -156,6 +182,9 @@ class _Splitter:
             budget = min(budget, bisect_left(starts, end) - first) - (tokens - self.max_tokens)
             if budget <= 0:
                 return self._halved(position, end)
+
+    def _fits(self, start: int, end: int) -> bool:
+        return self.count(self.text[start:end]) <= self.max_tokens
 
     def _halved(self, position: int, end: int) -> ChunkSpan:
         """The last resort if the estimate is useless, e.g. in a word that is one unknown token."""

@@ -7,8 +7,8 @@ leave this half out of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -67,8 +67,12 @@ class EmbeddedDocument:
     @property
     def texts(self) -> list[str]:
         """The texts to embed. They contain the title: without it a chunk may not name its topic."""
+        return self.texts_of(self.spans)
+
+    def texts_of(self, spans: Sequence[ChunkSpan]) -> list[str]:
+        """Return the texts of some of its chunks."""
         title = f"{self.document.title}\n" if self.document.title else ""
-        pieces = (self.document.text[span.start : span.end] for span in self.spans)
+        pieces = (self.document.text[span.start : span.end] for span in spans)
         return [clean(title + piece) for piece in pieces]
 
 
@@ -108,6 +112,31 @@ def embed_documents(
     yield from items
 
 
+def split_document(
+    document: Document,
+    chunking: ChunkSettings,
+    embedder: Embedder,
+    catalog: Catalog,
+    scope: Scope,
+) -> EmbeddedDocument:
+    """Split a document whose chunks `embed_part` embeds; arguments as of `embed_documents`."""
+    item = EmbeddedDocument(document)
+    if _split(item, chunking, chunking.fingerprint, catalog, scope):
+        item.vectors = np.zeros((len(item.spans), embedder.dim), dtype=np.float32)
+    return item
+
+
+def embed_part(item: EmbeddedDocument, start: int, count: int, embedder: Embedder) -> None:
+    """Embed so many chunks of a document, from this one on.
+
+    Raises:
+        EmbedderError: They cannot be embedded.
+    """
+    assert item.vectors is not None
+    part = slice(start, start + count)
+    item.vectors[part] = _embed(item.texts_of(item.spans[part]), embedder)
+
+
 def _split(
     item: EmbeddedDocument,
     chunking: ChunkSettings,
@@ -119,6 +148,8 @@ def _split(
     document = item.document
     try:
         validate_document(document)
+        document = replace(document, title=chunking.short_title(document.title))
+        item.document = document
         item.revision = document_revision(document, fingerprint)
         if catalog is not None and catalog.revision(document.doc_id, scope=scope) == item.revision:
             return False

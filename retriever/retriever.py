@@ -36,7 +36,13 @@ from retriever.index.read_write_lock import ReadWriteLock
 from retriever.index.vector_index import EXACT_UP_TO, VectorIndex
 from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror, OwnChanges
-from retriever.ingest import EmbeddedDocument, IngestResult, embed_documents
+from retriever.ingest import (
+    EmbeddedDocument,
+    IngestResult,
+    embed_documents,
+    embed_part,
+    split_document,
+)
 from retriever.prefix_chunks import PrefixChunks
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search import check_query, find_passages
@@ -175,6 +181,14 @@ class Retriever:
     ) -> list[EmbeddedDocument]:
         """The long half of `ingest`: it changes nothing."""
         return list(self._embedded(documents, scope))
+
+    def split(self, document: Document, *, scope: Scope = DEFAULT_SCOPE) -> EmbeddedDocument:
+        """Split a document that is to be embedded in parts; without chunks if it is stored."""
+        return split_document(document, self._chunking, self._embedder, self.catalog, scope)
+
+    def embed_part(self, item: EmbeddedDocument, start: int, count: int) -> None:
+        """Embed so many chunks of what `split` returned. Raises EmbedderError."""
+        embed_part(item, start, count, self._embedder)
 
     def store(
         self, embedded: Iterable[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE

@@ -22,6 +22,8 @@ _SENTENCE = re.compile(
 _LINE = re.compile(r"\r?+\n|\r")
 _WHITESPACE = re.compile(r"\s++")
 _KINDS = (_HEADING, _BLANK_LINE, _SENTENCE, _LINE, _WHITESPACE)
+# A row of a table: cells side by side. A sentence that ends in a cell is no place to cut.
+_ROW = re.compile(r"^[^\r\n]*\S \| \S[^\r\n]*$", re.M)
 
 # Flag emoji are pairs of characters, counted from the start of their run. The look-back is bounded,
 # otherwise a text of nothing but flags would take quadratic time.
@@ -34,7 +36,20 @@ class TextBoundaries:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._kinds = [[match.end() for match in kind.finditer(text)] for kind in _KINDS]
+        self._rows = [match.span() for match in _ROW.finditer(text)]
+        heading, blank, sentence, line, white = (
+            [match.end() for match in kind.finditer(text)] for kind in _KINDS
+        )
+        outside = [position for position in sentence if self.row_around(position) is None]
+        self._kinds = [heading, blank, outside, line, sentence, white]
+
+    def row_around(self, position: int) -> tuple[int, int] | None:
+        """The table's row (start, end) that a cut at `position` would divide; None: none."""
+        index = bisect_right(self._rows, position, key=lambda row: row[0]) - 1
+        if index < 0:
+            return None
+        start, end = self._rows[index]
+        return (start, end) if start < position < end else None
 
     def best(self, low: int, high: int) -> int:
         """The last boundary of the best kind in (low, high].

@@ -25,7 +25,6 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import icu4py
 from icu4py.breakers import WordBreaker
@@ -163,7 +162,7 @@ def analyse_query(query: str) -> AnalysedQuery:
             terms[Term(new)] = None
             known.update(new)
     exact = list(dict.fromkeys(_exact(query, folded)))[:MAX_EXACT]
-    phrases = [term for term in (*exact, *_next_to_numbers(cut)) if term.is_phrase]
+    phrases = [term for term in exact if term.is_phrase]
     last = frozenset(own[-LAST_WORDS:])
     return AnalysedQuery([*terms, *dict.fromkeys(phrases)], exact, last)
 
@@ -227,14 +226,6 @@ def _numbered(words: list[str]) -> Iterator[str]:
         if end - start > 2 or named:
             yield " ".join(words[start if named else start + 1 : end])
         start = max(end, start + 1)
-
-
-def _next_to_numbers(cut: list[tuple[str, bool]]) -> Iterator[Term]:
-    """Yield each number of a query with its neighbours: they tell numbers of a kind apart."""
-    words = [word for word, is_cut in cut if not is_cut]
-    for first, second in pairwise(words):
-        if first[0].isdigit() or second[0].isdigit():
-            yield Term(_phrases(f"{first} {second}"))
 
 
 def _phrases(folded: str) -> tuple[Phrase, ...]:

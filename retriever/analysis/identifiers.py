@@ -29,6 +29,7 @@ _UNSPACED = re.compile(
 _BETWEEN = re.compile(r"(?<=\d)[^a-z0-9]+(?=\d)")
 _SIGNS = re.compile(r"[^\w\u00b7]|_")
 _QUANTITY = re.compile(r"\d+[a-z]{1,3}")  # 5th, 20kg, 1990s
+_SHORT = re.compile(r"[^\W\d_]+\d")  # u2, ww1, mp3: words of their own
 _WITH_A_WORD = re.compile(r"\d.*\W[^\W\d_]{3,}")  # 19-year-old, 12-inch
 _WORD_BEHIND = re.compile(r"(.*\d)[^\w/][^\W\d_]{4,}")  # PPR-9087-Ventil
 _VERSION = re.compile(r"v(?=\d+\.)")
@@ -78,4 +79,5 @@ def _is_identifier(name: str) -> bool:
         return False
     if name.isdigit():
         return len(name) >= LEAST_DIGITS or (name[0] == "0" and len(name) > 1)
-    return not (_QUANTITY.fullmatch(name) or _WITH_A_WORD.fullmatch(name))
+    none = (_QUANTITY, _SHORT, _WITH_A_WORD)
+    return not any(pattern.fullmatch(name) for pattern in none)

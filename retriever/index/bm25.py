@@ -24,6 +24,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from retriever.analysis.analyser import (
+    MAX_QUERY_WORDS,
     REVISION,
     AnalysedQuery,
     Phrase,
@@ -119,12 +120,13 @@ def search(
     tables = _tables(connection, scope_id)
     among, ids = _among(allowed_ids)
     found: Hits = []
-    terms = searched_terms(query, lambda tokens: _frequencies(connection, tables, tokens))
     if tables.made:
+        terms = searched_terms(query, lambda tokens: _frequencies(connection, tables, tokens))
         found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
         further = f"{among} {_not_in_new(tables)}"
-        found += _ranked(connection, old, _old_expression(terms), further, ids, k)
+        expression = _old_expression(query.terms[:MAX_QUERY_WORDS])
+        found += _ranked(connection, old, expression, further, ids, k)
     return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
 
 
@@ -238,8 +240,6 @@ def _own_ids(connection: Connection, tables: _Tables, chunk_ids: Sequence[int]) 
 def _frequencies(
     connection: Connection, tables: _Tables, tokens: Collection[str]
 ) -> Mapping[str, int]:
-    if not tables.made:
-        return {}
     query = (
         f"SELECT term, doc FROM {tables.new}_counts WHERE term IN (SELECT value FROM json_each(?))"
     )

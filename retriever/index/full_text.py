@@ -79,23 +79,34 @@ class FullText(Protocol):
 def searched_terms(
     query: AnalysedQuery, frequencies: Callable[[Collection[str]], Mapping[str, int]]
 ) -> list[Term]:
-    """The terms that a search asks for: all, or of a long query the rarest and the last ones.
+    """The terms that a search asks for: those there are, or of a long query its rarest and last.
 
-    A document pasted as a question would take seconds, most of them for words that tell nothing.
+    Most spellings are those of languages that no text has: to look each up is cheap, to score by
+    it is not. And a document pasted as a question would take seconds, for words that tell nothing.
 
     Args:
         query: The query.
         frequencies: Tells in how many chunks tokens are; those that are in none may be left out.
     """
-    terms = query.terms
-    if len(terms) <= MAX_QUERY_WORDS:
-        return terms
-    counted = frequencies({s[0] for term in terms for s in term.spellings if len(s) == 1})
+    tokens = {token for t in query.terms if not t.starts for s in t.spellings for token in s}
+    counted = frequencies(tokens)
+    found = {term: _found(term, counted) for term in query.terms}
+    chosen = [term for term, there in found.items() if there is not None]
+    if len(chosen) > MAX_QUERY_WORDS:
 
-    def chunks(term: Term) -> int:
-        return sum(counted.get(spelling[0], 0) for spelling in term.spellings)
+        def chunks(term: Term) -> int:
+            return sum(min(map(counted.__getitem__, s)) for s in (found[term] or term).spellings)
 
-    chosen = query.last.union(query.exact)
-    rare = sorted((t for t in terms if t not in chosen and chunks(t)), key=chunks)
-    chosen = chosen.union(rare[: max(0, MAX_QUERY_WORDS - len(chosen))])
-    return [term for term in terms if term in chosen]
+        kept = set(chosen).intersection(query.last.union(query.exact))
+        others = sorted((t for t in chosen if t not in kept and not t.starts), key=chunks)
+        kept.update(others[: max(0, MAX_QUERY_WORDS - len(kept))])
+        chosen = [term for term in chosen if term in kept]
+    return [there for term in chosen if (there := found[term]) is not None]
+
+
+def _found(term: Term, counted: Mapping[str, int]) -> Term | None:
+    """The term with those spellings all of whose words there are; None: there are none."""
+    if term.starts:
+        return term
+    spellings = tuple(s for s in term.spellings if all(map(counted.get, s)))
+    return Term(spellings) if spellings else None

@@ -112,6 +112,8 @@ def search(
     if not query.terms or k <= 0:
         return []
     terms = searched_terms(query, lambda tokens: _frequencies(connection, scope_id, tokens))
+    if not terms:
+        return []
     hits, values = _hits(scope_id, terms)
     among = ""
     more_values: list[Any] = [scope_id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from service.bulk.ranges import Unread
@@ -49,7 +49,14 @@ class RangeQueue:
         """Whether every document is done or has failed."""
         return self._all_read and not self._pending and not self._indexed
 
-    def pending(self, limit: int, max_bytes: int) -> list[IngestDocument]:
+    def pending(
+        self,
+        limit: int,
+        max_bytes: int,
+        *,
+        without: Collection[int] = (),
+        largest: int | None = None,
+    ) -> list[IngestDocument]:
         size = sum(item.size for item in self._pending.values())
         while not self._all_read and len(self._pending) < limit and size < max_bytes:
             try:
@@ -73,6 +80,8 @@ class RangeQueue:
             for item in self._pending.values():
                 if item.key in waiting:
                     break
+                if item.number in without or item.size > (largest or item.size):
+                    continue
                 found.append(item)
             self._held_back = self._whole and bool(found)
             return found

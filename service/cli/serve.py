@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from service.cli.options import add_settings, settings_of
 from service.errors import InvalidSetting, KvstitchError
+from service.settings import unknown_variables
 from service.shared import openmp
 
 if TYPE_CHECKING:
     from service.settings import Settings
 
+logger = logging.getLogger("kvstitch")
 CANNOT_BE_SERVED = 3
 WORKER_ADDRESS = "tcp://127.0.0.1:5700"
 
@@ -71,6 +73,8 @@ def _started(args: argparse.Namespace, start: Callable[[Settings], str | None]) 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    for said in unknown_variables(os.environ):
+        logger.warning(said)
     try:
         failure = start(settings)
     except KvstitchError as error:

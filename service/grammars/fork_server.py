@@ -21,7 +21,8 @@ from typing import NoReturn
 
 from llguidance import LLTokenizer
 
-from service.grammars.serving import serve
+from service.grammars.serving import Tokens, serve
+from service.grammars.unique_names import Vocabulary
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
         n_vocab=int(vocabulary) or None,
         eos_token=json.loads(end_ids) or None,  # None: as tokenizer.json has it
     )
+    tokens = Tokens(tokenizer, Vocabulary(tokenizer))
     gc.freeze()  # so that no process has to copy what all of them share
     with socket.socket(fileno=int(fd)) as requests:
         while True:
@@ -41,14 +43,14 @@ def main() -> None:
                 return
             if os.fork() == 0:
                 requests.close()
-                _become(fds[0], tokenizer)
+                _become(fds[0], tokens)
             os.close(fds[0])
 
 
-def _become(fd: int, tokenizer: LLTokenizer) -> NoReturn:
+def _become(fd: int, tokens: Tokens) -> NoReturn:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the library prints when it panics
-        serve(Connection(fd), tokenizer)
+        serve(Connection(fd), tokens)
     finally:
         os._exit(0)
 

@@ -82,6 +82,11 @@ def written(form: Form, tokenizer: LLTokenizer) -> WrittenForm:
     return WrittenForm(LLMatcher.grammar_from_lark(text), unheld)
 
 
+def is_json(grammar: str) -> bool:
+    """Whether what a grammar allows is JSON of a schema, or a call with such arguments."""
+    return "json_schema" in grammar[:40] or ": %json {" in grammar
+
+
 def _token_or_text(quoted: str, tokenizer: LLTokenizer) -> str:
     ids = tokenizer.tokenize_str(json.loads(quoted), parse_special=True)
     if len(ids) == 1 and tokenizer.is_special_token(ids[0]):

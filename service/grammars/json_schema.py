@@ -176,6 +176,8 @@ class _Walk:
                 if number == 0
                 else _joined(out, made, self._note(at))
             )
+        if out is False:
+            return False
         if left := out.pop("allOf", None):
             out["allOf"] = left  # of kinds that llguidance joins: patterns, formats, multiples
         return out
@@ -306,6 +308,10 @@ class _Walk:
         types = as_list(out.get("type", []))
         if "type" in out and not types:
             return False
+        if types in (["integer"], ["number"]) and "enum" not in out and "const" not in out:
+            for bound, most in (("minimum", -EXACT), ("maximum", EXACT)):
+                if bound not in out and f"exclusiveM{bound[1:]}" not in out:
+                    out[bound] = most
         self._strings(out, note)
         if "object" in types or not types:
             self._objects(out, path, depth)
@@ -351,14 +357,14 @@ class _Walk:
         listed = out.get("properties")
         if listed is None and closed:
             listed = {}
+        if listed is not None and not isinstance(listed, dict):
+            raise ValueError(f"{path}/properties must be an object")
         if listed is not None and not any(
             name in out for name in ("additionalProperties", "patternProperties")
         ):
             listed = {**listed, **{n: {} for n in out.get("required", ()) if n not in listed}}
             out["additionalProperties"] = False
         if listed is not None:
-            if not isinstance(listed, dict):
-                raise ValueError(f"{path}/properties must be an object")
             out["properties"] = {
                 name: self.schema(value, f"{path}/properties/{name}", depth + 1)
                 for name, value in listed.items()

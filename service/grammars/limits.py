@@ -16,7 +16,7 @@ MAX_QUICK, MAX_SLOW = 8, 2
 """Grammars that a gateway compiles at the same time, of those."""
 STEP_CPU_S = 1.0
 """To follow a token and find out what may come next."""
-BURST_CPU_S, CPU_S_PER_TOKEN = 4.0, 0.05
+BURST_CPU_S, CPU_S_PER_TOKEN = 3.0, 0.02
 """In all: so much, and so much for every token of the answer."""
 WALL_S = 30.0
 """A reply that takes longer will not come, however busy the machine is."""

@@ -8,14 +8,16 @@ c, an answer   check JSON against its schema
 
 from __future__ import annotations
 
+import copy
 import json
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from service.grammars.forms import Form, short, written
+from service.grammars.forms import Form, is_json, short, written
 from service.grammars.limits import (
     BURST_CPU_S,
     COMPILE_CPU_S,
@@ -30,6 +32,7 @@ from service.grammars.limits import (
     confine,
 )
 from service.grammars.step import Step, token_ids
+from service.grammars.unique_names import UniqueNames, Vocabulary, without
 
 # The library's own limits guard against what the process is limited in anyway, but also refuse
 # objects with many optional properties.
@@ -42,7 +45,15 @@ _LIMITS = LLParserLimits(
 )
 
 
-def serve(connection: Connection, tokenizer: LLTokenizer) -> None:
+@dataclass(frozen=True)
+class Tokens:
+    """What all processes share."""
+
+    tokenizer: LLTokenizer
+    vocabulary: Vocabulary
+
+
+def serve(connection: Connection, tokens: Tokens) -> None:
     """Do what the first message asks for; follow its answer, if it is one's grammar, to the end."""
     confine()
     try:
@@ -51,11 +62,11 @@ def serve(connection: Connection, tokenizer: LLTokenizer) -> None:
         with coming_last_if_slow():
             kind, content = message[:1], message[1:].decode()
             if kind == b"g":
-                follower = Follower(tokenizer, content)
+                follower = Follower(tokens, content)
                 reply = follower.step().encode()
             else:
                 asked = json.loads(content)
-                made = _check(asked) if kind == b"c" else _written(asked, tokenizer)
+                made = _check(asked) if kind == b"c" else _written(asked, tokens)
                 reply = json.dumps(made).encode()
         connection.send_bytes(reply)
         while kind == b"g":
@@ -64,12 +75,12 @@ def serve(connection: Connection, tokenizer: LLTokenizer) -> None:
         return  # nobody asks any more
 
 
-def _written(asked: dict[str, Any], tokenizer: LLTokenizer) -> dict[str, Any]:
+def _written(asked: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
     try:
-        form = written(Form(**asked), tokenizer)
+        form = written(Form(**asked), tokens.tokenizer)
     except ValueError as error:
         return {"error": str(error)}
-    step = Follower(tokenizer, form.grammar).step()
+    step = Follower(tokens, form.grammar).step()
     if step.error:
         return {"error": step.error}
     return {"grammar": form.grammar, "unheld": form.unheld}
@@ -93,9 +104,10 @@ def _check(asked: dict[str, Any]) -> dict[str, Any]:
 class Follower:
     """Follows one answer through its grammar."""
 
-    def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
-        self._tokenizer = tokenizer
-        self._matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+    def __init__(self, tokens: Tokens, grammar: str) -> None:
+        self._tokenizer = tokens.tokenizer
+        self._matcher = LLMatcher(tokens.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        self._names = UniqueNames(tokens.vocabulary) if is_json(grammar) else None
         self._position = 0
 
     def follow(self, tokens: list[int]) -> Step:
@@ -104,6 +116,8 @@ class Follower:
         started = time.process_time()
         self._position += len(tokens)
         self._matcher.consume_tokens(tokens)
+        if self._names is not None:
+            self._names.follow(tokens)
         step = self.step()
         now = time.process_time()
         if now - started > SLOW_S:
@@ -118,9 +132,31 @@ class Follower:
         complete = not matcher.is_error() and matcher.is_stopped()
         forced = [] if complete else self._forced()
         allowed = b"" if complete or forced else matcher.compute_bitmask()
+        if self._names is not None and not matcher.is_error():
+            if allowed:
+                allowed = self._with_new_names(self._names, allowed)
+            if self._names.doubles(forced) or (allowed and not any(allowed)):
+                return Step(position, error="every name that may come is in the object already")
         if matcher.is_error():
             return Step(position, error=short(matcher.get_error()) or "it allows no answer")
         return Step(position, complete, forced, allowed)
+
+    def _with_new_names(self, names: UniqueNames, allowed: bytes) -> bytes:
+        """Return bits of allowed tokens without those that must lead to a name that was written."""
+        matcher, ends = self._matcher, []
+        allowed = names.without_doubles(allowed)
+        for token in names.completing():
+            if not allowed[token >> 3] >> (token & 7) & 1 or not matcher.consume_token(token):
+                continue
+            after = copy.deepcopy(names)
+            after.follow([token])
+            forced = self._forced()
+            if after.doubles(forced) or not (
+                forced or any(after.without_doubles(matcher.compute_bitmask()))
+            ):
+                ends.append(token)
+            matcher.rollback(1)
+        return without(allowed, ends)
 
     def _forced(self) -> list[int]:
         """Return the next tokens that there is no choice about.

@@ -29,7 +29,7 @@ _VALUE = rf"{_UNRESERVED}+(=({_UNRESERVED}|%[0-9A-F]{{2}})*)?"
 _QUERY = rf"(\?{_VALUE}(&{_VALUE})*)?"
 _DOMAIN = rf"{_LABEL}(\.{_LABEL}){{0,4}}\.[a-z]{{2,6}}"
 _AUTHORITY = rf"({_DOMAIN}|localhost)(:[1-9][0-9]{{0,3}})?"
-_MAILBOX = r"[a-zA-Z0-9_+-]{1,30}(\.[a-zA-Z0-9_+-]{1,30}){0,2}"
+_MAILBOX = r"[a-zA-Z0-9_+-]{1,20}(\.[a-zA-Z0-9_+-]{1,20}){0,2}"
 
 HELD = {
     "date": _DATE,

@@ -1,6 +1,14 @@
 """The settings of the service."""
 
 from service.settings.fields import default_data_dir, default_model_cache, demo_model
-from service.settings.settings import PREFIX, Settings, load
+from service.settings.settings import PREFIX, Settings, load, unknown_variables
 
-__all__ = ["PREFIX", "Settings", "default_data_dir", "default_model_cache", "demo_model", "load"]
+__all__ = [
+    "PREFIX",
+    "Settings",
+    "default_data_dir",
+    "default_model_cache",
+    "demo_model",
+    "load",
+    "unknown_variables",
+]

@@ -6,7 +6,10 @@ Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DA
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +143,26 @@ def load(**overrides: Any) -> Settings:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         raise InvalidSetting("\n".join(_explain(fault) for fault in error.errors())) from None
+
+
+# What clients and the command line read, and what Kubernetes sets beside a service of this name.
+_OF_OTHERS = re.compile(r"KVSTITCH_(URL|API_KEY|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT_\w+)")
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return what is to be said of variables with our prefix that are no settings, one by one."""
+    said = []
+    for name in sorted(environment):
+        upper = name.upper()
+        field = upper.removeprefix(PREFIX).lower()
+        if not upper.startswith(PREFIX) or _OF_OTHERS.fullmatch(upper):
+            continue
+        if field in Settings.model_fields:
+            continue
+        near = difflib.get_close_matches(field, Settings.model_fields, n=1)
+        meant = f": did you mean {PREFIX}{near[0].upper()}?" if near else ""
+        said.append(f"{name} is no setting and has no effect{meant}")
+    return said
 
 
 def _explain(fault: Any) -> str:

@@ -207,3 +207,36 @@ def test_time_is_linear(unit: str) -> None:
     seconds(1000)
     # Quadratic time would be 64 times as long; the constant forgives a noisy machine.
     assert seconds(160_000) < 24 * seconds(20_000) + 0.2
+
+
+def test_a_row_of_a_table_that_fits_is_not_divided() -> None:
+    """Not even where a sentence ends in a cell, or where half a chunk stays empty."""
+    long = "Isle: Vik | Note: It is cold. Goats live there. Nobody else does. | Ports: 3"
+    text = "Goats of the isles are few\n" + "\n".join([long] * 4) + "\nend"
+    pieces = words(text, 30)
+    rows = [line for piece in pieces for line in piece.split("\n") if "|" in line]
+    assert rows == [long] * 4
+    # One that is longer than a chunk is cut where a sentence ends.
+    assert words(long, 12)[0].endswith("cold. ")
+
+
+class CharCounter:
+    """Counts every character, as byte-level tokenizers do of scripts that they do not know."""
+
+    revision = "characters-1"
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        return [(place, place + 1) for place in range(len(text))]
+
+
+@pytest.mark.parametrize("counter", [WordCounter(), CharCounter()])
+@pytest.mark.parametrize("title", ["kettle " * 99, "k" * 999, "漢字" * 400, "a, " * 50])
+def test_a_title_takes_a_fourth_of_a_chunk_at_most(counter: TokenCounter, title: str) -> None:
+    settings = ChunkSettings(counter, max_tokens=64, render=titled)
+    short = settings.short_title(title)
+    if len(counter.encode_offsets(title)) <= 16:
+        assert short == title
+        return
+    assert short.endswith("…") and title.startswith(short.rstrip("…"))
+    assert 4 < len(counter.encode_offsets(short)) <= 17
+    assert settings.short_title("A kettle") == "A kettle"

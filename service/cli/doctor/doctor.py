@@ -15,11 +15,12 @@ from packaging.requirements import Requirement
 from rich.text import Text
 
 from service import __version__
-from service.cli.doctor import Finding, fail, ok
+from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.options import add_client_options, add_settings, settings_of
 from service.cli.output import console, emit, plain, table
 from service.cli.service_client import client
 from service.errors import KvstitchError
+from service.settings import unknown_variables
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -57,6 +58,8 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     except KvstitchError as error:
         yield fail("settings", error.message, "mend the option or the environment variable")
         return
+    for said in unknown_variables(os.environ):
+        yield warn("settings", said, "correct its name, or remove it")
     for check in (
         model.check_model,
         model.check_loras,

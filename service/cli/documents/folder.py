@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,9 @@ SAME_FILE = "the same file as another"
 LINKED_FOLDER = "a link to a folder"
 BROKEN_LINK = "a link to nothing"
 NO_FILE = "no regular file"
+COMPANION = "left beside a file by another program"
+# Of macOS, Office, LibreOffice, Emacs: attributes and locks of the file that they are called after.
+_COMPANIONS = ("._", "~$", ".~lock.", ".#")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class SourceFile:
 
     path: Path
     doc_id: str
+
+    @classmethod
+    def of(cls, path: Path, name: str) -> SourceFile:
+        """Return a file as the document of this name, in the form in which people type it (NFC)."""
+        return cls(path, unicodedata.normalize("NFC", name))
 
     @property
     def lines(self) -> bool:
@@ -87,7 +96,7 @@ def scan(paths: Sequence[str]) -> Found:
         elif path.exists() or not glob.has_magic(text):
             if not path.exists():
                 raise WrongArgument(f"{text} cannot be read: there is no such file or folder")
-            _take(SourceFile(path, path.name), found, seen)
+            _take(SourceFile.of(path, path.name), found, seen)
         else:
             for source in _matching(text):
                 _take(source, found, seen)
@@ -134,10 +143,12 @@ class _Folder:
             self._skip(path, LINKED_FOLDER)
         elif not stat.S_ISREG(status.st_mode):
             self._skip(path, NO_FILE)
+        elif path.name.startswith(_COMPANIONS):
+            self._skip(path, COMPANION)
         elif path.suffix.lower() not in SUFFIXES:
             self._skip(path, OTHER_KIND, path.suffix)
         else:
-            _take(SourceFile(path, name), self._found, self._seen)
+            _take(SourceFile.of(path, name), self._found, self._seen)
 
     def _hidden(self, folder: Path) -> None:
         """Version control and editors keep such folders; their files are counted all the same."""
@@ -181,4 +192,5 @@ def _matching(pattern: str) -> Iterator[SourceFile]:
     files = [Path(f) for f in sorted(glob.glob(pattern, recursive=True)) if Path(f).is_file()]
     if not files:
         raise WrongArgument(f"{pattern} matches no file")
-    return (SourceFile(file, file.relative_to(root).as_posix()) for file in files)
+    own = (file for file in files if not file.name.startswith(_COMPANIONS))
+    return (SourceFile.of(file, file.relative_to(root).as_posix()) for file in own)

@@ -70,12 +70,13 @@ class Corpus:
         deletions = DeletionStore(database)
         purges = PurgeQueue(deletions, chunks, worker, catalog_lock)
         rate = TokenRate()
+        self._ingestor = Ingestor(
+            self._store, chunks, worker, purges,
+            settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens),
+            on_warnings=self._count_warnings, aside=True,
+        )  # fmt: skip
         self._loops = IngestLoops(
-            ingestor=Ingestor(
-                self._store, chunks, worker, purges,
-                settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens),
-                on_warnings=self._count_warnings,
-            ),
+            ingestor=self._ingestor,
             jobs=self._store,
             chunks=chunks,
             worker=worker,
@@ -92,6 +93,7 @@ class Corpus:
             refresh_gauges=self.refresh_gauges,
             disk=disk,
             rate=rate,
+            ingestor=self._ingestor,
         )
         self.documents = DocumentService(
             retriever=retriever,
@@ -151,6 +153,7 @@ class Corpus:
             await self._webhook.close()
         await self._pruning.close()
         await self._loops.indexing.close()
+        await self._ingestor.close()
         await self._loops.precompute.close()
 
     async def _prune(self) -> bool:

@@ -17,6 +17,7 @@ from service.gateway.documents.deletion_store import DeletionStore, Receipt
 from service.gateway.documents.ingest_loops import IngestLoops
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue
+from service.gateway.schemas.fields import composed
 from service.gateway.search.async_retriever import AsyncRetriever
 
 PAGE_DOCUMENTS = 1000  # looked up at a time when many are deleted
@@ -59,6 +60,7 @@ class DocumentService:
             NotFound: There is no such document.
         """
         self._retriever.require()
+        doc_id = await self._name(scope, doc_id)
         found = await self._retriever.run(self._retriever.catalog.get, doc_id, scope=scope)
         if found is None:
             raise no_document(doc_id)
@@ -80,6 +82,7 @@ class DocumentService:
         """
         self._retriever.require()
         set_pinned = self._retriever.catalog.set_pinned
+        doc_id = await self._name(scope, doc_id)
         if not await self._retriever.change(set_pinned, [doc_id], pinned, scope=scope):
             raise no_document(doc_id)
         self._loops.check_pins()
@@ -96,6 +99,7 @@ class DocumentService:
             NotFound: There is no such document.
         """
         self._retriever.require()
+        doc_id = await self._name(scope, doc_id)
         async with self._purges.catalog_lock:
             waiting = await self._cancel_waiting(scope, [doc_id])
             revision = self._retriever.catalog.revision
@@ -115,6 +119,8 @@ class DocumentService:
             where: Documents whose metadata passes. Neither of the two: the whole collection.
         """
         self._retriever.require()
+        if doc_ids is not None:
+            doc_ids = sorted({name for doc_id in doc_ids for name in (doc_id, composed(doc_id))})
         async with self._purges.catalog_lock:
             if where is None:
                 waiting = await self._cancel_waiting(scope, doc_ids)
@@ -124,6 +130,14 @@ class DocumentService:
                 found = set(await self._matching(scope, where))
             receipt_id = await self._remove(scope, sorted(found))
         return await self._complete(scope, receipt_id)
+
+    async def _name(self, scope: Scope, doc_id: str) -> str:
+        """Return the name under which a document is stored: as it is sent, as an earlier release
+        stored it, else in the form of all new names."""
+        if (name := composed(doc_id)) == doc_id:
+            return doc_id
+        there = await self._retriever.run(self._retriever.catalog.revision, doc_id, scope=scope)
+        return name if there is None else doc_id
 
     async def receipt(self, principal: Principal, receipt_id: str) -> Receipt:
         """Return the receipt of a deletion as it is now.

@@ -74,9 +74,16 @@ class IngestLoops:
         self._failures: Counter[tuple[Scope, str]] = Counter()  # of documents that are done
         # The database's log may hold text of documents that are done.
         self._needs_scrub = True
+        self._long_ended = False
         self.complete = not chunks.has_copies
         self.indexing = BackgroundLoop("indexing", self._index)
         self.precompute = BackgroundLoop("precompute", self._precompute, POLL_S)
+        if ingestor.long is not None:
+            ingestor.long.on_end = self._on_long_end
+
+    def _on_long_end(self) -> None:
+        self._long_ended = True
+        self.indexing.wake()
 
     def wake_precompute(self) -> None:
         """Work off documents that were indexed, or purges that were added."""
@@ -91,6 +98,8 @@ class IngestLoops:
     async def _index(self) -> bool:
         """Index one batch; return False if there was none."""
         indexed = await self._ingestor.index_batch()
+        if self._long_ended and indexed == "nothing":
+            self._long_ended, indexed = False, "all"
         if indexed == "nothing":
             if self._needs_scrub:
                 self._needs_scrub = False
@@ -141,7 +150,9 @@ class IngestLoops:
     def _more_to_come(self) -> bool:
         """Return whether documents are being indexed that prefixes should be chosen among."""
         few = len(self._jobs.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
-        return few and bool(self._jobs.pending(1, 1))
+        long = self._ingestor.long
+        without = () if long is None else long.numbers  # nobody waits for these
+        return few and bool(self._jobs.pending(1, 1, without=without))
 
     # -- of documents that are done --------------------------------------------------------------
 

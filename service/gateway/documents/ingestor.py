@@ -1,7 +1,8 @@
 """The ingestor: brings documents into the catalog and the index, and has their KV stored.
 
     pending ── parse ── cut, embed ── catalog and index ── indexed ── KV stored ── done
-                └── error: failed                              └── the worker died: dead
+                ├── error: failed                              └── the worker died: dead
+                └── takes long: beside all others (long_documents.py)
 
 Documents come from a queue: that of the jobs on disk, or that of a range of a bulk run. The steps
 are made by background tasks of the gateway, or by a Ray actor. Every step reads from the queue what
@@ -14,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
@@ -34,6 +37,7 @@ from service.gateway.documents.kv_storing import (
     OnReply,
     slices,
 )
+from service.gateway.documents.long_documents import LongDocuments
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.documents.purge_queue import PurgeQueue
@@ -53,15 +57,34 @@ INDEXED_BYTES = 250_000
 PARSERS = min(4, os.cpu_count() or 1)
 # Many documents, so that enough chunks with the same prefix are computed together.
 STORED_DOCUMENTS = 256
+# A document with more bytes, or more text, is worked on beside all others; so is one that takes
+# longer to read, and what is left of a batch whose reading takes longer.
+LONG_BYTES = LONG_CHARS = INDEXED_BYTES
+LONG_READING_S = 5.0
+BATCH_READING_S = 10.0
+BATCH_CHARS = 4 * INDEXED_BYTES
+PASS_CHUNKS = 256  # of one document whose KV is stored before others have their turn
 MAX_CRASHES = 3  # a document during which the worker died this often fails
 
 
 class DocumentQueue(Protocol):
     """Documents on their way in, each with a number; every call may block."""
 
-    def pending(self, limit: int, max_bytes: int) -> list[IngestDocument]:
+    def pending(
+        self,
+        limit: int,
+        max_bytes: int,
+        *,
+        without: Collection[int] = (),
+        largest: int | None = None,
+    ) -> list[IngestDocument]:
         """Return the next documents to index, oldest first: at least one, if there is one, then up
-        to `max_bytes`."""
+        to `max_bytes`.
+
+        Args:
+            without: Numbers of documents that are left out.
+            largest: Bytes of the largest that is wanted; None: any.
+        """
         ...
 
     def indexed(self, limit: int) -> list[IngestDocument]:
@@ -101,9 +124,11 @@ class Ingestor:
         wait_again_s: Pauses after which a batch is tried again of which no document could be
             stored: perhaps a tier is away for a moment.
         complete: As of `KvStoring`.
+        aside: Whether documents that take long are worked on beside the others.
 
     Attributes:
         kv: Has KV stored.
+        long: Documents that take long; None: they are as all others.
     """
 
     def __init__(
@@ -118,6 +143,7 @@ class Ingestor:
         on_warnings: Callable[[Sequence[ParseWarning]], None] = lambda warnings: None,
         wait_again_s: Sequence[float] = (),
         complete: bool = False,
+        aside: bool = False,
     ) -> None:
         self._queue = queue
         self._retriever = chunks.retriever
@@ -130,19 +156,69 @@ class Ingestor:
         self._on_warnings = on_warnings
         self._waits = iter(wait_again_s)
         self._crashes: Counter[int] = Counter()  # by number of the document
+        self._storing: asyncio.Task[None] | None = None
+        self._storing_jobs: set[str] = set()
+        # Chunks of long documents whose KV is stored in the next passes, by number.
+        self._rest: dict[int, list[ChunkKV]] = {}
+        self.long: LongDocuments | None = None
+        if aside:
+            self.long = LongDocuments(
+                self._parser, chunks.retriever,
+                wanted=self._still_pending, store=self._store_long, fail=self._fail_long,
+            )  # fmt: skip
+
+    def cancel(self, job_id: str) -> None:
+        """End what is being done for the documents of a job, which are cancelled already."""
+        if self.long is not None:
+            self.long.cancel(job_id)
+        if self._storing is not None and job_id in self._storing_jobs:
+            self._storing.cancel()  # what is left of the batch for other jobs is begun again
+
+    async def close(self) -> None:
+        """End the work on documents that take long."""
+        if self.long is not None:
+            await self.long.close()
 
     # -- catalog and index -----------------------------------------------------------------------
 
     async def index_batch(self) -> Indexed:
         """Parse, embed and store some documents; returns which of those that are pending."""
-        pending = await asyncio.to_thread(self._queue.pending, INDEXED_DOCUMENTS, INDEXED_BYTES)
-        batch = until_repetition(pending)
+        long = self.long
+        find = partial(
+            self._queue.pending,
+            INDEXED_DOCUMENTS,
+            INDEXED_BYTES,
+            without=() if long is None else long.numbers,
+            largest=LONG_BYTES if long is not None and long.full else None,
+        )
+        pending = await asyncio.to_thread(find)
+        batch = [item for item in until_repetition(pending) if not self._aside(item)]
         if not batch:
-            return "nothing"
+            return "some" if pending else "nothing"
         parsed, warnings, failed = await self._parse(batch)
         embedded = await self._embed(parsed)
+        await self._store_current(embedded, warnings, failed)
+        whole = len(parsed) + len(failed) >= len(batch) == len(pending) < INDEXED_DOCUMENTS
+        return "all" if whole else "some"
+
+    def _aside(self, item: IngestDocument) -> bool:
+        """Return whether a document is none of a batch's: it is long, or an earlier revision is."""
+        if self.long is None:
+            return False
+        if self.long.holds_back(item):
+            return True
+        if item.size > LONG_BYTES:
+            self.long.add(item)
+        return item.size > LONG_BYTES
+
+    async def _store_current(
+        self,
+        embedded: Sequence[tuple[IngestDocument, EmbeddedDocument]],
+        warnings: Mapping[int, Sequence[ParseWarning]],
+        failed: list[tuple[int, str]],
+    ) -> None:
+        """Store those that were not cancelled meanwhile, and note what became of all."""
         async with self._purges.catalog_lock:
-            # Others were cancelled while they were parsed and embedded.
             numbers = [item.number for item, _ in embedded]
             current = await asyncio.to_thread(self._queue.still_in, "pending", numbers)
             indexed = []
@@ -159,7 +235,6 @@ class Ingestor:
                     failed.append((item.number, str(result.error)))
             await asyncio.to_thread(self._queue.set_failed, failed)
             await asyncio.to_thread(self._queue.set_indexed, indexed)
-        return "all" if len(batch) == len(pending) < INDEXED_DOCUMENTS else "some"
 
     async def _parse(
         self, batch: Sequence[IngestDocument]
@@ -173,16 +248,44 @@ class Ingestor:
         parsed: dict[int, Document] = {}
         warnings: dict[int, Sequence[ParseWarning]] = {}
         failed: list[tuple[int, str]] = []
+        long, chars = self.long, 0
+        # With so many of them that take long there is nothing to be gained by putting off more.
+        patient = long is None or long.full
+        give_up_at = math.inf if patient else time.monotonic() + BATCH_READING_S
 
         async def parse(item: IngestDocument) -> None:
+            nonlocal chars
+            if time.monotonic() > give_up_at:
+                return  # it stays pending
             try:
-                parsed[item.number], warnings[item.number] = await self._parser.document(item)
+                async with asyncio.timeout(None if patient else LONG_READING_S):
+                    document, said = await self._parser.document(item)
+            except TimeoutError:
+                assert long is not None
+                long.add(item)
             except KvstitchError as error:
                 failed.append((item.number, error.message))
+            else:
+                chars += len(document.text)
+                if long is not None and (len(document.text) > LONG_CHARS or chars > BATCH_CHARS):
+                    long.add(item, (document, said))
+                else:
+                    parsed[item.number], warnings[item.number] = document, said
 
         await side_by_side([partial(parse, item) for item in batch], PARSERS)
         found = [(item, parsed[item.number]) for item in batch if item.number in parsed]
         return found, warnings, failed
+
+    async def _still_pending(self, number: int) -> bool:
+        return bool(await asyncio.to_thread(self._queue.still_in, "pending", [number]))
+
+    async def _store_long(
+        self, item: IngestDocument, embedded: EmbeddedDocument, said: Sequence[ParseWarning]
+    ) -> None:
+        await self._store_current([(item, embedded)], {item.number: said}, [])
+
+    async def _fail_long(self, number: int, message: str) -> None:
+        await asyncio.to_thread(self._queue.set_failed, [(number, message)])
 
     async def _embed(
         self, parsed: Sequence[tuple[IngestDocument, Document]]
@@ -220,11 +323,26 @@ class Ingestor:
         if not batch:
             self._crashes.clear()  # of documents that were cancelled
             return False
+        if len(batch) < limit:  # of documents that were cancelled
+            self._rest = {n: self._rest[n] for n in self._rest.keys() & {i.number for i in batch}}
+        self._storing_jobs = {item.job_id for item in batch}
+        storing = self._storing = asyncio.create_task(self._store_kv(batch))
         try:
-            await self._store_kv(batch)
+            await asyncio.wait([storing])
+            if storing.cancelled():  # what is stored of the others is found so
+                self._rest.clear()
+            else:
+                storing.result()
         except WorkerUnavailable:
+            self._rest.clear()
             await self._count_crash(batch)
             raise
+        except BaseException:
+            self._rest.clear()
+            raise
+        finally:
+            storing.cancel()
+            await asyncio.gather(storing, return_exceptions=True)
         return True
 
     async def _store_kv(self, batch: Sequence[IngestDocument]) -> None:
@@ -233,16 +351,20 @@ class Ingestor:
         async def finish(numbers: Sequence[int]) -> None:
             done = set(numbers)
             await self.kv.note_stored([c.chunk_id for number, c in work if number in done])
-            await self._finish(numbers)
+            await self._finish([number for number in numbers if number not in self._rest])
 
         progress = BatchProgress(finish)
-        for scope, items in slices(batch):
+        for scope, items in slices(sorted(batch, key=lambda item: item.number in self._rest)):
             if len(work) >= BATCH_CHUNKS:
                 break  # the others are in the next batch
-            doc_ids = list(dict.fromkeys(item.doc_id for item in items))
-            to_store = await self.kv.to_store(scope, doc_ids)
+            fresh = dict.fromkeys(item.doc_id for item in items if item.number not in self._rest)
+            to_store = await self.kv.to_store(scope, list(fresh)) if fresh else []
             for item in items:
-                own = [chunk for chunk in to_store if chunk.doc_id == item.doc_id]
+                own = self._rest.pop(item.number, None) or [
+                    chunk for chunk in to_store if chunk.doc_id == item.doc_id
+                ]
+                if own[PASS_CHUNKS:]:
+                    self._rest[item.number], own = own[PASS_CHUNKS:], own[:PASS_CHUNKS]
                 work += [(item.number, chunk) for chunk in own]
                 progress.expect(item.number, sum(map(self.kv.count, own)))
         async with progress:
@@ -250,9 +372,11 @@ class Ingestor:
         failed = sorted(progress.errors.items())
         wait_s = next(self._waits, None) if len(failed) == len(progress.numbers) > 1 else None
         if wait_s is not None:
+            self._rest.clear()
             await asyncio.sleep(wait_s)
             return
         for number, _ in failed:
+            self._rest.pop(number, None)
             self._crashes.pop(number, None)
         await asyncio.to_thread(self._queue.set_failed, failed)
 

@@ -18,7 +18,14 @@ from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.ingest_loops import TokenRate
-from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument, Job, JobPage
+from service.gateway.documents.ingestor import Ingestor
+from service.gateway.documents.jobs.job_records import (
+    OPEN_STATES,
+    IngestDocument,
+    Job,
+    JobPage,
+    Step,
+)
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue
@@ -39,8 +46,10 @@ class JobService:
         refresh_gauges: Callable[[], Awaitable[None]],
         disk: DiskGuard,
         rate: TokenRate,
+        ingestor: Ingestor,
     ) -> None:
         self._jobs = jobs
+        self._ingestor = ingestor
         self._rate = rate
         self._disk = disk
         self._not_dropped: set[str] = set()  # refused, but there was no room to forget them
@@ -143,18 +152,32 @@ class JobService:
             if job.state not in (*OPEN_STATES, "cancelled"):
                 raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
             await asyncio.to_thread(self._jobs.cancel, job_id)
+            self._ingestor.cancel(job_id)
         await self._refresh_gauges()
         await asyncio.to_thread(self._jobs.scrub)
         return await self.get(principal, job_id)
 
     async def waiting(self) -> str | None:
-        """Return why open jobs do not go on at the moment; None if they do."""
+        """Return why no open job goes on at the moment; None if they do."""
         return await asyncio.to_thread(self._disk.reason)
 
     def _with_eta(self, job: Job) -> Job:
         if job.state not in OPEN_STATES:
             return job
-        return replace(job, eta_s=self._rate.seconds_for(job.tokens_ahead))
+        long = self._ingestor.long
+        found = [] if long is None else long.of_job(job.job_id)
+        steps = [Step(each.item.doc_id, each.step, each.done, each.total, each.eta_s)
+                 for each in found]  # fmt: skip
+        eta_s = self._rate.seconds_for(job.tokens_ahead)
+        if steps and eta_s is not None:
+            known = [step.eta_s for step in steps if step.eta_s is not None]
+            eta_s = eta_s + max(known) if len(known) == len(steps) else None
+        waits_for = None
+        if steps and all(step.step == "waiting" for step in steps):
+            waits_for = "other documents that take long come first"
+        elif job.state == "queued" and not steps:
+            waits_for = "documents that were sent earlier come first"
+        return replace(job, eta_s=eta_s, steps=steps, waits_for=waits_for)
 
     async def _drop(self) -> None:
         """Forget jobs that were refused; deleting, too, needs some room."""

@@ -59,6 +59,16 @@ class JobErrorOut(BaseModel):
     message: str
 
 
+class JobStep(BaseModel):
+    """A document that takes long: `done` of its `total` chunks are embedded, if that is known."""
+
+    doc_id: str
+    step: Literal["waiting", "reading", "embedding"]
+    done: int
+    total: int
+    eta_s: float | None = Field(description="seconds until it is embedded")
+
+
 class WarningOut(BaseModel):
     """Something of a file that is not in the document's text, or that may be wrong there."""
 
@@ -80,6 +90,7 @@ class JobOut(BaseModel):
     chunks: int
     changes: dict[str, int]
     errors: list[JobErrorOut]
+    steps: list[JobStep] = Field([], description="documents that take long, until they are indexed")
     warnings: list[DocumentWarningsOut] = Field(
         description="of documents that are stored, but not all of them"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from typing import Annotated, Any
 
 from pydantic import (
@@ -65,8 +66,15 @@ def _one_line(value: str) -> str:
 
 
 DocId = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(encodable)]
+
+
+def composed(name: str) -> str:
+    """Return a name in the form in which people type it (NFC): files of macOS come in another."""
+    return unicodedata.normalize("NFC", name)
+
+
 # Documents that are stored already may have any name.
-NewDocId = Annotated[DocId, AfterValidator(_one_line)]
+NewDocId = Annotated[DocId, AfterValidator(_one_line), AfterValidator(composed)]
 Title = Annotated[str, Field(max_length=2048), AfterValidator(encodable)]
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 Stops = Annotated[

@@ -127,6 +127,15 @@ class AsyncRetriever:
         work = partial(self.retriever.embed, documents, scope=scope)
         return await self._in(self._embed_thread, work)
 
+    async def split(self, document: Document, *, scope: Scope = DEFAULT_SCOPE) -> EmbeddedDocument:
+        """Split a document whose texts are embedded in parts, for `store`."""
+        return await self._in(None, partial(self.retriever.split, document, scope=scope))
+
+    async def embed_part(self, embedded: EmbeddedDocument, start: int, count: int) -> None:
+        """Embed so many chunks of what `split` returned, beside what others have embedded."""
+        work = partial(self.retriever.embed_part, embedded, start, count)
+        await self._in(self._embed_thread, work)
+
     async def store(
         self, embedded: Sequence[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
@@ -146,7 +155,7 @@ class AsyncRetriever:
         await self.change(self.retriever.purge)
         await self.change(self._index_keeper.check)
 
-    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    async def _in(self, pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
         except Exception as error:

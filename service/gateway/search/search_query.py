@@ -21,6 +21,7 @@ from retriever.filters import MATCH_ALL
 from retriever.scope import DEFAULT_SCOPE
 from retriever.search import MAX_FUSED_SCORE
 from service.errors import DatabaseUnavailable, InternalError, InvalidRequest, KvstitchError
+from service.gateway.schemas.fields import composed
 from service.gateway.schemas.generate import SearchChoices
 from service.settings import Settings
 
@@ -131,7 +132,7 @@ def search_query(
         text=text,
         top_k=wanted,
         scope=document_scope(tenant, choices.collection),
-        doc_ids=None if choices.documents is None else tuple(choices.documents),
+        doc_ids=None if choices.documents is None else tuple(map(composed, choices.documents)),
         where=metadata_filter(choices.filter),
         mode=mode,
         rerank=choices.rerank,

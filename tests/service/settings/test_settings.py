@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import InvalidSetting
-from service.settings import demo_model, load
+from service.settings import demo_model, load, unknown_variables
 from service.shared.worker_settings import MIB
 
 
@@ -89,3 +89,17 @@ def test_worker_slice(tmp_path: Path) -> None:
     assert worker.memory_tier_bytes == 3 * MIB and worker.redis_url == "redis://r"
     assert worker.threads == 2 and type(worker).from_json(worker.to_json()) == worker
     assert load(data_dir=tmp_path, ssd_tier_gib=0).worker(tmp_path, "x").kv_dir == ""
+
+
+def test_variables_that_are_no_settings_are_named_with_what_was_meant() -> None:
+    environment = dict.fromkeys(
+        ("KVSTITCH_MEMORY_TEIR_MIB", "kvstitch_codek", "KVSTITCH_COLOUR_OF_THE_SKY", "PATH",
+         "KVSTITCH_CODEC", "kvstitch_port", "KVSTITCH_URL", "KVSTITCH_API_KEY",
+         "KVSTITCH_SERVICE_HOST", "KVSTITCH_PORT_8000_TCP", "KVSTITCH_REDIS_PORT_6379_TCP"), "x"
+    )  # fmt: skip
+    assert unknown_variables(environment) == [
+        "KVSTITCH_COLOUR_OF_THE_SKY is no setting and has no effect",
+        "KVSTITCH_MEMORY_TEIR_MIB is no setting and has no effect: did you mean "
+        "KVSTITCH_MEMORY_TIER_MIB?",
+        "kvstitch_codek is no setting and has no effect: did you mean KVSTITCH_CODEC?",
+    ]

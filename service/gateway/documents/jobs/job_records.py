@@ -119,6 +119,25 @@ class DocumentError:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A document that takes long, and how far it is.
+
+    Attributes:
+        doc_id: The document.
+        step: waiting, reading or embedding.
+        done: Chunks that are embedded.
+        total: All of them; 0: not known yet.
+        eta_s: Seconds until it is embedded; None if that is not known.
+    """
+
+    doc_id: str
+    step: str
+    done: int
+    total: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True)
 class DocumentWarnings:
     """What of a document is not in its text, or may be wrong there: fields of ParseWarnings."""
 
@@ -147,6 +166,8 @@ class Job:
         tokens_ahead: Tokens of its documents that are not done, and of those of earlier jobs, which
             come first; of documents that are not indexed yet they are estimated.
         eta_s: Seconds until it ends; None if it has ended, or if that is not known.
+        steps: Of its documents that take long, those that are not indexed yet.
+        waits_for: What comes before its documents; None: nothing does, or it is not known.
     """
 
     job_id: str
@@ -164,6 +185,8 @@ class Job:
     warned: int = 0
     tokens_ahead: int = 0
     eta_s: float | None = None
+    steps: list[Step] = field(default_factory=list)
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ with another cannot change them any more.
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,6 +26,7 @@ from service.gateway.documents.jobs.job_records import (
 )
 from service.gateway.tables import documents, jobs, sizes
 
+T = TypeVar("T")
 MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 # What `load_job` reads of a job.
@@ -36,6 +38,45 @@ UNFINISHED = documents.c.state.in_([sa.literal_column("'pending'"), sa.literal_c
 def in_state(state: str, of: sa.FromClause = documents) -> sa.ColumnElement[bool]:
     """Return whether a document is in this state."""
     return sa.literal_column(f"'{state}'") == of.c.state
+
+
+def in_turns(
+    read: sa.Connection, query: sa.Select[Any], limit: int, max_bytes: int | None
+) -> list[int] | None:
+    """Return the numbers of the next documents of a query where tenants come in turns.
+
+    Args:
+        read: A transaction.
+        query: Of documents with their jobs, in the order in which each tenant's come.
+        limit: Documents wanted.
+        max_bytes: Of all of them; one is wanted however long it is. None: any.
+
+    Returns:
+        About as many of each tenant; None: only one has any, so that their order is the query's.
+    """
+    open_jobs = sa.select(jobs.c.tenant).where(jobs.c.state.in_(OPEN_STATES)).distinct()
+    tenants = list(read.scalars(open_jobs))
+    if len(tenants) < 2:
+        return None
+    sizes_only = query.with_only_columns(documents.c.number, documents.c.bytes)
+    found: list[tuple[int, int, int]] = []  # (turn, number, bytes)
+    for left, tenant in zip(range(len(tenants), 0, -1), shuffled(tenants), strict=True):
+        share = -(-(limit - len(found)) // left)
+        rows = read.execute(sizes_only.where(jobs.c.tenant == tenant).limit(share))
+        found += [(turn, row.number, row.bytes) for turn, row in enumerate(rows)]
+    out: list[int] = []
+    total = 0
+    for _, number, size in sorted(found, key=lambda each: each[0]):
+        total += size
+        if out and max_bytes is not None and total > max_bytes:
+            break
+        out.append(number)
+    return out
+
+
+def shuffled(items: Sequence[T]) -> list[T]:
+    """Return the items in another order each time, so that nobody is first for ever."""
+    return random.sample(items, len(items))
 
 
 def lock_jobs(write: sa.Connection, job_ids: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import json
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ from service.gateway.documents.jobs.job_rows import (
     MAX_ERRORS,
     UNFINISHED,
     in_state,
+    in_turns,
     load_job,
     lock_jobs,
     take,
@@ -229,13 +230,30 @@ class JobStore:
 
     # -- documents -------------------------------------------------------------------------------
 
-    def pending(self, limit: int, max_bytes: int) -> list[IngestDocument]:
-        """Return the next documents to index, oldest first: at least one, up to `max_bytes`."""
-        return self._unfinished("pending", limit, max_bytes)
+    def pending(
+        self,
+        limit: int,
+        max_bytes: int,
+        *,
+        without: Collection[int] = (),
+        largest: int | None = None,
+    ) -> list[IngestDocument]:
+        """Return the next documents to index, at least one, up to `max_bytes`.
+
+        Tenants come in turns, and of each its oldest documents.
+
+        Args:
+            without: Numbers of documents that are left out.
+            largest: Bytes of the largest that is wanted; None: any.
+        """
+        wanted = sa.true() if largest is None else documents.c.bytes <= largest
+        if without:
+            wanted = sa.and_(wanted, ~among(documents.c.number, sorted(without)))
+        return self._unfinished("pending", limit, max_bytes, wanted)
 
     def indexed(self, limit: int) -> list[IngestDocument]:
-        """Return the next documents whose KV must be computed, oldest first."""
-        return self._unfinished("indexed", limit, None)
+        """Return the next documents whose KV must be computed, in the same order."""
+        return self._unfinished("indexed", limit, None, sa.true())
 
     def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
         """Return those of the documents that are in this state; others may have been cancelled."""
@@ -360,14 +378,19 @@ class JobStore:
         if self._with_events:
             add_events(write, ended)
 
-    def _unfinished(self, state: str, limit: int, max_bytes: int | None) -> list[IngestDocument]:
+    def _unfinished(
+        self, state: str, limit: int, max_bytes: int | None, wanted: sa.ColumnElement[bool]
+    ) -> list[IngestDocument]:
         out: list[IngestDocument] = []
         total = 0
-        query = _UNFINISHED.where(in_state(state), self._mine(documents))
+        query = _UNFINISHED.where(in_state(state), self._mine(documents), wanted)
         transaction = self._database.write if self._shared else self._database.read
         with transaction() as connection:
             if self._shared:
                 take(connection, self._me, state, limit)
+            turns = in_turns(connection, query, limit, max_bytes)
+            if turns is not None:
+                query, max_bytes = _UNFINISHED.where(among(documents.c.number, turns)), None
             with connection.execute(query.limit(limit)) as rows:
                 for row in rows:
                     total += row.bytes

@@ -16,6 +16,7 @@ from service.gateway.documents.parsing.charsets import Decoded
 from service.gateway.documents.parsing.html_tables import HtmlTable, read_table
 from service.gateway.documents.parsing.page_tree import page_tree
 from service.gateway.documents.parsing.parsed_file import (
+    SOFT_HYPHEN,
     Bounds,
     Mark,
     ParsedFile,
@@ -129,6 +130,7 @@ class _LineCollector:
         return ParsedFile("\n".join(self._lines), title or self._top, self._marks)
 
     def _text(self, text: str) -> None:
+        text = text.replace(SOFT_HYPHEN, "")
         if self._preformatted:
             first, *others = text.split("\n")
             self._line += first

@@ -36,6 +36,7 @@ def usual_package(content: bytes, archive: ZipFile) -> bytes:
     """
     names = {name: posixpath.normpath(name.replace("\\", "/")) for name in archive.namelist()}
     known = {name.lower(): name for name in names.values()}
+    names = {old: _beside_its_part(new, known) for old, new in names.items()}
     changed = any(old != new and not old.endswith("/") for old, new in names.items())
     parts: dict[str, bytes] = {}
     for old, new in names.items():
@@ -58,6 +59,15 @@ def usual_package(content: bytes, archive: ZipFile) -> bytes:
             if not old.endswith("/"):
                 copy.writestr(new, parts.get(old) or archive.read(old))
     return out.getvalue()
+
+
+def _beside_its_part(name: str, known: dict[str, str]) -> str:
+    """Return the name of a part; that of relationships is written as their part's is."""
+    if not name.lower().endswith(".rels"):
+        return name
+    folder, base = posixpath.split(name)
+    part = known.get(posixpath.join(posixpath.dirname(folder), base[:-5]).lower())
+    return name if part is None else "{}/_rels/{}.rels".format(*posixpath.split(part)).lstrip("/")
 
 
 def _with_known_targets(rels: bytes, name: str, known: dict[str, str]) -> bytes:

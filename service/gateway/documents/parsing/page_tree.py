@@ -58,7 +58,9 @@ def page_tree(text: str) -> tuple[LexborHTMLParser, Counter[str]]:
         left_out["readings_left_out"] += node.tag == "rt"
         node.decompose()
     for node in _outermost(_hidden(tree)):
-        left_out["hidden_text"] += bool(node.text().strip())
+        # Search boxes and menus that scripts open are no text that anybody misses.
+        if node.text().strip() and node.css_first("form, input, button, select") is None:
+            left_out["hidden_text"] += 1
         node.decompose()
     return tree, left_out
 

@@ -15,6 +15,7 @@ Mark = tuple[int, MarkKind, str]
 
 MAX_MARKS = 20_000  # of one file; those after them are left out
 MAX_LABEL_CHARS = 200
+SOFT_HYPHEN = "\u00ad"  # where a word may be divided; it is not seen where it is not
 MAX_PLACES = 200  # that a warning names
 _SPACE = re.compile(r"\s+")
 
@@ -166,7 +167,7 @@ class TextBuilder:
 
     def heading(self, level: int, text: str) -> None:
         """Add a heading of level 1 to 6, unless it is blank."""
-        if line := one_line(text):
+        if line := one_line(text.replace(SOFT_HYPHEN, "")):
             self.gap()
             self._marks.append(heading(self._size, line))
             self.add(f"{'#' * min(max(level, 1), 6)} {line}\n\n")
@@ -204,6 +205,7 @@ class TextBuilder:
         """
         # XML and spreadsheets may name characters that are none.
         text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+        text = text.replace(SOFT_HYPHEN, "")
         self._parts.append(text)
         self._size += len(text)
         self._end = (self._end + text)[-2:]

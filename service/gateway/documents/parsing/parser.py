@@ -21,7 +21,6 @@ from retriever import Document, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.parsed_file import (
-    MAX_LABEL_CHARS,
     MAX_MARKS,
     ParsedFile,
     ParseWarning,
@@ -29,6 +28,7 @@ from service.gateway.documents.parsing.parsed_file import (
 from service.settings import Settings
 from service.shared.worker_settings import MIB
 
+MAX_TITLE_CHARS = 100  # of a title that nobody gave: at most half a chunk of the demo model
 GONE = "the uploaded file cannot be read ({}): ingest it again"
 
 
@@ -172,7 +172,7 @@ class DocumentParser:
             return Document(item.doc_id, text, title, metadata, readers=item.readers), ()
         parsed = await parse_file(item.kind, content, self._limits)
         _check_words(parsed.text)
-        title = title or _short(parsed.title) or PurePath(item.doc_id).stem
+        title = title or _short(parsed.title or PurePath(item.doc_id).stem)
         marks = _marks(parsed)
         document = Document(item.doc_id, parsed.text, title, metadata, marks, readers=item.readers)
         return document, parsed.warnings
@@ -186,9 +186,10 @@ def _check_words(text: str) -> None:
 
 def _short(title: str) -> str:
     """Cut a title of a file: it stands before each of its chunks."""
-    if len(title) <= MAX_LABEL_CHARS:
+    if len(title) <= MAX_TITLE_CHARS:
         return title
-    return title[: MAX_LABEL_CHARS - 1].rpartition(" ")[0] + "…"
+    words = title[: MAX_TITLE_CHARS - 1]
+    return (words.rpartition(" ")[0] or words) + "…"
 
 
 async def _plain(content: bytes | Path) -> str | None:

@@ -153,7 +153,7 @@ def _write_formulas(slide: Any) -> None:
         parent = element.getparent()
         run = parent.makeelement(_A + "r")
         text = etree.SubElement(run, _A + "t")
-        text.text = formula(element)
+        text.text = " ".join(map(formula, element))
         parent.replace(element, run)
 
 

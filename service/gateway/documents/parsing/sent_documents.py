@@ -12,6 +12,7 @@ from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.json_content import NOT_UTF8, from_validation, has_more_values, validated
 from service.gateway.schemas.admin import DocumentIn
+from service.gateway.schemas.fields import composed
 
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
 JSON_BYTES_PER_BYTE = 6
@@ -82,6 +83,7 @@ def file_document(
     Raises:
         InvalidRequest: Name, title or metadata break the rules for documents sent as JSON.
     """
+    name = composed(name)
     if kind == "text" and not title:
         title = PurePath(name).stem
     # Validated as if it came in JSON, so that the same rules hold for names and metadata.

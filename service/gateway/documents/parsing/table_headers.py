@@ -41,13 +41,16 @@ _DIGIT = re.compile(r"\d")
 _RUN = re.compile(r"(\d+)|([^\W\d_]+)")
 
 
-def find_header(rows: Sequence[Row], *, trusted: bool = False) -> tuple[int, int] | None:
+def find_header(
+    rows: Sequence[Row], *, trusted: bool = False, pairs: bool = False
+) -> tuple[int, int] | None:
     """Return (first row, number of rows) of the header; None: no row is surely one.
 
     Args:
         rows: The first of a table's grid, none of them blank. Rows before the header are titles
             and notes.
         trusted: The first full row is the header unless something speaks against it.
+        pairs: Two columns of nothing but words have a header, too, as most sheets do.
     """
     counts = [len(distinct(row)) for row in rows]
     wide = [count for count in counts if count > 2]
@@ -57,13 +60,17 @@ def find_header(rows: Sequence[Row], *, trusted: bool = False) -> tuple[int, int
         stub = not row[0].text  # nothing stands above the names of rows
         if counts[at] < 2 or counts[at] < typical - stub:
             continue
-        if names_columns(row, rows[at + 1 :], trusted=trusted):
+        if names_columns(row, rows[at + 1 :], trusted=trusted, pairs=pairs):
             first = _with_groups(rows, at)
             return first, at + 1 - first
         break
     # Columns of notes may have no name.
     nearly = bool(rows) and counts[0] > 1 and counts[0] >= 0.7 * typical
-    return (0, 1) if nearly and names_columns(rows[0], rows[1:], trusted=trusted) else None
+    return (
+        (0, 1)
+        if nearly and names_columns(rows[0], rows[1:], trusted=trusted, pairs=pairs)
+        else None
+    )
 
 
 def _with_groups(rows: Sequence[Row], at: int) -> int:
@@ -82,7 +89,9 @@ def _with_groups(rows: Sequence[Row], at: int) -> int:
     return first
 
 
-def names_columns(row: Row, below: Sequence[Row], *, trusted: bool = False) -> bool:
+def names_columns(
+    row: Row, below: Sequence[Row], *, trusted: bool = False, pairs: bool = False
+) -> bool:
     """Return whether a row holds the names of columns, by what stands below it."""
     cells = distinct(row)
     if len({cell.text for cell in cells}) < 2 or not _may_be_names(row, cells):
@@ -112,7 +121,8 @@ def names_columns(row: Row, below: Sequence[Row], *, trusted: bool = False) -> b
     if contrast or trusted:
         return True
     different = len({cell.text.casefold() for cell in cells}) == len(cells)
-    return different and len(cells) > 2 and bool(below)
+    words = all(kind(cell.text) == "word" for other in below for cell in distinct(other))
+    return different and bool(below) and (len(cells) > 2 or (pairs and words))
 
 
 def _may_be_names(row: Row, cells: Row) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import cast
 
 from service.gateway.documents.parsing.parsed_file import TextBuilder
 from service.gateway.documents.parsing.table_grid import Cell, Row, distinct, grid
@@ -33,6 +34,7 @@ def add_rows(
     *,
     headers: int | None = None,
     delimited: bool = False,
+    laid_out: bool = False,
 ) -> int:
     """Add a table, one line per row that is not blank; returns how many rows had text.
 
@@ -45,9 +47,11 @@ def add_rows(
         delimited: The place of a cell comes from counting separators. Then the first full row is
             the header where nothing speaks against it, and a row with more cells than the header
             is written without names, because its cells are shifted.
+        laid_out: The rows are a grid: see `grid`.
     """
     table = _Table(out, delimited=delimited)
-    for number, block in enumerate(_blocks(grid(rows))):
+    laid = cast(Iterator[Row], iter(rows)) if laid_out else grid(rows)
+    for number, block in enumerate(_blocks(laid)):
         head = list(islice(block, LOOK_AHEAD))
         if headers is not None:
             table.block(head, (0, headers) if headers and not number else None)
@@ -55,7 +59,7 @@ def add_rows(
             table.block(head, None)
         else:
             table.names = []
-            table.block(head, find_header(head, trusted=delimited))
+            table.block(head, find_header(head, trusted=delimited, pairs=laid_out))
         for row in block:
             table.row(row)
     out.gap()

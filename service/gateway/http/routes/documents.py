@@ -26,6 +26,7 @@ from service.gateway.schemas.admin import (
     ReceiptOut,
     WarningOut,
 )
+from service.gateway.schemas.fields import composed
 from service.gateway.search.search_query import document_scope, metadata_filter
 
 router = APIRouter(prefix="/admin", tags=["corpus"], route_class=JsonRoute)
@@ -57,7 +58,7 @@ async def documents(
     ] = None,
 ) -> DocumentList:
     """Documents by doc_id; pass `next_cursor` as `cursor` for the next page."""
-    where = DocFilter(where=metadata_filter(_conditions(filter)), named=q)
+    where = DocFilter(where=metadata_filter(_conditions(filter)), named=composed(q))
     page = await service.page(document_scope(principal.tenant, collection), limit, cursor, where)
     return DocumentList(documents=[_info(d) for d in page.documents], next_cursor=page.next_cursor)
 

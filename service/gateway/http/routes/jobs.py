@@ -77,11 +77,12 @@ def _job(job: Job, waiting: str | None = None) -> JobOut:
     """Return a job for the response; `waiting` says why open jobs do not go on."""
     fields = asdict(job)
     del fields["tokens_ahead"]
+    waits_for = fields.pop("waits_for")
     if waiting is not None:
         fields["eta_s"] = None
     counts = {name: fields.pop(name) for name in ("done", "failed", "cancelled", "total")}
     return JobOut(
         **fields,
         progress=JobProgress(**counts),
-        waiting=waiting if job.state in OPEN_STATES else None,
+        waiting=(waiting or waits_for) if job.state in OPEN_STATES else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kvstitch.client import Client
 from service.cli import main
 from service.cli.documents.files import DocumentToSend, Read, count, read
-from service.cli.documents.folder import SkippedFile, UnsendableDocument, scan
+from service.cli.documents.folder import COMPANION, SkippedFile, UnsendableDocument, scan
 from service.cli.documents.upload import batches, submit
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig, until
@@ -70,6 +71,18 @@ def test_what_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     messages = "\n".join(d.message for d in read_now if isinstance(d, UnsendableDocument))
     for part in ("already that of", "quotes", "line 1", "line 3"):
         assert part in messages
+
+
+def test_names_of_macs_and_files_that_programs_leave_beside_others(tmp_path: Path) -> None:
+    typed = "Größe 1.md"
+    (tmp_path / unicodedata.normalize("NFD", typed)).write_text("one")
+    for name in ("._Report.pdf", "~$letter.docx", ".~lock.sheet.xlsx#", ".#notes.md", "._a.md"):
+        (tmp_path / name).write_bytes(b"\0\5\26\7")
+    found = scan([str(tmp_path)])
+    assert [source.doc_id for source in found.sources] == [typed] and not found.failed
+    assert {file.reason for file in found.skipped} == {COMPANION}
+    assert len(found.skipped) == 5
+    assert [s.doc_id for s in scan([str(tmp_path / "*.md")]).sources] == [typed]
 
 
 def test_batches_are_of_one_kind_and_bounded() -> None:

@@ -6,10 +6,12 @@ import zlib
 
 import pytest
 
+from retriever import Document
 from service.errors import InvalidRequest
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing import html, markup
 from service.gateway.documents.parsing.parsed_file import Bounds
-from service.gateway.documents.parsing.parser import FileLimits, parse_file
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
 BOUNDS = Bounds(10, 10_000)
@@ -101,3 +103,34 @@ async def test_html_that_nests_without_end_costs_its_limit_of_cpu() -> None:
     limits = FileLimits(pages=1, chars=1000, cpu_s=1, memory_bytes=512 << 20)
     with pytest.raises(InvalidRequest, match=r"1 s of CPU|memory|failed"):
         await parse_file("html", b"<div>" * 200_000, limits)
+
+
+async def stored(name: str, kind: str, content: bytes) -> Document:
+    item = IngestDocument(name, "default", kind, content, number=1, job_id="job")
+    document, _ = await DocumentParser(LIMITS).document(item)
+    return document
+
+
+@pytest.mark.parametrize("kind", ["text", "md", "html"])
+@pytest.mark.parametrize("content", [b"", b"\n \t\n", "\u200b\ufeff \u2060\n\u00a0".encode()])
+async def test_files_without_a_visible_character_are_refused(kind: str, content: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="holds no text"):
+        await stored("a", kind, content)
+
+
+async def test_titles_that_nobody_gave_are_cut_between_words() -> None:
+    long = " ".join(f"Kettle {n} in steel" for n in range(40))
+    page = await stored("a.html", "html", f"<title>{long}</title><p>It boils.</p>".encode())
+    assert page.title.endswith("\u2026") and len(page.title) <= 100
+    assert long.startswith(page.title[:-1]) and long[len(page.title) - 1] == " "
+    named = await stored("K" * 240 + ".html", "html", b"<p>It boils.</p>")
+    assert len(named.title) == 100
+
+
+async def test_bytes_of_pictures_in_markdown_are_left_out() -> None:
+    data = "data:image/svg+xml;charset=utf-8;base64," + "QUJD" * 500
+    text = f"# Pump\n\n![photo]({data}) Grease it.\n\n[x]: {data}\n\n<img src='{data}'>\n\n## Oil\n"
+    parsed = await parse_file("md", text.encode(), LIMITS)
+    assert "QUJD" not in parsed.text and "Grease it." in parsed.text
+    assert [parsed.text[start:][:6] for start, *_ in parsed.marks] == ["# Pump", "## Oil"]
+    assert [(warning.code, warning.count) for warning in parsed.warnings] == [("pictures", 3)]

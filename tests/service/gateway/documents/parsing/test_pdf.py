@@ -7,6 +7,7 @@ import pytest
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing import pdf
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from tests.service.gateway.documents.encrypted_pdfs import AES_128, AES_256, LOCKED
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf
 
 BOUNDS = Bounds(50, 100_000)
@@ -180,6 +181,13 @@ def test_scans_are_named_and_blank_pages_are_not() -> None:
 def test_text_without_unicode_is_not_stored_as_text() -> None:
     with pytest.raises(InvalidRequest, match="do not say which characters"):
         read(column(60, LEFT), unicode=False)
+
+
+def test_encrypted_files_that_need_no_password_and_one_that_does() -> None:
+    for content in (AES_128, AES_256):
+        assert pdf.parse(content, BOUNDS).text == "The reserve is 88 crowns."
+    with pytest.raises(InvalidRequest, match="remove the password"):
+        pdf.parse(LOCKED, BOUNDS)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from typing import Any
 
 import pytest
@@ -105,6 +106,25 @@ def test_what_is_stored_and_what_is_not(rig: Rig) -> None:
     files = [("file", ("cup.txt", RUSSIAN.decode("cp1251").encode(), "text/plain"))]
     assert wait(rig, rig.http.post("/admin/precompute", files=files))["warnings"] == []
     assert rig.http.get("/admin/documents/cup.txt/text").json()["warnings"] == []
+
+
+def test_a_name_is_the_same_in_either_form(rig: Rig) -> None:
+    """macOS writes a letter and its marks apart; people type one character."""
+    typed = "Übersicht Köln ñandú.md"
+    apart = unicodedata.normalize("NFD", typed)
+    assert apart != typed
+    for name in (apart, typed):
+        sent = rig.http.post(
+            "/admin/precompute", files=[("file", (name, b"# Dom", "text/markdown"))]
+        )
+        assert wait(rig, sent)["progress"]["done"] == 1
+    assert found(rig) == [typed] == found(rig, q=unicodedata.normalize("NFD", "köln"))
+    for name in (apart, typed):
+        assert rig.http.get(f"/admin/documents/{name}").json()["doc_id"] == typed
+        asked = {"query": "Dom", "documents": [name], "retrieval": "sparse"}
+        assert rig.http.post("/v1/search", json=asked).status_code == 200
+    assert rig.http.post("/admin/deletions", json={"doc_ids": [apart]}).json()["documents"] == 1
+    assert found(rig) == []
 
 
 def test_a_document_may_be_called_text(rig: Rig) -> None:

@@ -1,0 +1,129 @@
+"""One long document keeps nobody waiting, says how far it is, and can be cancelled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retriever.embedders.base import Vectors
+from service.gateway.documents.ingestor import LONG_BYTES
+from tests.fakes.models import HashingEmbedder
+from tests.service.gateway.rig import Rig, running, until
+
+NOTE = {"doc_id": "note", "text": "The fjord is deep."}
+
+
+class SlowEmbedder(HashingEmbedder):
+    """Takes ten milliseconds per text, as a model on a busy core does."""
+
+    texts = 0
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        self.texts += len(texts)
+        time.sleep(0.01 * len(texts))
+        return super().embed(texts)
+
+
+@pytest.fixture
+def embedder() -> SlowEmbedder:
+    return SlowEmbedder()
+
+
+@pytest.fixture
+def rig(folder: Path, data: Path, embedder: SlowEmbedder) -> Iterator[Rig]:
+    with running(folder, data, embedder=embedder) as rig:
+        yield rig
+
+
+def book(doc_id: str = "book", size: int = LONG_BYTES) -> dict[str, str]:
+    """Some twenty seconds of work for the embedder."""
+    line = "So many words about nothing in particular, number %d.\n"
+    return {"doc_id": doc_id, "text": "".join(line % n for n in range(size // 50))}
+
+
+def post(rig: Rig, *documents: dict[str, str]) -> str:
+    response = rig.http.post("/admin/precompute", json={"documents": list(documents)})
+    assert response.status_code == 202, response.text
+    return str(response.json()["job_id"])
+
+
+def job(rig: Rig, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = rig.http.get(f"/admin/jobs/{job_id}").json()
+    return found
+
+
+def embedding(rig: Rig, job_id: str) -> dict[str, Any]:
+    """The step of its long document, once some of it is embedded."""
+    return until(
+        lambda: next((s for s in job(rig, job_id)["steps"] if s["done"]), None), "embedding"
+    )
+
+
+def test_small_documents_overtake_a_long_one_which_says_how_far_it_is(rig: Rig) -> None:
+    long = post(rig, book(), {"doc_id": "beside", "text": "Of the same job."})
+    step = embedding(rig, long)
+    assert step["step"] == "embedding" and step["total"] > 1000 and step["eta_s"] > 5
+    started = time.monotonic()
+    assert rig.finished(post(rig, NOTE))["state"] == "succeeded"
+    assert time.monotonic() - started < 5
+    assert rig.ask().json()["citations"]
+    after = job(rig, long)
+    assert after["state"] == "running" and after["progress"]["done"] == 1
+    assert step["done"] <= after["steps"][0]["done"] < after["steps"][0]["total"]
+
+
+def test_long_ones_take_turns_and_the_others_wait_and_say_so(rig: Rig) -> None:
+    ids = [post(rig, book(f"book-{n}")) for n in range(5)]
+    until(lambda: sum(bool(job(rig, each)["steps"]) for each in ids) == 5, "all are known")
+    embedding(rig, ids[0])
+    embedding(rig, ids[1])
+    assert "come first" in job(rig, ids[4])["waiting"]
+    assert rig.finished(post(rig, NOTE))["state"] == "succeeded"
+
+
+def test_cancelling_ends_the_work_at_once(rig: Rig, embedder: SlowEmbedder) -> None:
+    long = post(rig, book())
+    embedding(rig, long)
+    started = time.monotonic()
+    assert rig.http.delete(f"/admin/jobs/{long}").json()["state"] == "cancelled"
+    assert time.monotonic() - started < 2 and job(rig, long)["steps"] == []
+    time.sleep(0.5)
+    texts = embedder.texts
+    time.sleep(0.5)
+    assert embedder.texts == texts
+    assert rig.http.get("/admin/documents/book").status_code == 404
+
+
+def test_the_next_revision_waits_for_a_long_one_and_wins(rig: Rig) -> None:
+    long = post(rig, book("same", LONG_BYTES + 1000))
+    embedding(rig, long)
+    short = post(rig, {"doc_id": "same", "text": "Short."})
+    assert rig.finished(post(rig, NOTE))["state"] == "succeeded"
+    assert job(rig, short)["state"] == "queued"
+    rig.http.delete(f"/admin/jobs/{long}")
+    assert rig.finished(short)["state"] == "succeeded"
+    assert rig.http.get("/admin/documents/same").json()["text"] == "Short."
+
+
+def test_a_long_one_is_stored_as_any_other(folder: Path, data: Path) -> None:
+    with running(folder, data) as rig:
+        done = rig.finished(post(rig, book(), NOTE))
+        assert done["state"] == "succeeded" and done["progress"]["done"] == 2
+        assert done["chunks"] > 1000 and done["steps"] == []
+        assert rig.worker is not None and len(rig.worker.stored) == done["chunks"]
+        found = rig.http.get("/admin/documents/book").json()
+        assert found["text"] == book()["text"]
+        again = rig.finished(post(rig, book()))
+        assert again["changes"] == {"unchanged": 1}
+
+
+def test_work_that_a_restart_has_ended_begins_again(folder: Path, data: Path) -> None:
+    with running(folder, data, embedder=SlowEmbedder()) as rig:
+        long = post(rig, book())
+        embedding(rig, long)
+    with running(folder, data) as rig:
+        assert rig.finished(long)["state"] == "succeeded"
