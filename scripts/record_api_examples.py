@@ -155,6 +155,7 @@ def main(url: str) -> None:
     record("GET", "/v1/methods")
     record("GET", "/admin/documents")
     record("GET", "/admin/documents/{doc_id}", "/admin/documents/person-01")
+    record("GET", "/admin/documents/{doc_id}/text", "/admin/documents/person-01/text")
     record("PUT", "/admin/pins/{doc_id}", "/admin/pins/person-01")
     record("DELETE", "/admin/pins/{doc_id}", "/admin/pins/person-01")
     record("GET", "/admin/collections")

@@ -56,9 +56,11 @@ _RUN = 3
 _PIECE = re.compile(r"[^\W\d_]+|\d+")
 _QUOTED = re.compile(
     r'["\u201c-\u201f\u00ab\u00bb]([^"\u201c-\u201f\u00ab\u00bb]+)["\u201c-\u201f\u00ab\u00bb]'
-    r"|[\u300c\u300e]([^\u300d\u300f]+)[\u300d\u300f]"
+    r"|[\u300c\u300e]([^\u300c-\u300f]+)[\u300d\u300f]"
 )
-_QUESTION = re.compile("[^.!?\u2026\u3002\uff01\uff1f\u061f\u037e\n]{4,}[?\uff1f\u061f\u037e]")
+# It always matches, so a text is read once, however long its sentences are.
+_SENTENCE = re.compile("[^.!?\u2026\u3002\uff01\uff1f\u061f\u037e\n]+[?\uff1f\u061f\u037e]?")
+_ASKS = ("?", "\uff1f", "\u061f", "\u037e")
 _UMLAUT = re.compile(r"(?<![aeiouq])([aou])(?:e|(?<=a)a)")
 _WRITTEN_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa", "æ": "ae"})
 
@@ -176,8 +178,9 @@ def question_of(text: str) -> str | None:
     words = text.split()
     if len(words) <= MAX_QUERY_WORDS:
         return None
-    asked = _QUESTION.findall(text)[-2:]
-    return " ".join(part.strip() for part in asked) or " ".join(words[-LAST_WORDS:])
+    sentences = (part.strip() for part in _SENTENCE.findall(text))
+    asked = [part for part in sentences if part.endswith(_ASKS) and len(part) > 4][-2:]
+    return " ".join(asked) or " ".join(words[-LAST_WORDS:])
 
 
 def _beside(query: str, folded: str) -> Iterator[Iterable[str]]:

@@ -228,6 +228,12 @@ def _saturation() -> list[Panel]:
             },
         ),
         lines(
+            "Stored in part",
+            {"{{code}}": rate("document_warnings_total", by="code")},
+            unit="cps",
+            text="Warnings of ingested documents: something of their file is not in their text",
+        ),
+        lines(
             "Vector search",
             {"recall of the least exact index": gauge("min", "vector_index_recall")},
             unit="percentunit",

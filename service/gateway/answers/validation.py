@@ -110,8 +110,8 @@ def _check_length(request: GenerateRequest, max_context: int) -> None:
     if chars > MAX_CHARS_PER_TOKEN * max_context or len(turns) > max_context:
         field = "question" if request.messages is None else "messages"
         raise PromptTooLong(
-            f"{context_length(max_context)} and {field} has {chars} characters in {len(turns)} "
-            "messages: shorten it",
+            f"{context_length(max_context)} and {field} has {chars} characters"
+            f"{f' in {len(turns)} messages' if len(turns) > 1 else ''}: shorten it",
             field=field,
         )
 

@@ -134,12 +134,12 @@ def test_documents_are_listed_in_pages(rig: Rig) -> None:
 
 
 def test_a_failed_document_fails_alone(rig: Rig) -> None:
-    title = "word " * 300  # leaves no room for text in a chunk
-    job = rig.ingest([*DOCUMENTS, {"doc_id": "bad", "text": "x", "title": title}])
+    invisible = "\u200b"
+    job = rig.ingest([*DOCUMENTS, {"doc_id": "bad", "text": invisible}])
     assert job["state"] == "failed"
     assert job["progress"] == {"done": 3, "failed": 1, "cancelled": 0, "total": 4}
     (error,) = job["errors"]
-    assert error["doc_id"] == "bad" and "title" in error["message"]
+    assert error["doc_id"] == "bad" and "no text" in error["message"]
 
 
 @pytest.mark.parametrize(
