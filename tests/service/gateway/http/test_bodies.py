@@ -67,6 +67,7 @@ def test_gzip_is_read_everywhere(rig: Rig) -> None:
         (BODY, "br", 415, "or gzip"),
         (gzip.compress(BODY), "gzip, gzip", 415, "or gzip"),
     ],
+    ids=["not packed", "cut off", "more behind", "deflate", "brotli", "twice"],  # gzip has the time
 )
 def test_what_cannot_be_unpacked_is_refused(
     shared: Rig, body: bytes, coding: str, status: int, says: str
