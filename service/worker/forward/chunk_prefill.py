@@ -144,7 +144,7 @@ class ChunkPrefill:
             if address.part_key:  # others are computed behind it
                 raw = replace(address.spec, codec="raw")
                 kept = encode_chunk(raw, chunk.k, chunk.v, pin=pin)
-                self._keep(address.part_key, address.ids, kept)
+                self._keep(address.part_key, address, kept)
         return computed
 
     @property
@@ -153,7 +153,7 @@ class ChunkPrefill:
         return tile_rows(self._decoder.device)
 
     def forget(self, ids: tuple[int, ...]) -> None:
-        """Drop parts that contain these tokens, because their text was deleted."""
+        """Drop parts that contain or have seen these tokens, because their text was deleted."""
         for key in [key for key, (kept, _) in self._parts.items() if _contains(kept, ids)]:
             del self._parts[key]
 
@@ -169,16 +169,17 @@ class ChunkPrefill:
             return kept[1], 0.0
         found = (yield from self._stored(part)) if part.parts else None
         if found is not None:
-            self._keep(part.key, part.ids, found)
+            self._keep(part.key, part, found)
             return found, 0.0
         computed = yield from self.compute(part)
-        self._keep(part.key, part.ids, computed.chunk)
+        self._keep(part.key, part, computed.chunk)
         if self.write is not None and part.parts:  # S alone is short
             self.write(part, computed)
         return computed.chunk, computed.flops
 
-    def _keep(self, key: str, ids: tuple[int, ...], stored: EncodedChunk) -> None:
-        self._parts[key] = (ids, stored)
+    def _keep(self, key: str, part: Address, stored: EncodedChunk) -> None:
+        seen = (*part.prefix_ids, *part.ids)  # all that is to be deleted with any of it
+        self._parts[key] = (seen, stored)
         while len(self._parts) > MAX_PARTS:
             self._parts.popitem(last=False)
 

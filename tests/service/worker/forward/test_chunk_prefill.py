@@ -217,3 +217,7 @@ def test_chunks_of_a_document_are_parts_of_one_another(any_family: Tiny) -> None
         assert done[2].flops < fresh.flops / 2, "what stands before it was at hand"
         for ours, expected in zip(done[2].chunk.layer(1), fresh.chunk.layer(1), strict=True):
             assert torch.equal(ours, expected)
+        chunks.forget(tuple(D1))
+        again = run(chunks.compute(stored[2]))
+        kept = chunk_prefill(any_family.decoder, len(S), behind=0)
+        assert again.flops == fresh.flops - kept, "what has seen the text is gone"
