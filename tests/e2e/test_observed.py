@@ -55,6 +55,7 @@ def observed(
             lambda: server.query("kvstitch_worker_up") == [1.0], "Prometheus does not scrape"
         )
         service.ingest(twelve)
+        traffic.warned(service)
         traffic.answers(service, twelve)
         for tier in ("memory", "ssd"):
             traffic.hit(service, names, tier)

@@ -92,6 +92,18 @@ def compared(service: Service, times: int = 30) -> None:
     service.until(enough, "the gate does not compare", START_S)
 
 
+def warned(service: Service) -> None:
+    """A file of which something is stored only by guess."""
+    text = "Das Menü: Café, Thé, Crème brûlée für zwei Gäste. Schöne Grüße aus Köln."
+    file = {"file": ("menu.txt", text.encode("latin-1"))}
+    job = service.http.post("/admin/precompute", params={"collection": "guessed"}, files=file)
+    assert job.status_code == 202
+    service.until(
+        lambda: "kvstitch_document_warnings_total{" in service.http.get("/metrics").text,
+        "no warning is counted",
+    )
+
+
 def wrong(service: Service) -> None:
     """What clients get wrong, and one that leaves."""
     assert service.post(QUESTION, fusion={"method": "nope"}).status_code == 422
