@@ -24,7 +24,6 @@ class CallReader:
 
     Attributes:
         name: Once it is known.
-        arguments: The text of the arguments so far.
         complete: Whether the object has ended.
         broken: Whether it cannot be a call.
         foreign: Whether it has a field that calls do not have.
@@ -33,18 +32,30 @@ class CallReader:
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
-        self.arguments = ""
         self.complete = False
         self.broken = False
         self.foreign = self.given = False
         self._bare = name is not None
-        self._text = ""
+        self._chars: list[str] = []  # joined only when asked: answers can be long
+        self._arguments = ""  # once they have ended
         self._depth = 0
         self._in_string = False
         self._escaped = False
         self._key: str | None = None
         self._token_start = 0  # where the key or value begins
         self._in_value = False
+
+    @property
+    def arguments(self) -> str:
+        """The text of the arguments so far."""
+        if self._bare:
+            return self._text()
+        if self._in_value and self._key in ARGUMENT_KEYS:
+            return self._text(self._token_start).strip()
+        return self._arguments
+
+    def _text(self, start: int = 0, end: int | None = None) -> str:
+        return "".join(self._chars[start:end])
 
     @property
     def streamable(self) -> bool:
@@ -68,23 +79,19 @@ class CallReader:
     def _begun_text(self) -> str | None:
         """Return the string that began with the last value."""
         try:
-            found = from_json(self._text[self._token_start :], allow_partial="trailing-strings")
+            found = from_json(self._text(self._token_start), allow_partial="trailing-strings")
         except ValueError:
             return None
         return found if isinstance(found, str) else None
 
     def feed(self, char: str) -> None:
         """Take the next character; not after `complete` or `broken`."""
-        at = len(self._text)
-        self._text += char
+        at = len(self._chars)
+        self._chars.append(char)
         outside = not self._in_string
         self._follow(char)
-        if self._bare:
-            self.arguments = self._text
-        elif self._depth == 0 or (self._depth == 1 and outside):
+        if not self._bare and (self._depth == 0 or (self._depth == 1 and outside)):
             self._structure(char, at)
-        if self._in_value and self._key in ARGUMENT_KEYS and not self._bare:
-            self.arguments = self._text[self._token_start :].strip()
         if self._depth == 0 and not self._in_string:
             self._finish()
 
@@ -106,14 +113,14 @@ class CallReader:
     def _structure(self, char: str, at: int) -> None:
         """Take a character of the object itself, outside of strings and of what it holds."""
         if char == ":" and not self._in_value:
-            self._key = self._read(self._text[self._token_start : at])
+            self._key = self._read(self._text(self._token_start, at))
             self._in_value, self._token_start = True, at + 1
             self.broken |= not isinstance(self._key, str)
             self.foreign |= self._key not in _KEYS
             self.given |= self._key in ARGUMENT_KEYS
         elif char == "," or (char == "}" and self._depth == 0):
             if self._in_value:
-                self._take(self._text[self._token_start : at])
+                self._take(self._text(self._token_start, at))
             self._in_value, self._token_start, self._key = False, at + 1, None
         elif char == "{" and self._depth == 1:
             self._token_start = at + 1
@@ -125,9 +132,9 @@ class CallReader:
         elif self._key in ARGUMENT_KEYS:
             read = self._read(value)
             # Some models write the arguments' JSON as a string.
-            self.arguments = read if isinstance(read, str) else value.strip()
+            self._arguments = read if isinstance(read, str) else value.strip()
             if read is None:
-                self.arguments = ""
+                self._arguments = ""
 
     def _read(self, text: str) -> Any:
         try:
@@ -138,10 +145,10 @@ class CallReader:
 
     def _finish(self) -> None:
         self.complete = True
-        self.arguments = self.arguments or "{}"
+        self._arguments = self._arguments or "{}"
         self.broken |= self.name is None or not is_object(self.arguments)
         if not self._bare:
-            self._read(self._text)
+            self._read(self._text())
 
 
 def is_object(text: str) -> bool:
