@@ -56,6 +56,7 @@ class EmbeddedDocument:
         spans: Its chunks.
         vectors: `[len(spans), dim]`; None if this revision was stored already, or on an error.
         error: Why it cannot be stored; None otherwise.
+        title_cut: Whether its title was too long for its chunks.
     """
 
     document: Document
@@ -63,6 +64,7 @@ class EmbeddedDocument:
     spans: list[ChunkSpan] = field(default_factory=list)
     vectors: Vectors | None = None
     error: RetrieverError | None = None
+    title_cut: bool = False
 
     @property
     def texts(self) -> list[str]:
@@ -149,6 +151,7 @@ def _split(
     try:
         validate_document(document)
         document = replace(document, title=chunking.short_title(document.title))
+        item.title_cut = document.title != item.document.title
         item.document = document
         item.revision = document_revision(document, fingerprint)
         if catalog is not None and catalog.revision(document.doc_id, scope=scope) == item.revision:

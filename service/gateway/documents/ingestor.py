@@ -67,6 +67,13 @@ PASS_CHUNKS = 256  # of one document whose KV is stored before others have their
 MAX_CRASHES = 3  # a document during which the worker died this often fails
 
 
+TITLE_CUT = ParseWarning(
+    "title_cut",
+    "its title takes more than a fourth of a chunk, stands in each of them, and was cut: give a "
+    "shorter one if words of it are missed",
+)
+
+
 class DocumentQueue(Protocol):
     """Documents on their way in, each with a number; every call may block."""
 
@@ -220,12 +227,15 @@ class Ingestor:
         """Store those that were not cancelled meanwhile, and note what became of all."""
         async with self._purges.catalog_lock:
             numbers = [item.number for item, _ in embedded]
+            title_cut = {item.number for item, document in embedded if document.title_cut}
             current = await asyncio.to_thread(self._queue.still_in, "pending", numbers)
             indexed = []
             for item, result in await self._store([e for e in embedded if e[0].number in current]):
                 if result.error is None:
                     tokens = sum(chunk.tokens for chunk in result.chunks)
-                    said = warnings[item.number]
+                    said = [*warnings[item.number]]
+                    if item.number in title_cut:
+                        said.append(TITLE_CUT)
                     encoded = json.dumps([asdict(warning) for warning in said], ensure_ascii=False)
                     indexed.append(IndexedDocument(
                         item.number, result.status, len(result.chunks), tokens, encoded

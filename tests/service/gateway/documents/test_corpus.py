@@ -133,6 +133,16 @@ def test_documents_are_listed_in_pages(rig: Rig) -> None:
     assert one["text"] == "text 3" and one["metadata"] == {"i": 3} and one["num_chunks"] == 1
 
 
+def test_a_title_that_is_cut_is_said(rig: Rig) -> None:
+    long = {"doc_id": "long", "text": "x", "title": "word " * 300}
+    job = rig.ingest([*DOCUMENTS, long])
+    assert job["state"] == "succeeded" and job["warned"] == 1
+    stored = rig.http.get("/admin/documents/long").json()
+    assert [w["code"] for w in stored["warnings"]] == ["title_cut"]
+    assert long["title"].startswith(stored["title"].removesuffix("…"))
+    assert 0 < len(stored["title"]) < len(long["title"])
+
+
 def test_a_failed_document_fails_alone(rig: Rig) -> None:
     invisible = "\u200b"
     job = rig.ingest([*DOCUMENTS, {"doc_id": "bad", "text": invisible}])
