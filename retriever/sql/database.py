@@ -113,7 +113,7 @@ class Database:
             while self._idle:
                 self._idle.pop().close()
             if engine is not None:
-                engine.dispose()
+                engine.pool.dispose()
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -151,7 +151,7 @@ class Database:
 
         It ends with the session of a process that dies.
         """
-        with self._translated(), self._opened().connect() as connection:
+        with self._translated(), self._connection(self._opened()) as connection:
             driver: Any = connection.connection.driver_connection
             driver.execute("SELECT pg_advisory_lock(%s)", (lock,))
             try:
@@ -217,10 +217,14 @@ class Database:
         connection = psycopg.connect(
             str(self._where), connect_timeout=CONNECT_S, autocommit=True, **CLIENT_KEEPALIVE
         )
-        # `public` is where extensions are.
-        connection.execute(f"SET search_path TO {self._namespace}, public".encode())
-        for name, value in SERVER_KEEPALIVE.items():
-            connection.execute(f"SET {name} = {value}".encode())
+        try:
+            # `public` is where extensions are.
+            connection.execute(f"SET search_path TO {self._namespace}, public".encode())
+            for name, value in SERVER_KEEPALIVE.items():
+                connection.execute(f"SET {name} = {value}".encode())
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _connect_sqlite(self) -> sqlite3.Connection:
@@ -259,8 +263,12 @@ class Database:
     @contextmanager
     def _connection(self, engine: sa.Engine) -> Iterator[sa.Connection]:
         if self.shared:
-            with engine.connect() as connection:
-                yield connection
+            try:
+                with engine.connect() as connection:
+                    yield connection
+            finally:
+                if self._engine is not engine:  # closed meanwhile: nobody else empties its pool
+                    engine.pool.dispose()
             return
         # Taking a connection from the engine's pool takes longer than a short read of SQLite.
         idle = self._idle
@@ -275,6 +283,7 @@ class Database:
                 idle.append(connection)
             else:  # it was closed meanwhile, or is about to be opened
                 connection.close()
+                engine.pool.dispose()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
