@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from service.gateway.documents.parsing.parsed_file import Bounds, TextBuilder
-from service.gateway.documents.parsing.table_grid import Cell
-from service.gateway.documents.parsing.tables import add_rows
+from service.gateway.documents.parsing.tables.grid import Cell
+from service.gateway.documents.parsing.tables.rows import add_rows
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -63,7 +63,7 @@ def _rows(tokens: Sequence[Token], bounds: Bounds) -> str:
 def _html(content: str, bounds: Bounds) -> str:
     from selectolax.lexbor import LexborHTMLParser
 
-    from service.gateway.documents.parsing.html_tables import read_table
+    from service.gateway.documents.parsing.markup.html_tables import read_table
 
     tree = LexborHTMLParser(content)
     tables = tree.css("table")

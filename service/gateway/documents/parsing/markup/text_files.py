@@ -11,7 +11,7 @@ import re
 from itertools import pairwise
 
 from service.gateway.documents.parsing.charsets import Decoded, decode
-from service.gateway.documents.parsing.markdown_tables import LINE_END, with_named_rows
+from service.gateway.documents.parsing.markup.markdown_tables import LINE_END, with_named_rows
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     Mark,

@@ -13,8 +13,8 @@ from selectolax.lexbor import LexborNode
 
 from service.gateway.documents.parsing import charsets
 from service.gateway.documents.parsing.charsets import Decoded
-from service.gateway.documents.parsing.html_tables import HtmlTable, read_table
-from service.gateway.documents.parsing.page_tree import page_tree
+from service.gateway.documents.parsing.markup.html_tables import HtmlTable, read_table
+from service.gateway.documents.parsing.markup.page_tree import page_tree
 from service.gateway.documents.parsing.parsed_file import (
     SOFT_HYPHEN,
     Bounds,
@@ -24,7 +24,7 @@ from service.gateway.documents.parsing.parsed_file import (
     heading,
     left_out_warnings,
 )
-from service.gateway.documents.parsing.tables import add_rows
+from service.gateway.documents.parsing.tables.rows import add_rows
 
 _INVISIBLE = [
     "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",

@@ -17,8 +17,8 @@ from itertools import islice
 from typing import cast
 
 from service.gateway.documents.parsing.parsed_file import TextBuilder
-from service.gateway.documents.parsing.table_grid import Cell, Row, distinct, grid
-from service.gateway.documents.parsing.table_headers import (
+from service.gateway.documents.parsing.tables.grid import Cell, Row, distinct, grid
+from service.gateway.documents.parsing.tables.headers import (
     column_names,
     find_header,
     names_columns,

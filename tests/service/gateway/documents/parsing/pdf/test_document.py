@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing import pdf
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from service.gateway.documents.parsing.pdf import document
 from tests.service.gateway.documents.encrypted_pdfs import AES_128, AES_256, LOCKED
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf
 
@@ -18,7 +18,7 @@ def column(x: float, texts: list[str], top: float = 700) -> list[Drawn]:
 
 
 def read(*pages: list[Drawn], **more: object) -> ParsedFile:
-    return pdf.parse(draw_pdf(pages, **more), BOUNDS)  # type: ignore[arg-type]
+    return document.parse(draw_pdf(pages, **more), BOUNDS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_text_without_unicode_is_not_stored_as_text() -> None:
 
 def test_encrypted_files_that_need_no_password_and_one_that_does() -> None:
     for content in (AES_128, AES_256):
-        assert pdf.parse(content, BOUNDS).text == "The reserve is 88 crowns."
+        assert document.parse(content, BOUNDS).text == "The reserve is 88 crowns."
     with pytest.raises(InvalidRequest, match="remove the password"):
-        pdf.parse(LOCKED, BOUNDS)
+        document.parse(LOCKED, BOUNDS)
 
 
 @pytest.mark.parametrize(

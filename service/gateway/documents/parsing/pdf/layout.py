@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from service.gateway.documents.parsing.pdf_words import Word
+from service.gateway.documents.parsing.pdf.words import Word
 
 MIN_COLUMN_ROWS = 3
 _CJK = "\u2e80-\u2fdf\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from service.gateway.documents.parsing.pdf_layout import IS_CJK, Line
-from service.gateway.documents.parsing.pdf_words import HYPHEN
+from service.gateway.documents.parsing.pdf.layout import IS_CJK, Line
+from service.gateway.documents.parsing.pdf.words import HYPHEN
 
 _DIVIDED = re.compile(rf"(\w+)([-\u00ad\u2010{HYPHEN}])$")
 _START = re.compile(r"\w+")

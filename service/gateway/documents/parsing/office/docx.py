@@ -15,9 +15,14 @@ import docx
 from docx.oxml.ns import qn
 from lxml import etree
 
-from service.gateway.documents.parsing import drawings
-from service.gateway.documents.parsing.docx_styles import Numbering, Styles, switched_on, value
-from service.gateway.documents.parsing.docx_text import (
+from service.gateway.documents.parsing.office import drawings
+from service.gateway.documents.parsing.office.docx_styles import (
+    Numbering,
+    Styles,
+    switched_on,
+    value,
+)
+from service.gateway.documents.parsing.office.docx_text import (
     PAGE_BREAK,
     Found,
     paragraph_text,
@@ -32,8 +37,8 @@ from service.gateway.documents.parsing.parsed_file import (
     meaningful_title,
     one_line,
 )
-from service.gateway.documents.parsing.table_grid import Cell
-from service.gateway.documents.parsing.tables import add_rows
+from service.gateway.documents.parsing.tables.grid import Cell
+from service.gateway.documents.parsing.tables.rows import add_rows
 
 MAX_NESTED = 30  # text boxes in text boxes, notes in notes
 _NOTE_PARTS = {"footnotes": "footnote", "endnotes": "endnote", "comments": "comment"}

@@ -8,8 +8,8 @@ from importlib import import_module
 from zipfile import ZipFile
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.archives import check_no_entities, open_zip
-from service.gateway.documents.parsing.office_package import usual_package
+from service.gateway.documents.parsing.office.archives import check_no_entities, open_zip
+from service.gateway.documents.parsing.office.package import usual_package
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 
 # A file that only such a format has.
@@ -36,7 +36,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
             check_no_entities(archive)
             content = usual_package(content, archive)
     # Each of these libraries takes a part of a second to load.
-    module = import_module(f"service.gateway.documents.parsing.{kind}")
+    module = import_module(f"service.gateway.documents.parsing.office.{kind}")
     parsed: ParsedFile = module.parse(content, bounds)
     return parsed
 

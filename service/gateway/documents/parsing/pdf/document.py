@@ -18,10 +18,10 @@ from service.gateway.documents.parsing.parsed_file import (
     meaningful_title,
     places_warning,
 )
-from service.gateway.documents.parsing.pdf_layout import Line, lines_of
-from service.gateway.documents.parsing.pdf_lines import Vocabulary, paragraphs
-from service.gateway.documents.parsing.pdf_running import without_running_lines
-from service.gateway.documents.parsing.pdf_words import read_page
+from service.gateway.documents.parsing.pdf.layout import Line, lines_of
+from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
+from service.gateway.documents.parsing.pdf.running_lines import without_running_lines
+from service.gateway.documents.parsing.pdf.words import read_page
 
 FEW_CHARS = 100  # less than this on a page that a picture covers: a scan with a stamp on it
 _USUAL = ".,;:-\u2013\u2014_=*()/%$\u20ac\u2022\x02"  # in tables, rules and leaders

@@ -11,7 +11,7 @@ from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
 from pptx.util import Inches
 
-from service.gateway.documents.parsing import office, pptx
+from service.gateway.documents.parsing.office import formats, pptx
 from service.gateway.documents.parsing.parsed_file import Bounds
 from tests.service.gateway.documents.office_files import (
     changed_zip,
@@ -61,7 +61,7 @@ def test_archives_as_other_programs_write_them(kind: str, change: object) -> Non
     changed = dict(change(name, part) for name, part in parts_of(WHOLE[kind]).items())  # type: ignore[operator]
     content = make_zip(changed)
     assert content != WHOLE[kind]
-    found, usual = office.parse(content, BOUNDS), office.parse(WHOLE[kind], BOUNDS)
+    found, usual = formats.parse(content, BOUNDS), formats.parse(WHOLE[kind], BOUNDS)
     assert found.text == usual.text and "eron" in found.text.lower()
 
 

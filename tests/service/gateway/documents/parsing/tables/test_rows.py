@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from service.gateway.documents.parsing import html, markup
+from service.gateway.documents.parsing.markup import html, text_files
 from service.gateway.documents.parsing.parsed_file import Bounds, TextBuilder
-from service.gateway.documents.parsing.table_grid import Cell
-from service.gateway.documents.parsing.tables import add_rows
+from service.gateway.documents.parsing.tables.grid import Cell
+from service.gateway.documents.parsing.tables.rows import add_rows
 
 
 def written(
@@ -162,7 +162,7 @@ def test_tables_of_markdown() -> None:
         "```\n| no | table |\n|---|---|\n```\n\n## More\n\n"
         "<table><tr><th>x</th><th>y</th></tr>\n<tr><td>1</td><td>2</td></tr></table>\n\nend\n"
     )
-    found = markup.parse_markdown(text.encode(), BOUNDS)
+    found = text_files.parse_markdown(text.encode(), BOUNDS)
     assert found.text == (
         "# Isles\n\nIsle: Vik | Ports: a|b c\nIsle: **Sund**\n\nafter\n\n"
         "```\n| no | table |\n|---|---|\n```\n\n## More\n\nx: 1 | y: 2\n\nend\n"

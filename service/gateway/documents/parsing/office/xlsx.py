@@ -23,7 +23,7 @@ from openpyxl.utils.cell import range_boundaries
 from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
 
-from service.gateway.documents.parsing.number_formats import formatted
+from service.gateway.documents.parsing.office.number_formats import formatted
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
@@ -32,8 +32,8 @@ from service.gateway.documents.parsing.parsed_file import (
     one_line,
     places_warning,
 )
-from service.gateway.documents.parsing.table_grid import NOTHING, Cell, Row
-from service.gateway.documents.parsing.tables import add_rows
+from service.gateway.documents.parsing.tables.grid import NOTHING, Cell, Row
+from service.gateway.documents.parsing.tables.rows import add_rows
 
 MAX_ROWS = 1_048_576  # Excel's own limit; a file may name rows far beyond it
 _MERGED = re.compile(rb"<(?:\w+:)?mergeCell\s[^>]*?\bref\s*=\s*[\"']([A-Z]+\d+:[A-Z]+\d+)[\"']")

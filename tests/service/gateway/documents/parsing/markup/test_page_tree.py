@@ -7,7 +7,8 @@ from io import BytesIO
 
 import pytest
 
-from service.gateway.documents.parsing import epub, html
+from service.gateway.documents.parsing.markup import html
+from service.gateway.documents.parsing.office import epub
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from tests.service.gateway.documents.office_files import changed_zip, make_epub
 

@@ -10,7 +10,7 @@ from io import StringIO
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.charsets import decode
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
-from service.gateway.documents.parsing.tables import add_rows
+from service.gateway.documents.parsing.tables.rows import add_rows
 
 DELIMITERS = ",;\t|"
 SAMPLE_LINES = 20

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from service.gateway.documents.parsing.pdf_layout import Line
+from service.gateway.documents.parsing.pdf.layout import Line
 
 MIN_PAGES = 3  # that show a line before it counts as running
 MAX_LINES = 3  # of a header, of a footer

@@ -7,9 +7,9 @@ from io import BytesIO
 import pytest
 from openpyxl import Workbook
 
-from service.gateway.documents.parsing.number_formats import formatted
+from service.gateway.documents.parsing.office.number_formats import formatted
+from service.gateway.documents.parsing.office.xlsx import parse
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
-from service.gateway.documents.parsing.xlsx import parse
 
 
 def saved(book: Workbook) -> ParsedFile:
