@@ -155,6 +155,7 @@ class Ingest:
 
     def __init__(self, args: argparse.Namespace, metadata: dict[str, Any], *, total: int) -> None:
         self._given, self._metadata = args, metadata
+        self._readers = [name.strip() for name in args.readers.split(",") if name.strip()]
         self.account = Account()
         self._resumed = 0
         self._hidden: set[str] = set()
@@ -197,7 +198,10 @@ class Ingest:
 
     def _send(self, client: Client, batch: Batch) -> None:
         args = self._given
-        done = submit(client, batch, collection=args.collection, metadata=self._metadata)
+        done = submit(
+            client, batch,
+            collection=args.collection, metadata=self._metadata, readers=self._readers,
+        )  # fmt: skip
         for reply in done.jobs:
             self._resumed += reply.resumed
             self.account.jobs[reply.job.job_id] = reply.job

@@ -14,6 +14,8 @@ from typing import Any
 
 from sqlalchemy import bindparam, select
 
+from retriever.errors import InvalidDocument
+from retriever.readers import EVERYTHING, View, check_group
 from retriever.sql.expressions import Prepared
 from service.errors import InvalidRequest, NotFound
 from service.gateway.auth import key_text
@@ -29,6 +31,7 @@ class StoredKey:
     """A key without its secret. Times are in Unix seconds.
 
     adapter: the LoRA adapter that answers its requests; "": it is bound to none.
+    view: what it may read of its tenant's documents.
     """
 
     key_id: str
@@ -40,6 +43,7 @@ class StoredKey:
     expires: float | None
     revoked: float | None
     adapter: str = ""
+    view: View = EVERYTHING
 
     def valid(self, now: float) -> bool:
         return self.revoked is None and (self.expires is None or now < self.expires)
@@ -72,6 +76,7 @@ class KeyStore:
         tenant: str = "",
         name: str = "",
         adapter: str = "",
+        view: View = EVERYTHING,
         scopes: frozenset[str] = frozenset(key_text.SCOPES),
         limits: Limits | None = None,
         expires: float | None = None,
@@ -82,6 +87,7 @@ class KeyStore:
             tenant: Whose documents it sees.
             name: For people.
             adapter: The LoRA adapter that answers its requests; "": any that they name.
+            view: What it may read.
             scopes: What it may do.
             limits: Its quotas; None: no limits.
             expires: Unix seconds; None: never.
@@ -90,7 +96,8 @@ class KeyStore:
             The key, which cannot be read again, and what is stored of it.
 
         Raises:
-            InvalidRequest: A scope is unknown, or tenant, name or adapter is too long.
+            InvalidRequest: A scope is unknown, tenant, name or adapter is too long, or no group can
+                have such a name.
         """
         limits = limits or Limits()
         if unknown := scopes - set(key_text.SCOPES):
@@ -103,6 +110,11 @@ class KeyStore:
                 raise InvalidRequest(
                     f"{field} may have up to {MAX_NAME_CHARS} printable characters", field=field
                 )
+        for group in view.groups or ():
+            try:
+                check_group(group)
+            except InvalidDocument as error:
+                raise InvalidRequest(str(error), field="groups") from error
         key, key_id, digest = key_text.new_key()
         row = {
             "key_id": key_id,
@@ -113,6 +125,7 @@ class KeyStore:
             "created": time.time(),
             "expires": expires,
             "adapter": adapter,
+            "groups": view.name,
             **asdict(limits),
         }
         with self._database.write() as write:
@@ -178,5 +191,5 @@ def _stored(row: tuple[Any, ...]) -> StoredKey:
     fields = dict(zip(keys.columns.keys(), row, strict=True))
     del fields["secret_sha256"]
     limits = Limits(**{each.name: fields.pop(each.name) for each in dataclass_fields(Limits)})
-    scopes = frozenset(fields.pop("scopes").split())
-    return StoredKey(**fields, scopes=scopes, limits=limits)
+    scopes, view = frozenset(fields.pop("scopes").split()), View.named(fields.pop("groups"))
+    return StoredKey(**fields, scopes=scopes, limits=limits, view=view)

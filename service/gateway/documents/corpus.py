@@ -94,6 +94,7 @@ class Corpus:
             disk=disk,
             rate=rate,
             ingestor=self._ingestor,
+            retriever=retriever,
         )
         self.documents = DocumentService(
             retriever=retriever,
