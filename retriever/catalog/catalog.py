@@ -29,6 +29,7 @@ from retriever.catalog.catalog_records import (
 from retriever.catalog.filter_conditions import conditions
 from retriever.catalog.queries import CarriedOver
 from retriever.catalog.reading_groups import of_readers, readable
+from retriever.catalog.shown_chunks import Shown, ShownChunks
 from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
 from retriever.chunking import ChunkSpan
 from retriever.documents import (
@@ -71,6 +72,7 @@ class Catalog:
             database = catalog_database(Path(database))
         self.database = database
         self._words: FullText = postings if database.shared else bm25
+        self._shown = ShownChunks()
 
     @property
     def shared(self) -> bool:
@@ -286,14 +288,18 @@ class Catalog:
         self, doc_filter: DocFilter | None, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[int] | None:
         """Return the ids of the chunks that a search may find; None: all that there are."""
-        if doc_filter is None and scope.view.groups is None:
+        if doc_filter is not None:
+            return self.chunk_ids(doc_filter, scope=scope)
+        if scope.view.groups is None:
             return None
         with self.database.read() as read:
-            scope_id = queries.find_scope(read, scope)
+            state, scope_id = queries.current_state(read), queries.find_scope(read, scope)
+            if (known := self._shown.find(scope_id, scope.view, state)) is not None:
+                return known.chunk_ids
             readers = readable(read, scope_id, scope.view)
-            if doc_filter is None and readers is None:
-                return None
-            return _matching(read, scope_id, doc_filter or DocFilter(), readers)
+            found = None if readers is None else _matching(read, scope_id, DocFilter(), readers)
+        self._shown.remember(scope_id, scope.view, Shown(state, found))
+        return found
 
     def search(
         self,

@@ -116,30 +116,26 @@ def open_rig(folder: Path, data: Path, create: Create) -> Iterator[Callable[...,
 
 @pytest.fixture
 def world(open_rig: Callable[..., Rig], create: Create) -> Iterator[World]:
-    """Over a hundred documents of random readers in two collections, sent by who may."""
+    """Documents of random readers in two collections, sent by who may."""
     rng = random.Random(4)
     rig = open_rig(prefix_mode="primer", companions=2, primers=1)
     subsets = [list(some) for size in range(3) for some in combinations(GROUPS, size)]
-    wanted: list[list[str] | None] = [None, [], *rng.sample(subsets[1:], 4)]
+    wanted: list[list[str] | None] = [None, [], *rng.sample(subsets[1:], 3)]
     members = [member(rig, create, groups) for groups in wanted]
     documents = [
         Secret(number, rng.choice(subsets), rng.choice(["default", "default", "second"]),
                rng.choice(["", "", "/text", ".md"]))
-        for number in range(120)
+        for number in range(80)
     ]  # fmt: skip
     jobs = []
     for start in range(0, len(documents), 20):
         part = [each.sent for each in documents[start : start + 20]]
         jobs.append(rig.ingest(part)["job_id"])
-    # One that fails, and one of which something is missing, of each subset.
-    for number, readers in enumerate(subsets, 1000):
-        failing = Secret(number, readers, suffix=".pdf")
+    # One that fails, of some.
+    for number, readers in enumerate(rng.sample(subsets, 6), 1000):
+        failing = Secret(number, readers)
         documents.append(failing)
-        sent = rig.http.post(
-            "/admin/precompute", params={"readers": ",".join(readers)},
-            files={"file": (failing.doc_id, b"%PDF-1.4 secret", "application/pdf")},
-        )  # fmt: skip
-        job = rig.finished(sent.json()["job_id"])
+        job = rig.ingest([{**failing.sent, "text": " "}])
         assert job["state"] == "failed" and job["errors"][0]["doc_id"] == failing.doc_id
         jobs.append(job["job_id"])
     yield World(rig, members, documents, jobs)
@@ -150,7 +146,7 @@ def world(open_rig: Callable[..., Rig], create: Create) -> Iterator[World]:
 Calls = Callable[[World, Member, random.Random], Iterator[httpx.Response]]
 
 
-def some(world: World, rng: random.Random, count: int = 6) -> list[Secret]:
+def some(world: World, rng: random.Random, count: int = 4) -> list[Secret]:
     return rng.sample(world.documents, count)
 
 
@@ -355,7 +351,7 @@ def test_no_route_tells_anything_of_what_a_key_may_not_read(world: World) -> Non
             leaked = [w for w in hidden if w in reply.text and w not in asked]
             assert not leaked, f"{route} {who.view}: {leaked} in {reply.text}"
             found += any(word in reply.text for word in shown)
-            if "receipt_id" in reply.text and reply.status_code == 200:
+            if reply.request.method != "GET" and "receipt_id" in reply.text:
                 world.receipts.append(reply.json()["receipt_id"])
         for message in fake.received[before:]:
             if isinstance(message, Generate):
@@ -365,7 +361,7 @@ def test_no_route_tells_anything_of_what_a_key_may_not_read(world: World) -> Non
     for route, calls in CALLS.items():
         for who in world.members:
             check(who, calls, route)
-    assert found > 100 and replies > 400, "the keys do see what they may read"
+    assert found > 60 and replies > 250, "the keys do see what they may read"
     for route, calls in AT_THE_END.items():
         for who in reversed(world.members):
             check(who, calls, route)
