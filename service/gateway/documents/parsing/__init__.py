@@ -1,1 +1,1 @@
-"""Files to text: Markdown, HTML and PDF are parsed in a process with limits."""
+"""Files to text, each parsed in a process with limits: a room per family of formats."""

@@ -9,7 +9,8 @@ from email.policy import default
 from typing import Any
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing import charsets, html
+from service.gateway.documents.parsing import charsets
+from service.gateway.documents.parsing.markup import html
 from service.gateway.documents.parsing.parsed_file import (
     MAX_PLACES,
     Bounds,

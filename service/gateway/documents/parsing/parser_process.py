@@ -27,14 +27,14 @@ PRIORITY = 10  # answers come first
 # Module and function that read a kind. Office's formats and EPUB are told apart
 # by what is in them.
 PARSERS = {
-    "csv": ("csv_tables", "parse"),
+    "csv": ("tables.csv_files", "parse"),
     "eml": ("mail", "parse"),
-    "html": ("html", "parse"),
-    "md": ("markup", "parse_markdown"),
-    "office": ("office", "parse"),
-    "pdf": ("pdf", "parse"),
-    "rst": ("markup", "parse_rst"),
-    "text": ("markup", "parse_text"),
+    "html": ("markup.html", "parse"),
+    "md": ("markup.text_files", "parse_markdown"),
+    "office": ("office.formats", "parse"),
+    "pdf": ("pdf.document", "parse"),
+    "rst": ("markup.text_files", "parse_rst"),
+    "text": ("markup.text_files", "parse_text"),
 }
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from retriever import Document
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing import html, markup
+from service.gateway.documents.parsing.markup import html, text_files
 from service.gateway.documents.parsing.parsed_file import Bounds
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
 from tests.service.gateway.documents.pdfs import make_pdf
@@ -205,7 +205,7 @@ CHARACTERS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_
 @settings(max_examples=300, deadline=None)
 @given(text=st.lists(MARKS | CHARACTERS, max_size=20).map("".join))
 def test_any_markdown(text: str) -> None:
-    parsed = markup.parse_markdown(text.encode(), BOUNDS)
+    parsed = text_files.parse_markdown(text.encode(), BOUNDS)
     assert parsed.text == text
     assert all(0 <= start <= len(text) for start, *_ in parsed.marks)
 

@@ -9,7 +9,7 @@ import pytest
 from retriever import Document
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing import html, markup
+from service.gateway.documents.parsing.markup import html, text_files
 from service.gateway.documents.parsing.parsed_file import Bounds
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
@@ -25,7 +25,7 @@ HTML = (
 
 
 def test_markdown_keeps_its_text_and_finds_its_headings() -> None:
-    parsed = markup.parse_markdown(MARKDOWN.encode(), BOUNDS)
+    parsed = text_files.parse_markdown(MARKDOWN.encode(), BOUNDS)
     assert parsed.text == MARKDOWN and parsed.title == "Kettle"
     assert [mark[1:] for mark in parsed.marks] == [("heading", "Kettle"), ("heading", "Parts")]
     assert [MARKDOWN[start:][:5] for start, *_ in parsed.marks] == ["# Ket", "Parts"]

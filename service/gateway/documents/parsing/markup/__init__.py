@@ -1,0 +1,1 @@
+"""HTML, Markdown, reStructuredText and plain text."""

@@ -1,0 +1,174 @@
+"""HTML pages to the text that a reader sees, one block per line.
+
+The tree is walked without recursion, because pages may nest as deep as their author likes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from selectolax.lexbor import LexborNode
+
+from service.gateway.documents.parsing import charsets
+from service.gateway.documents.parsing.charsets import Decoded
+from service.gateway.documents.parsing.markup.html_tables import HtmlTable, read_table
+from service.gateway.documents.parsing.markup.page_tree import page_tree
+from service.gateway.documents.parsing.parsed_file import (
+    SOFT_HYPHEN,
+    Bounds,
+    Mark,
+    ParsedFile,
+    TextBuilder,
+    heading,
+    left_out_warnings,
+)
+from service.gateway.documents.parsing.tables.rows import add_rows
+
+_INVISIBLE = [
+    "script", "style", "noscript", "template", "svg", "iframe", "object", "head", "nav",
+    "button", "select", "textarea",
+]  # fmt: skip
+_BLOCKS = frozenset(
+    [
+        "address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt",
+        "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6",
+        "header", "hr", "li", "main", "ol", "p", "pre", "section", "summary", "table", "tr", "ul",
+    ]
+)  # fmt: skip
+_HEADING = re.compile(r"h[1-6]")
+_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.I)
+_SPACE = re.compile(r"\s+")
+
+
+def decode(content: bytes) -> Decoded:
+    """Decode a page; its label is that of `<meta charset>`.
+
+    Raises:
+        InvalidRequest: Its charset cannot be told, or is not what it says.
+    """
+    return charsets.decode(content, label_of(content))
+
+
+def label_of(content: bytes) -> str:
+    """Return the charset that a page names; "" if it names none."""
+    found = _CHARSET.search(content[:2048])
+    return found[1].decode("ascii") if found else ""
+
+
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a page; its title is that of its head, else its first heading of level 1.
+
+    Raises:
+        InvalidRequest: It cannot be decoded, or exceeds a limit.
+    """
+    decoded = decode(content)
+    tree, left_out = page_tree(decoded.text)
+    named = tree.css_first("title")
+    title = "" if named is None else _SPACE.sub(" ", named.text()).strip()
+    tree.strip_tags(_INVISIBLE)
+    warnings = (*decoded.warnings, *left_out_warnings(left_out))
+    if tree.body is None:
+        return ParsedFile("", title, warnings=warnings)
+    lines = _LineCollector()
+    inside: LexborNode | None = None  # a table that was read as such
+    for entering, node in _walk(tree.body):
+        if inside is not None:
+            inside = None if not entering and node == inside else inside
+        elif entering and node.tag == "table" and (table := read_table(node)) is not None:
+            lines.table(table, bounds)
+            inside = node
+        else:
+            lines.visit(entering, node)
+    parsed = lines.finish(title)
+    bounds.check_chars(len(parsed.text))
+    return replace(parsed, warnings=warnings)
+
+
+class _LineCollector:
+    """Collects lines of text while the tree is walked."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._size = 0
+        self._line = ""
+        self._level = 0  # of the heading around the current text, 0 outside
+        self._preformatted = 0
+        self._top = ""  # the first heading of level 1
+        self._marks: list[Mark] = []
+
+    def visit(self, entering: bool, node: LexborNode) -> None:
+        tag = node.tag or ""
+        if tag == "-text":
+            self._text(node.text_content or "")
+        elif tag == "br" and entering:
+            self._end()
+        elif tag in ("td", "th") and not entering:
+            self._line += " | " if self._line else ""
+        elif tag in _BLOCKS:
+            self._end()
+            if tag == "pre":
+                self._preformatted += 1 if entering else -1
+            if tag == "li" and entering:
+                self._line = "- "
+            if _HEADING.fullmatch(tag):
+                self._level = int(tag[1]) if entering else 0
+
+    def table(self, table: HtmlTable, bounds: Bounds) -> None:
+        self._end()
+        out = TextBuilder(bounds)
+        for title in table.titles:
+            out.line(title)
+        add_rows(out, table.rows, headers=table.headers)
+        for line in out.finish().text.splitlines():
+            self._line = line
+            self._end()
+
+    def finish(self, title: str) -> ParsedFile:
+        self._end()
+        return ParsedFile("\n".join(self._lines), title or self._top, self._marks)
+
+    def _text(self, text: str) -> None:
+        text = text.replace(SOFT_HYPHEN, "")
+        if self._preformatted:
+            first, *others = text.split("\n")
+            self._line += first
+            for line in others:
+                self._end()
+                self._line = line
+            return
+        text = _SPACE.sub(" ", text)
+        self._line += text.lstrip() if not self._line or self._line.endswith(" ") else text
+
+    def _end(self) -> None:
+        line = self._line.rstrip() if self._preformatted else self._line.strip().removesuffix(" |")
+        self._line = ""
+        if not line or line == "-":
+            return
+        if self._level:
+            self._marks.append(heading(self._size, line))
+            if self._level == 1:
+                self._top = self._top or line
+        self._lines.append(line)
+        self._size += len(line) + 1
+
+
+def _walk(root: LexborNode) -> Iterator[tuple[bool, LexborNode]]:
+    """Yield (True, node) before its children, (False, node) after them; text nodes only once."""
+    node: LexborNode | None = root
+    depth = 0
+    while node is not None:
+        yield True, node
+        if node.tag != "-text" and (child := node.child) is not None:
+            node, depth = child, depth + 1
+            continue
+        if node.tag != "-text":
+            yield False, node
+        while depth and node is not None and node.next is None:
+            node, depth = node.parent, depth - 1
+            if node is not None:
+                yield False, node
+        if not depth or node is None:
+            return
+        node = node.next

@@ -1,0 +1,78 @@
+"""Tables of Markdown texts, rewritten by the table model; everything else stays as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from service.gateway.documents.parsing.parsed_file import Bounds, TextBuilder
+from service.gateway.documents.parsing.tables.grid import Cell
+from service.gateway.documents.parsing.tables.rows import add_rows
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+LINE_END = re.compile(r"\r\n|\r|\n")
+_BREAK = re.compile(r"<br\s*/?>", re.I)
+_HTML_TABLE = re.compile(r"\s*<table[\s>]", re.I)
+
+
+def with_named_rows(text: str, tokens: Sequence[Token], bounds: Bounds) -> str:
+    """Return a text whose tables are lines that name their columns.
+
+    Args:
+        text: All of it.
+        tokens: markdown-it's, with tables. Those inside of lists and quotations stay as they are.
+        bounds: What a table's text may have.
+    """
+    starts = [0, *(end.end() for end in LINE_END.finditer(text)), len(text)]
+    out: list[str] = []
+    done = 0
+    for at, token in enumerate(tokens):
+        if token.level or token.map is None or token.map[0] >= len(starts) - 1:
+            continue
+        if token.type == "table_open":
+            written = _rows(tokens[at:], bounds)
+        elif token.type == "html_block" and _HTML_TABLE.match(token.content):
+            written = _html(token.content, bounds)
+        else:
+            continue
+        if written:
+            start, end = starts[token.map[0]], starts[min(token.map[1], len(starts) - 1)]
+            out += [text[done:start], written, "\n"]
+            done = end
+    return "".join([*out, text[done:]])
+
+
+def _rows(tokens: Sequence[Token], bounds: Bounds) -> str:
+    rows: list[list[Cell | str]] = []
+    for at, token in enumerate(tokens):
+        if token.type == "tr_open":
+            rows.append([])
+        elif token.type in ("th_open", "td_open"):
+            rows[-1].append(_BREAK.sub(" ", tokens[at + 1].content))
+        elif token.type == "table_close":
+            break
+    out = TextBuilder(bounds)
+    # A table whose header is blank is written so because Markdown knows none without.
+    add_rows(out, rows, headers=1 if any(map(str, rows[0])) else None)
+    return out.finish().text
+
+
+def _html(content: str, bounds: Bounds) -> str:
+    from selectolax.lexbor import LexborHTMLParser
+
+    from service.gateway.documents.parsing.markup.html_tables import read_table
+
+    tree = LexborHTMLParser(content)
+    tables = tree.css("table")
+    outside = tree.body is not None and tree.body.child != (tables[0] if tables else None)
+    table = read_table(tables[0]) if len(tables) == 1 and not outside else None
+    if table is None:
+        return ""
+    out = TextBuilder(bounds)
+    for title in table.titles:
+        out.line(title)
+    add_rows(out, table.rows, headers=table.headers)
+    return out.finish().text

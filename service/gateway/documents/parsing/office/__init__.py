@@ -1,0 +1,1 @@
+"""DOCX, PPTX, XLSX and EPUB, which are archives of XML."""

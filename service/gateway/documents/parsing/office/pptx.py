@@ -1,0 +1,170 @@
+"""PPTX: text, tables, charts, SmartArt, notes and comments of every slide, in their order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from typing import Any
+
+from lxml import etree
+from pptx import Presentation
+from pptx.shapes.group import GroupShape
+
+from service.gateway.documents.parsing.formulas import formula
+from service.gateway.documents.parsing.office import drawings
+from service.gateway.documents.parsing.parsed_file import (
+    Bounds,
+    ParsedFile,
+    TextBuilder,
+    left_out_warnings,
+    meaningful_title,
+    one_line,
+    places_warning,
+)
+from service.gateway.documents.parsing.tables.grid import Cell
+from service.gateway.documents.parsing.tables.rows import add_rows
+
+_A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+_A14 = "{http://schemas.microsoft.com/office/drawing/2010/main}"
+_MC = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+_DIAGRAM = "{http://schemas.openxmlformats.org/drawingml/2006/diagram}relIds"
+_RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
+_OLE = "{http://schemas.openxmlformats.org/presentationml/2006/main}oleObj"
+
+
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a PPTX.
+
+    Not kept, but counted: pictures, embedded objects, hidden slides. Masters are not read.
+
+    Raises:
+        InvalidRequest: It exceeds a limit.
+        Exception: Whatever python-pptx raises for a broken file.
+    """
+    presentation = Presentation(BytesIO(content))
+    bounds.check_pages(len(presentation.slides), "slides")
+    slides = _Slides(bounds)
+    hidden: list[str] = []
+    for number, slide in enumerate(presentation.slides, 1):
+        if slide._element.get("show") == "0":
+            hidden.append(str(number))
+        else:
+            slides.add(number, slide)
+    warnings = left_out_warnings(slides.left_out)
+    if hidden:
+        message = "hidden slides are left out: {places}; show them and ingest the file again"
+        warnings.append(places_warning("hidden_slides", message, hidden))
+    title = meaningful_title(presentation.core_properties.title or "")
+    return slides.out.finish(title or slides.title, warnings)
+
+
+class _Slides:
+    """Adds one slide after the other."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.out = TextBuilder(bounds)
+        self.title = ""  # of the first slide that has one
+        self.left_out: Counter[str] = Counter()
+
+    def add(self, number: int, slide: Any) -> None:
+        _choose_versions(slide._element)
+        _write_formulas(slide._element)
+        self.out.gap()
+        self.out.mark("slide", str(number))
+        title = slide.shapes.title
+        if title is not None and title.has_text_frame:
+            self.title = self.title or one_line(title.text_frame.text)
+            self.out.heading(2, title.text_frame.text)
+        for shape in _flat(slide.shapes):
+            if title is None or shape.shape_id != title.shape_id:
+                self._shape(slide.part, shape)
+        if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame) is not None:
+            self.out.block(f"Notes: {notes.text}" if notes.text.strip() else "")
+        for text in _comments(slide.part):
+            self.out.block(f"Comment: {text}")
+
+    def _shape(self, part: Any, shape: Any) -> None:
+        if getattr(shape, "has_table", False):
+            self.out.gap()
+            add_rows(self.out, map(_cells, shape.table.rows))
+        elif getattr(shape, "has_chart", False):
+            chart = shape.chart._chartSpace
+            self.out.block(drawings.chart_title(chart))
+            add_rows(self.out, drawings.chart_rows(chart))
+        elif shape.has_text_frame:
+            # A vertical tab is a line break within a paragraph.
+            self.out.block(shape.text_frame.text.replace("\v", "\n"))
+        elif (diagram := next(shape._element.iter(_DIAGRAM), None)) is not None:
+            root = _related(part, diagram.get(_RELATION + "dm", ""))
+            if root is None:
+                self.left_out["embedded_objects"] += 1
+            else:
+                self.out.block("\n".join(drawings.smartart_lines(root)))
+        elif next(shape._element.iter(_OLE), None) is not None:
+            self.left_out["embedded_objects"] += 1
+        elif shape._element.tag.endswith("}pic"):
+            self.left_out["pictures"] += 1
+
+
+def _cells(row: Any) -> list[Cell | str]:
+    """Return the cells that begin in a row, with how many rows and columns they cover."""
+    return [
+        Cell(cell.text, cell.span_height, cell.span_width) if cell.is_merge_origin else cell.text
+        for cell in row.cells
+        if not cell.is_spanned
+    ]
+
+
+def _related(part: Any, key: str) -> Any:
+    try:
+        return drawings.xml_of(part.related_part(key).blob)
+    except (KeyError, etree.XMLSyntaxError):
+        return None
+
+
+def _comments(part: Any) -> Iterator[str]:
+    for relation in part.rels.values():
+        if relation.reltype.endswith("/comments") and not relation.is_external:
+            root = drawings.xml_of(relation.target_part.blob)
+            for comment in root:
+                texts = (
+                    e.text or "" for e in comment.iter() if str(e.tag).endswith(("}text", "}t"))
+                )
+                if text := one_line(" ".join(texts)):
+                    yield text
+
+
+def _choose_versions(slide: Any) -> None:
+    """Of what is there in two versions keep the newer, which the library does not look for."""
+    for versions in list(slide.iter(_MC + "AlternateContent")):
+        chosen = versions.find(_MC + "Choice")
+        chosen = versions.find(_MC + "Fallback") if chosen is None else chosen
+        parent = versions.getparent()
+        place = parent.index(versions)
+        for child in reversed(() if chosen is None else list(chosen)):
+            parent.insert(place, child)
+        parent.remove(versions)
+
+
+def _write_formulas(slide: Any) -> None:
+    """Write formulas as text, each as a run in its paragraph."""
+    for element in list(slide.iter(_A14 + "m")):
+        parent = element.getparent()
+        run = parent.makeelement(_A + "r")
+        text = etree.SubElement(run, _A + "t")
+        text.text = " ".join(map(formula, element))
+        parent.replace(element, run)
+
+
+def _flat(shapes: Iterable[Any]) -> Iterator[Any]:
+    """Yield all shapes; those of a group stand where it does."""
+    stack = [iter(shapes)]
+    while stack:
+        shape = next(stack[-1], None)
+        if shape is None:
+            stack.pop()
+        elif isinstance(shape, GroupShape):
+            stack.append(iter(shape.shapes))
+        else:
+            yield shape

@@ -1,0 +1,195 @@
+"""XLSX: every visible sheet as a table whose rows name their columns.
+
+Kept: values as people see them, also those of formulas; a formula without a saved value as it is
+written. Not kept: hidden sheets, rows and columns, charts, comments, pictures.
+
+Cells are read by openpyxl's reader of a sheet, which its read-only worksheets use, too: these pass
+on neither merged nor hidden cells, and its others take fifty times the file's size of memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date, datetime, time
+from io import BytesIO
+from typing import Any
+
+from openpyxl import load_workbook
+from openpyxl.styles.numbers import BUILTIN_FORMATS
+from openpyxl.utils.cell import range_boundaries
+from openpyxl.worksheet._read_only import ReadOnlyWorksheet
+from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
+
+from service.gateway.documents.parsing.office.number_formats import formatted
+from service.gateway.documents.parsing.parsed_file import (
+    Bounds,
+    ParsedFile,
+    ParseWarning,
+    TextBuilder,
+    one_line,
+    places_warning,
+)
+from service.gateway.documents.parsing.tables.grid import NOTHING, Cell, Row
+from service.gateway.documents.parsing.tables.rows import add_rows
+
+MAX_ROWS = 1_048_576  # Excel's own limit; a file may name rows far beyond it
+_MERGED = re.compile(rb"<(?:\w+:)?mergeCell\s[^>]*?\bref\s*=\s*[\"']([A-Z]+\d+:[A-Z]+\d+)[\"']")
+_TRUE = ("1", "true")
+FORMULAS = (
+    "formulas_without_values",
+    "formulas without a saved value stand as they are written (sheets {places}): open the file in "
+    "a spreadsheet program and save it",
+)
+HIDDEN_SHEETS = ("hidden_sheets", "hidden sheets are left out: {places}")
+Merged = tuple[int, int, int, int]  # first column, first row, last column, last row
+
+
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a file that is known to be an XLSX.
+
+    Raises:
+        InvalidRequest: It exceeds a limit.
+        Exception: Whatever openpyxl raises for a broken file.
+    """
+    book = load_workbook(BytesIO(content), read_only=True, data_only=True, keep_links=False)
+    bounds.check_pages(len(book.sheetnames), "sheets")
+    out = TextBuilder(bounds)
+    hidden: list[str] = []
+    unsaved: list[str] = []
+    left_out: Counter[str] = Counter()
+    for sheet in book.worksheets:
+        if not isinstance(sheet, ReadOnlyWorksheet):
+            continue
+        if sheet.sheet_state != "visible":
+            hidden.append(sheet.title)
+            continue
+        out.gap()
+        out.mark("sheet", sheet.title)
+        out.block(f"## {sheet.title}")
+        reader = _Sheet(sheet)
+        if not add_rows(out, reader.rows(), laid_out=True):
+            out.block("(no rows)")
+        left_out.update(reader.hidden)
+        if reader.formulas:
+            unsaved.append(sheet.title)
+    warnings = [
+        places_warning(*said, places)
+        for said, places in ((FORMULAS, unsaved), (HIDDEN_SHEETS, hidden))
+        if places
+    ]
+    if left_out:
+        said = " and ".join(f"{count} {what}" for what, count in sorted(left_out.items()))
+        message = f"hidden cells are left out: {said}"
+        warnings.append(ParseWarning("hidden_cells", message, count=left_out.total()))
+    return replace(out.finish(book.properties.title or ""), warnings=tuple(warnings))
+
+
+class _Sheet:
+    """Reads the rows of one sheet.
+
+    Attributes:
+        hidden: Hidden rows and columns that held something.
+        formulas: Formulas without a saved value.
+    """
+
+    def __init__(self, sheet: Any) -> None:
+        self.hidden: Counter[str] = Counter()
+        self.formulas = 0
+        self._sheet, self._book = sheet, sheet.parent
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows that are not hidden, and a blank one where rows are missing."""
+        with self._sheet._get_source() as source:
+            merged = [range_boundaries(ref.decode()) for ref in _MERGED.findall(source.read())]
+        coming = sorted(merged, key=lambda area: -area[1])
+        active: dict[Merged, Cell] = {}
+        hidden_columns: set[str] = set()
+        with self._sheet._get_source() as source:
+            parser = _Reader(
+                source, self._sheet._shared_strings, data_only=True, epoch=self._book.epoch,
+                date_formats=self._book._date_formats,
+                timedelta_formats=self._book._timedelta_formats,
+            )  # fmt: skip
+            expected = 1
+            for number, cells in parser.parse():
+                if number > MAX_ROWS:
+                    break
+                values = {one["column"]: self._text(one) for one in cells}
+                while coming and coming[-1][1] <= number:
+                    area = coming.pop()
+                    text = values.get(area[0], "") if area[1] == number else ""
+                    active[area] = Cell(text, area[3] - area[1] + 1, area[2] - area[0] + 1)
+                active = {area: cell for area, cell in active.items() if area[3] >= number}
+                if number > expected:
+                    yield []
+                expected = number + 1
+                if parser.row_dimensions.pop(str(number), {}).get("hidden") in _TRUE:
+                    self.hidden["rows"] += any(values.values())
+                    continue
+                columns = _hidden_columns(parser)
+                hidden_columns |= {str(c) for c in columns if values.get(c)}
+                yield _laid_out(values, active, columns)
+            self.formulas = parser.formulas
+        if hidden_columns:
+            self.hidden["columns"] += len(hidden_columns)
+
+    def _text(self, cell: dict[str, Any]) -> str:
+        value = cell["value"]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            style = self._book._cell_styles[cell["style_id"]]
+            code = BUILTIN_FORMATS.get(style.numFmtId, "General")
+            if style.numFmtId >= 164:
+                code = self._book._number_formats[style.numFmtId - 164]
+            return formatted(value, code)
+        return one_line(_text_of(value))
+
+
+class _Reader(WorkSheetParser):  # type: ignore[misc]
+    """openpyxl's reader, which also gives formulas that have no value."""
+
+    formulas = 0
+
+    def parse_cell(self, element: Any) -> dict[str, Any]:
+        cell: dict[str, Any] = super().parse_cell(element)
+        if cell["value"] is None and cell["data_type"] == "n":
+            formula = element.find(FORMULA_TAG)
+            if formula is not None:
+                found = self.parse_formula(element)
+                cell["value"] = str(getattr(found, "text", None) or found)
+                self.formulas += 1
+        return cell
+
+
+def _hidden_columns(parser: WorkSheetParser) -> set[int]:
+    hidden: set[int] = set()
+    for column in parser.column_dimensions.values():
+        if column.get("hidden") in _TRUE:
+            hidden.update(range(int(column["min"]), int(column.get("max", column["min"])) + 1))
+    return hidden
+
+
+def _laid_out(values: dict[int, str], active: dict[Merged, Cell], hidden: set[int]) -> Row:
+    places = {column: Cell(text) for column, text in values.items() if text}
+    for (first, _, last, _), cell in active.items():
+        if cell.text:
+            places.update(dict.fromkeys(range(first, last + 1), cell))
+    shown = [column for column in range(1, max(places, default=0) + 1) if column not in hidden]
+    return [places.get(column, NOTHING) for column in shown]
+
+
+def _text_of(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "TRUE" if value else "FALSE"
+        case datetime() if value.time() == time():
+            return value.date().isoformat()
+        case datetime():
+            return value.isoformat(" ", "seconds")
+        case date() | time():
+            return value.isoformat()
+    return str(value)

@@ -1,0 +1,1 @@
+"""PDF: characters of its pages to words, lines and paragraphs."""

@@ -1,0 +1,177 @@
+"""PDF: the text of its pages, what is filled into its forms, and the remarks of readers.
+
+Running headers and footers are kept where they first stand. PDFium reads the characters.
+"""
+
+from __future__ import annotations
+
+import pypdfium2 as pdfium
+import pypdfium2.raw as raw
+
+from service.errors import InvalidRequest
+from service.gateway.documents.parsing.parsed_file import (
+    Bounds,
+    ParsedFile,
+    ParseWarning,
+    TextBuilder,
+    left_out_warnings,
+    meaningful_title,
+    places_warning,
+)
+from service.gateway.documents.parsing.pdf.layout import Line, lines_of
+from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
+from service.gateway.documents.parsing.pdf.running_lines import without_running_lines
+from service.gateway.documents.parsing.pdf.words import read_page
+
+FEW_CHARS = 100  # less than this on a page that a picture covers: a scan with a stamp on it
+_USUAL = ".,;:-\u2013\u2014_=*()/%$\u20ac\u2022\x02"  # in tables, rules and leaders
+COVERED = 0.5  # of the page
+
+
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a PDF.
+
+    Raises:
+        InvalidRequest: It is damaged, is encrypted, exceeds a limit or holds no text.
+    """
+    try:
+        document = pdfium.PdfDocument(content)
+    except pdfium.PdfiumError as error:
+        if getattr(error, "err_code", 0) == raw.FPDF_ERR_PASSWORD:
+            raise InvalidRequest("it is encrypted: remove the password first") from error
+        raise InvalidRequest(
+            "it is damaged, or not readable pdf: open it and save it anew"
+        ) from error
+    bounds.check_pages(len(document), "pages")
+    if document.get_formtype() != raw.FORMTYPE_NONE:
+        document.init_forms()
+    reading = _Reading(document)
+    chars = 0
+    for number in range(len(document)):
+        chars += reading.page(number)
+        bounds.check_chars(chars)
+    if not any(reading.pages) and not any(reading.remarks):
+        raise InvalidRequest("it holds no text, only pictures: run it through OCR first")
+    if reading.all_unreadable:
+        raise InvalidRequest(
+            "its fonts do not say which characters they show, so its text cannot be read: "
+            "print it to a new PDF, or run it through OCR"
+        )
+    return reading.finish(bounds)
+
+
+class _Reading:
+    """Collects what is on a document's pages."""
+
+    def __init__(self, document: pdfium.PdfDocument) -> None:
+        self._document = document
+        self.pages: list[list[Line]] = []
+        self.remarks: list[list[str]] = []
+        self._empty: list[str] = []
+        self._scans: list[str] = []
+        self._unreadable: list[str] = []
+        self._readings = 0
+
+    def page(self, index: int) -> int:
+        """Read a page; returns how many characters it has."""
+        label = str(index + 1)
+        try:
+            page = self._document[index]
+        except pdfium.PdfiumError:  # a page of a damaged file
+            self.pages.append([])
+            self.remarks.append([])
+            self._empty.append(label)
+            return 0
+        found = read_page(self._document, page)
+        lines, readings = lines_of(found.words, found.entries)
+        self.pages.append(lines)
+        self.remarks.append(found.remarks)
+        self._readings += readings
+        text = "".join(word.text for word in found.words)
+        chars = len(text)
+        if found.unmapped > 0.2 * chars or _is_rubbish(text):
+            self._unreadable.append(label)
+        if not lines:
+            if next(page.get_objects(max_depth=1), None) is not None:  # it is not blank
+                self._empty.append(label)
+        elif chars < FEW_CHARS and _covered(page) > COVERED:
+            self._scans.append(label)
+        page.close()
+        return chars + sum(map(len, found.remarks))
+
+    @property
+    def all_unreadable(self) -> bool:
+        """Whether no page with text can be read."""
+        return len(self._unreadable) == sum(map(bool, self.pages)) > 0
+
+    def finish(self, bounds: Bounds) -> ParsedFile:
+        out = TextBuilder(bounds)
+        vocabulary = Vocabulary(line.text for page in self.pages for line in page)
+        texts = paragraphs(without_running_lines(self.pages), vocabulary)
+        for number, (text, remarks) in enumerate(zip(texts, self.remarks, strict=True), 1):
+            out.mark("page", str(number))
+            out.block(text)
+            for remark in remarks:
+                out.block(remark)
+        title = str(self._document.get_metadata_dict(skip_empty=True).get("Title", ""))
+        return out.finish(meaningful_title(title), self._warnings())
+
+    def _warnings(self) -> list[ParseWarning]:
+        attached = raw.FPDFDoc_GetAttachmentCount(self._document.raw)
+        warnings = [
+            places_warning(code, message, places)
+            for code, message, places in (
+                (
+                    "pages_without_text",
+                    "pages without text, which may be scans: {places}; run the file through OCR",
+                    self._empty,
+                ),
+                (
+                    "pages_mostly_pictures",
+                    "pages that a picture covers, with hardly any text, which may be scans: "
+                    "{places}; run the file through OCR",
+                    self._scans,
+                ),
+                (
+                    "text_without_unicode",
+                    "pages with fonts that do not say which characters they show, whose text is "
+                    "wrong: {places}; print the file to a new PDF, or run it through OCR",
+                    self._unreadable,
+                ),
+            )
+            if places
+        ]
+        if attached > 0:
+            warnings.append(
+                ParseWarning(
+                    "embedded_files",
+                    f"{attached} files inside the PDF are not read: save and ingest them",
+                    count=attached,
+                )
+            )
+        if self._document.get_formtype() in (raw.FORMTYPE_XFA_FULL, raw.FORMTYPE_XFA_FOREGROUND):
+            warnings.append(
+                ParseWarning(
+                    "xfa_form",
+                    "a form of Adobe LiveCycle (XFA): what was filled in may be missing; "
+                    "print the file to a new PDF",
+                )
+            )
+        warnings += left_out_warnings({"readings_left_out": self._readings})
+        return warnings
+
+
+def _is_rubbish(text: str) -> bool:
+    """Return whether a text is mostly signs: codes of a font that does not say what they show."""
+    signs = sum(not (char.isalnum() or char in _USUAL) for char in text)
+    return len(text) >= 40 and signs > 0.4 * len(text)
+
+
+def _covered(page: pdfium.PdfPage) -> float:
+    """Return the share of a page that its largest picture covers."""
+    width, height = page.get_size()
+    largest = 0.0
+    for picture in page.get_objects([raw.FPDF_PAGEOBJ_IMAGE], max_depth=3):
+        left, bottom, right, top = picture.get_bounds()
+        largest = max(largest, (right - left) * (top - bottom))
+    return float(largest / max(width * height, 1.0))

@@ -1,0 +1,1 @@
+"""Tables of all formats: rows whose cells name their columns."""

@@ -1,0 +1,52 @@
+"""CSV and TSV files."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+from io import StringIO
+
+from service.errors import InvalidRequest
+from service.gateway.documents.parsing.charsets import decode
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from service.gateway.documents.parsing.tables.rows import add_rows
+
+DELIMITERS = ",;\t|"
+SAMPLE_LINES = 20
+MAX_FIELD_CHARS = 1 << 20
+# Excel's own line that says what separates cells.
+_SEPARATOR_LINE = re.compile(r'\s*"?sep=(?P<separator>.)"?[ \t,;]*(?:\r\n|\r|\n|\Z)', re.I)
+
+
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a table; its delimiter is the one that cuts its first lines most evenly.
+
+    Raises:
+        InvalidRequest: Its charset cannot be told, or it exceeds a limit.
+    """
+    decoded = decode(content)
+    text = decoded.text
+    csv.field_size_limit(MAX_FIELD_CHARS)
+    out = TextBuilder(bounds)
+    said = _SEPARATOR_LINE.match(text)
+    delimiter = said["separator"] if said else ""
+    text = text[said.end() :] if said else text
+    try:
+        rows = csv.reader(StringIO(text, newline=""), delimiter=delimiter or _delimiter(text))
+        add_rows(out, rows, delimited=True)
+    except csv.Error as error:
+        raise InvalidRequest(f"it is not a readable table: {error}") from error
+    return replace(out.finish(), warnings=decoded.warnings)
+
+
+def _delimiter(text: str) -> str:
+    """Return the delimiter with the most columns, if all first lines have as many."""
+    lines = [line for line in text[:65_536].splitlines()[:SAMPLE_LINES] if line.strip()]
+
+    def columns(delimiter: str) -> tuple[int, int]:
+        widths = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
+        most = max(widths, default=0)
+        return (widths.count(most) if most > 1 else 0), most
+
+    return max(DELIMITERS, key=columns)
