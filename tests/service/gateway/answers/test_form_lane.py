@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -26,9 +27,8 @@ class Works:
         """Of the tenant that their first letter names."""
         for name in names:
             self._may_end[name] = threading.Event()
-            self.tasks[name] = asyncio.create_task(
-                self.lane.run(name[0], lambda n=name: self._do(n))
-            )
+            work = partial(self._do, name)
+            self.tasks[name] = asyncio.create_task(self.lane.run(name[0], work))
             await asyncio.sleep(0)
 
     def _do(self, name: str) -> str:
