@@ -54,7 +54,7 @@ def parts_of(archive: ZipFile, sheet: str) -> SheetParts:
             found.texts += filter(None, map(_text, root.iter(f"{_XDR}txBody")))
             for of_drawing, _, part in _related(archive, name):
                 if of_drawing == "chart" and part is not None:
-                    found.texts += filter(None, [one_line(drawings.chart_title(part))])
+                    found.texts += filter(None, [drawings.chart_title(part)])
                 elif of_drawing == "diagramData" and part is not None:
                     found.texts += drawings.smartart_lines(part)
     # Newer comments are there once more as notes, for older programs.
