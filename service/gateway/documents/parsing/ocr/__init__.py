@@ -1,0 +1,1 @@
+"""Pictures to words, where the extra `ocr` is installed."""
