@@ -42,12 +42,29 @@ KIND_OF_MEDIA_TYPE = {media: kind for kind, media, _ in _FORMATS if kind != "tex
 # Pictures of a folder are mostly logos and drawings: they are read where they are named.
 SUFFIXES_IN_FOLDERS = tuple(name for name, kind in KIND_OF_SUFFIX.items() if kind != "image")
 
+# How files begin that are text, or look like it, and say nothing that anybody wants to find.
+_NOT_READ = {
+    rb"{\rtf": "it is RTF: save it as .docx",
+    b"%!PS": "it is PostScript: make a PDF of it, e.g. with ps2pdf",
+    b"GIF8": "it is a GIF: save it as PNG",
+    b"\x1f\x8b": "it is compressed with gzip: unpack it",
+    b"BZh": "it is compressed with bzip2: unpack it",
+    b"\xfd7zXZ": "it is compressed with xz: unpack it",
+    b"7z\xbc\xaf": "it is a 7-Zip archive: unpack it",
+    b"\x7fELF": "it is a program",
+}
+
 BINARY_KINDS = ("pdf", "office", "image")  # mostly pictures and markup, so they may be larger
 
 
 def kind_of_start(content: bytes | bytearray) -> str | None:
     """Return the kind that the first bytes of a file tell, whatever its name says."""
     return next((kind for start, kind in _STARTS.items() if content.startswith(start)), None)
+
+
+def why_no_text(content: bytes) -> str | None:
+    """Return why bytes that nobody gave another kind are no text, and what to do; else None."""
+    return next((why for start, why in _NOT_READ.items() if content.startswith(start)), None)
 
 
 def file_kind(name: str, media_type: str, content: bytes) -> str:

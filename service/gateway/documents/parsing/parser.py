@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 from retriever import Document, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing.file_kinds import why_no_text
 from service.gateway.documents.parsing.ocr.limits import PAGE_CPU_S, installed
 from service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
@@ -206,6 +207,8 @@ async def _plain(content: bytes | Path) -> str | None:
             content = await asyncio.to_thread(content.read_bytes)
         except OSError as error:
             raise InvalidRequest(GONE.format(error.strerror)) from error
+    if why := why_no_text(content):
+        raise InvalidRequest(why)
     try:
         return None if b"\0" in content else content.decode("utf-8-sig")
     except UnicodeDecodeError:

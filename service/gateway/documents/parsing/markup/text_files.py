@@ -21,6 +21,7 @@ from service.gateway.documents.parsing.parsed_file import (
 )
 
 _PICTURE_DATA = re.compile(r"data:[\w.+/-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_%-]{100,}")
+_XML_CHARSET = re.compile(rb"""<\?xml\b[^>]{0,99}?\bencoding\s*=\s*["']([\w.:-]{1,40})["']""", re.A)
 
 
 def _without_picture_data(decoded: Decoded) -> Decoded:
@@ -96,6 +97,7 @@ def _find(text: str, titles: list[str]) -> list[Mark]:
 
 
 def parse_text(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a plain text: only its charset is to be found."""
-    decoded = _without_picture_data(decode(content))
+    """Parse a plain text: only its charset is to be found. XML, which is text, too, may name it."""
+    named = _XML_CHARSET.match(content)
+    decoded = _without_picture_data(decode(content, named[1].decode() if named else ""))
     return ParsedFile(decoded.text, warnings=decoded.warnings)

@@ -57,6 +57,8 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     for number in range(len(document)):
         chars += reading.page(number)
         bounds.check_chars(chars)
+    if reading.all_blank:
+        raise InvalidRequest("there is nothing on its pages")
     if not any(reading.pages) and not any(reading.remarks):
         raise InvalidRequest(f"it holds no text, only pictures: {_advice()} first")
     if reading.all_unreadable:
@@ -117,6 +119,11 @@ class _Reading:
     def all_unreadable(self) -> bool:
         """Whether no page with text can be read."""
         return len(self._unreadable) == sum(map(bool, self.pages)) > 0
+
+    @property
+    def all_blank(self) -> bool:
+        """Whether there is nothing to see on any page."""
+        return not (any(self.pages) or any(self.remarks) or self._empty)
 
     def finish(self, bounds: Bounds) -> ParsedFile:
         out = TextBuilder(bounds)

@@ -198,3 +198,8 @@ def test_encrypted_files_that_need_no_password_and_one_that_does() -> None:
 )  # fmt: skip
 def test_titles_that_programs_write(title: str, kept: str) -> None:
     assert read(column(60, LEFT), title=title).title == kept
+
+
+def test_blank_pages_are_not_called_scans() -> None:
+    with pytest.raises(InvalidRequest, match="there is nothing on its pages"):
+        read([], [])
