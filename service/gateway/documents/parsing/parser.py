@@ -21,12 +21,12 @@ from retriever import Document, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.parsing.file_kinds import why_no_text
-from service.gateway.documents.parsing.ocr.limits import PAGE_CPU_S, installed
 from service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
     ParsedFile,
     ParseWarning,
 )
+from service.gateway.documents.parsing.pdf.ocr_limits import PAGE_CPU_S, installed
 from service.settings import Settings
 from service.shared.worker_settings import MIB
 

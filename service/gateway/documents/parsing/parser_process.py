@@ -19,12 +19,12 @@ from importlib import import_module
 from typing import Any
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.ocr.limits import MEMORY_BYTES, PAGE_CPU_S
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     ParseWarning,
 )
+from service.gateway.documents.parsing.pdf.ocr_limits import MEMORY_BYTES, PAGE_CPU_S
 
 PRIORITY = 10  # answers come first
 # Module and function that read a kind. Office's formats and EPUB are told apart
@@ -33,7 +33,7 @@ PARSERS = {
     "csv": ("tables.csv_files", "parse"),
     "eml": ("mail", "parse"),
     "html": ("markup.html", "parse"),
-    "image": ("ocr.image_files", "parse"),
+    "image": ("pdf.image_files", "parse"),
     "md": ("markup.text_files", "parse_markdown"),
     "office": ("office.formats", "parse"),
     "pdf": ("pdf.document", "parse"),

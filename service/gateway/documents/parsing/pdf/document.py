@@ -11,8 +11,6 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.ocr.limits import installed
-from service.gateway.documents.parsing.ocr.reader import LONG_SIDE, MAX_SCALE, Ocr
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
@@ -24,6 +22,8 @@ from service.gateway.documents.parsing.parsed_file import (
 )
 from service.gateway.documents.parsing.pdf.layout import Line, lines_of
 from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
+from service.gateway.documents.parsing.pdf.ocr import LONG_SIDE, MAX_SCALE, Ocr
+from service.gateway.documents.parsing.pdf.ocr_limits import installed
 from service.gateway.documents.parsing.pdf.running_lines import without_running_lines
 from service.gateway.documents.parsing.pdf.words import read_page
 

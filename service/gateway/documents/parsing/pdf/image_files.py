@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.ocr.limits import installed
-from service.gateway.documents.parsing.ocr.reader import LONG_SIDE, Ocr
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
 from service.gateway.documents.parsing.pdf.layout import lines_of
 from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
+from service.gateway.documents.parsing.pdf.ocr import LONG_SIDE, Ocr
+from service.gateway.documents.parsing.pdf.ocr_limits import installed
 
 MAX_PIXELS = 100_000_000  # of a picture: a sheet of A3 at 600 dpi has 70 million
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from service.gateway.documents.parsing.ocr.limits import installed
 from service.gateway.documents.parsing.parsed_file import ParseWarning, places_warning
+from service.gateway.documents.parsing.pdf.ocr_limits import installed
 from service.gateway.documents.parsing.pdf.words import Word
 
 if TYPE_CHECKING:

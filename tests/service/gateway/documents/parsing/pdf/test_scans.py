@@ -14,11 +14,10 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.ocr import image_files
-from service.gateway.documents.parsing.ocr.reader import _legible
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from service.gateway.documents.parsing.parser import FileLimits, parse_file
-from service.gateway.documents.parsing.pdf import document
+from service.gateway.documents.parsing.pdf import document, image_files
+from service.gateway.documents.parsing.pdf.ocr import _legible
 from tests.service.gateway.documents.pdfs import make_pdf
 
 FONT = Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSerif.ttf")
