@@ -87,7 +87,8 @@ def test_columns_are_read_one_after_the_other() -> None:
     page = draw(left)
     page.paste(draw(right, at=10).crop((0, 0, 350, 280)), (420, 0))
     parsed = read("pdf", scans([page]))
-    assert parsed.text.split("\n") == [*left, *right]
+    # OCR leaves out a blank now and then; here the order counts.
+    assert parsed.text.replace(" ", "") == "\n".join([*left, *right]).replace(" ", "")
 
 
 def test_pictures_as_files() -> None:
