@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,7 +121,7 @@ async def test_markdown_that_never_closes(opening: str) -> None:
     try:
         document, _ = await DocumentParser(limits).document(item)
     except InvalidRequest as error:
-        assert "CPU" in error.message or "memory" in error.message or "nested" in error.message
+        assert re.search("CPU|memory|nested|longer", error.message)
     else:
         assert isinstance(document, Document) and document.text == text
 
