@@ -31,21 +31,23 @@ OUT = Path("benchmarks/results/hostile")
 ENDED = ("succeeded", "failed", "cancelled")
 
 
-async def _grammars(where: Place, count: int, at_a_time: int, seed: int) -> dict[str, Any]:
+async def _grammars(where: Place, args: argparse.Namespace) -> dict[str, Any]:
     async with where.client(where.hostile) as http:
 
         async def ask(form: tuple[str, Guided]) -> str:
             body = {"question": "x", "top_k": 0, "max_tokens": 30, "guided": form[1]}
             return _said(await http.post("/v1/rag/generate", json=body))
 
-        return await compare(where, ask, grammars(count, seed), at_a_time)
+        return await compare(
+            where, ask, grammars(args.count, args.seed), args.at_a_time, args.answers
+        )
 
 
-async def _uploads(where: Place, count: int, at_a_time: int, seed: int) -> dict[str, Any]:
+async def _uploads(where: Place, args: argparse.Namespace) -> dict[str, Any]:
     async with where.client(where.hostile) as http:
 
         async def hand_in(number: int) -> str:
-            name, content = await asyncio.to_thread(upload, number, seed)
+            name, content = await asyncio.to_thread(upload, number, args.seed)
             reply = await http.post("/admin/precompute", files={"file": (name, content)})
             if reply.status_code != 202:
                 return _said(reply)
@@ -54,7 +56,7 @@ async def _uploads(where: Place, count: int, at_a_time: int, seed: int) -> dict[
                 await asyncio.sleep(0.5)
             return str(job["state"])
 
-        return await compare(where, hand_in, range(count), at_a_time)
+        return await compare(where, hand_in, range(args.count), args.at_a_time, args.answers)
 
 
 def _said(reply: httpx.Response) -> str:
@@ -73,6 +75,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--at-a-time", type=int, default=16)
+    parser.add_argument("--answers", type=int, default=8, help="of a quiet block; there are four")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -82,7 +85,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="kvstitch-hostile-") as folder,
         place(Path(folder), model) as where,
     ):
-        measured = asyncio.run(measure(where, args.count, args.at_a_time, args.seed))
+        measured = asyncio.run(measure(where, args))
     about = {"model": model.name, "count": args.count, "at_a_time": args.at_a_time}
     result = {"environment": describe(), **about, "seed": args.seed, **measured}
     args.out.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from benchmarks.hostile.reader import Seen, read_until
 from loadtest.local_service import service
 
 T = TypeVar("T")
-BLOCKS, TOKENS, QUIET_ANSWERS, SETTLE_S = 4, 60, 8, 10.0
+BLOCKS, TOKENS, SETTLE_S = 4, 60, 10.0
 TARGET, MEMORY_TARGET = 1.5, 1.05
 
 
@@ -77,7 +77,11 @@ def _key(folder: Path, tenant: str) -> str:
 
 
 async def compare(
-    where: Place, hostile: Callable[[T], Awaitable[str]], work: Sequence[T], at_a_time: int
+    where: Place,
+    hostile: Callable[[T], Awaitable[str]],
+    work: Sequence[T],
+    at_a_time: int,
+    answers: int,
 ) -> dict[str, Any]:
     """Read answers with and without hostile work, in turns.
 
@@ -85,6 +89,7 @@ async def compare(
         hostile: Does one, and says what became of it.
         work: All of it.
         at_a_time: Of it.
+        answers: Of each reader in a quiet block; beside hostile work so many at least.
     """
     quiet, beside = Seen(), Seen()
     became: dict[str, int] = {}
@@ -99,7 +104,7 @@ async def compare(
     async def readers(seen: Seen, ended: asyncio.Event, seed: int) -> None:
         await asyncio.gather(*(
             read_until(client, ended, seen, seed=seed + 1000 * n, tokens=TOKENS,
-                       least=QUIET_ANSWERS)
+                       least=answers)
             for n, client in enumerate(clients)
         ))  # fmt: skip
 

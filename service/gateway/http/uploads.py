@@ -23,7 +23,7 @@ from service.gateway.documents.parsing.sent_documents import (
     parse_line,
 )
 from service.gateway.http.json_body import in_thread_if_long
-from service.gateway.http.multipart import read_form
+from service.gateway.http.multipart import charset_of, read_form
 from service.gateway.http.upload_limits import UploadValidator
 from service.gateway.json_content import parse_json, validated
 from service.gateway.schemas.admin import PrecomputeRequest
@@ -101,16 +101,26 @@ async def _file_body(
         )
     content = await upload.receive(request.stream())
     title = query.get("title", "")
-    return await in_thread_if_long(content, _file_of_body, doc_id, collection, media_type, title)
+    charset = charset_of(request.headers.get("content-type", ""))
+    return await in_thread_if_long(
+        content, _file_of_body, doc_id, collection, media_type, title, charset
+    )
 
 
 def _file_of_body(
-    content: bytes | SpooledFile, doc_id: str, collection: str, media_type: str, title: str
+    content: bytes | SpooledFile,
+    doc_id: str,
+    collection: str,
+    media_type: str,
+    title: str,
+    charset: str,
 ) -> IngestDocument:
     # The doc_id is no file's name: text/plain may be called anything.
     start = content if isinstance(content, bytes) else content.start
     kind = file_kind("", media_type, start)
-    return file_document(doc_id, collection, kind, content, title=title, metadata={})
+    return file_document(
+        doc_id, collection, kind, content, title=title, metadata={}, charset=charset
+    )
 
 
 def _parse_documents(

@@ -50,6 +50,7 @@ class IngestDocument:
         number: Of the document among all that were accepted; 0 before.
         job_id: Of its job.
         chunks: 0 until it is indexed.
+        charset: That the sender names, for files of text; may be empty, wrong or unknown.
         readers: Its reading group (retriever/catalog/reading_groups.py); no route sets it yet.
     """
 
@@ -65,6 +66,7 @@ class IngestDocument:
     chunks: int = 0
     readers: str = ""
     warnings: str = "[]"
+    charset: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -77,10 +79,12 @@ class IngestDocument:
 
     @property
     def meta(self) -> str:
-        """Title, metadata and readers as JSON, under the names of their fields."""
+        """Title, metadata, readers and charset as JSON, under the names of their fields."""
         fields: dict[str, Any] = {"title": self.title, "metadata": self.metadata}
         if self.readers:  # without any a repetition is recognised that an earlier release accepted
             fields["readers"] = self.readers
+        if self.charset:  # likewise
+            fields["charset"] = self.charset
         return json.dumps(fields, ensure_ascii=False)
 
     def digest(self) -> bytes:

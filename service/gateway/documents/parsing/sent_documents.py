@@ -17,6 +17,7 @@ from service.gateway.schemas.fields import composed
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
 JSON_BYTES_PER_BYTE = 6
 JSON_LINE_EXTRA_BYTES = 65_536
+MAX_CHARSET_CHARS = 40  # names of charsets have at most 30
 
 
 def line_limit(document_bytes: int) -> int:
@@ -75,6 +76,7 @@ def file_document(
     *,
     title: str,
     metadata: dict[str, Any],
+    charset: str = "",
 ) -> IngestDocument:
     """Return a file as a document called `name`.
 
@@ -90,5 +92,11 @@ def file_document(
     fields = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
     checked = validated({**fields, "collection": collection}, DocumentIn)
     return IngestDocument(
-        checked.doc_id, collection, kind, content, checked.title, checked.metadata
+        checked.doc_id,
+        collection,
+        kind,
+        content,
+        checked.title,
+        checked.metadata,
+        charset=charset[:MAX_CHARSET_CHARS],
     )
