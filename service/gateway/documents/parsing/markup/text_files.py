@@ -1,5 +1,5 @@
 """Markdown and reStructuredText: the text is kept as it is, because models read both well. Only
-Markdown's tables are rewritten, so that every row names its columns.
+tables are rewritten, so that every row names its columns.
 
 Headings are found by CommonMark's rules, so a `#` in a code block is none, and by docutils, which
 includes no other file and runs nothing.
@@ -11,6 +11,7 @@ import re
 from itertools import pairwise
 
 from service.gateway.documents.parsing.charsets import Decoded, decode
+from service.gateway.documents.parsing.markup import rst_tables
 from service.gateway.documents.parsing.markup.markdown_tables import LINE_END, with_named_rows
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
@@ -72,8 +73,12 @@ def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
     from docutils.core import publish_doctree
 
     decoded = _without_picture_data(decode(content))
-    text = decoded.text
-    tree = publish_doctree(text, settings_overrides=_SETTINGS)
+
+    def read(text: str) -> nodes.document:
+        return publish_doctree(text, settings_overrides=_SETTINGS)
+
+    text = rst_tables.with_named_rows(decoded.text, read, bounds)
+    tree = read(text)
     titles = [
         title.rawsource.strip() or title.astext()
         for title in tree.findall(nodes.title)
