@@ -89,6 +89,22 @@ def parse_filter(json: object) -> Filter:
     return _Parser().parse(json, "filter", 0)
 
 
+def as_elements(where: Filter) -> list[tuple[FieldTest, Filter]]:
+    """Return the tests for equality in a filter, each with one that lists with such an element
+    pass: `{"tags": "red"}` does not hold for `["red", "new"]`, which people often expect.
+    """
+    match where:
+        case And(parts) | Or(parts):
+            return [found for part in parts for found in as_elements(part)]
+        case Not(part):
+            return as_elements(part)
+    if where.operator not in ("eq", "in"):
+        return []
+    values = where.operand if isinstance(where.operand, tuple) else (where.operand,)
+    elements = tuple(FieldTest(where.path, "contains", value) for value in values)
+    return [(where, Or(elements))]
+
+
 class _Parser:
     def __init__(self) -> None:
         self._tests = 0

@@ -19,6 +19,7 @@ from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import CatalogUnreachable, EmbedderError, InvalidDocument, RetrieverError
+from retriever.heading_paths import heading_paths
 from retriever.scope import Scope
 
 logger = logging.getLogger(__name__)
@@ -68,14 +69,17 @@ class EmbeddedDocument:
 
     @property
     def texts(self) -> list[str]:
-        """The texts to embed. They contain the title: without it a chunk may not name its topic."""
+        """The texts to embed. They contain the title and the headings above the chunk: without
+        these it may not name its topic."""
         return self.texts_of(self.spans)
 
     def texts_of(self, spans: Sequence[ChunkSpan]) -> list[str]:
         """Return the texts of some of its chunks."""
-        title = f"{self.document.title}\n" if self.document.title else ""
-        pieces = (self.document.text[span.start : span.end] for span in spans)
-        return [clean(title + piece) for piece in pieces]
+        texts = []
+        for span, path in zip(spans, heading_paths(self.document, spans), strict=True):
+            parts = [self.document.title, path, self.document.text[span.start : span.end]]
+            texts.append(clean("\n".join(part for part in parts if part)))
+        return texts
 
 
 def embed_documents(

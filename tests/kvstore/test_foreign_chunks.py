@@ -30,8 +30,8 @@ def stored(tier):
     store = TieredStore([tier])
     store.start()
     for key, chunk, sketch in zip(KEYS, CHUNKS, (SKETCH, OTHER), strict=True):
-        assert store.put(key, chunk) and store.flush(10)
-        assert store.put_extra(key, "sketch", 1, sketch) and store.flush(10)
+        assert store.put(key, chunk) and store.flush(60)
+        assert store.put_extra(key, "sketch", 1, sketch) and store.flush(60)
     return store
 
 
@@ -43,7 +43,7 @@ def refuses_both(store, tier):
         assert not store.contains([key])
     assert store.stats().tier(tier).count("read", "refused") == 2
     for key, chunk in zip(KEYS, CHUNKS, strict=True):
-        assert store.put(key, chunk) and store.flush(10)
+        assert store.put(key, chunk) and store.flush(60)
         assert same_chunk(store.read(key, chunk.spec).chunk, chunk)
 
 

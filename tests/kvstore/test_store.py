@@ -39,7 +39,7 @@ def store(disk, shared):
 def test_put_goes_to_every_tier(store, disk, shared):
     assert store.put(KEY, make_chunk())
     assert disk.contains([KEY]), "disk is written before put returns"
-    assert store.flush(10) and shared.contains([KEY])
+    assert store.flush(60) and shared.contains([KEY])
     outcome = store.read(KEY, make_spec())
     assert same_chunk(outcome.chunk, make_chunk())
     assert (outcome.tier, outcome.nbytes) == ("memory", make_chunk().nbytes)
@@ -48,10 +48,10 @@ def test_put_goes_to_every_tier(store, disk, shared):
 
 def test_a_repeated_put_writes_nothing(store, disk, shared):
     chunk = make_chunk()
-    assert store.put(KEY, chunk) and store.flush(10)
+    assert store.put(KEY, chunk) and store.flush(60)
     for _ in range(3):
         assert not store.put(KEY, chunk)
-    assert store.flush(10)
+    assert store.flush(60)
     assert (disk.calls["put"], shared.calls["put"]) == (1, 1)
     stats = store.stats()
     assert (stats.new_keys, stats.already_present) == (1, 3)
@@ -69,7 +69,7 @@ def test_new_orders_of_known_chunks_write_no_key(store):
 
 def test_a_put_fills_the_tiers_that_lack_it(store, disk, shared):
     store.put(KEY, make_chunk())
-    assert store.flush(10)
+    assert store.flush(60)
     disk.delete([KEY])
     assert not store.put(KEY, make_chunk())
     assert disk.contains([KEY]) and store.stats().new_keys == 1
@@ -88,7 +88,7 @@ def test_a_read_promotes(store, disk, shared):
     assert store.locate([KEY]) == {KEY: "shared"}
     assert store.read(KEY).tier == "shared"
     assert store.locate([KEY]) == {KEY: "memory"}
-    assert store.flush(10) and disk.contains([KEY]), "promotion to disk is nobody's wait"
+    assert store.flush(60) and disk.contains([KEY]), "promotion to disk is nobody's wait"
     assert store.read(KEY).tier == "memory"
 
 
@@ -124,7 +124,7 @@ def test_delete_waits_for_a_put_under_way(store, disk):
     disk.release()
     putter.join(10)
     deleter.join(10)
-    assert store.flush(10) and store.contains([KEY]) == set()
+    assert store.flush(60) and store.contains([KEY]) == set()
 
 
 def test_delete_empties_the_queue_and_waits_for_a_write_under_way(store, shared):
@@ -135,7 +135,7 @@ def test_delete_empties_the_queue_and_waits_for_a_write_under_way(store, shared)
     threading.Timer(0.5, shared.release).start()
     removed = store.delete([make_key(0), make_key(1)])
     assert removed == {"memory": 2, "disk": 2, "shared": 1}
-    assert store.flush(10) and store.keys() == {make_key(2)}
+    assert store.flush(60) and store.keys() == {make_key(2)}
 
 
 def test_a_read_under_way_does_not_bring_a_deleted_chunk_back(store, disk):
@@ -147,7 +147,7 @@ def test_a_read_under_way_does_not_bring_a_deleted_chunk_back(store, disk):
     assert store.delete([KEY])["disk"] == 1
     disk.release()
     reader.join(10)
-    assert store.flush(10) and store.contains([KEY]) == set()
+    assert store.flush(60) and store.contains([KEY]) == set()
 
 
 def test_what_waits_to_be_written_is_present(shared):
@@ -157,14 +157,14 @@ def test_what_waits_to_be_written_is_present(shared):
         wait_for(shared, "put")
         assert not store.put(KEY, make_chunk())
         shared.release()
-        assert store.flush(10)
+        assert store.flush(60)
     assert shared.calls["put"] == 1
 
 
 def test_delete_counts_copies(store):
     for n in range(3):
         store.put(make_key(n), make_chunk(seed=n))
-    assert store.flush(10)
+    assert store.flush(60)
     assert store.delete([make_key(0), make_key(1), make_key(9)]) == {
         "memory": 2,
         "disk": 2,
@@ -175,20 +175,20 @@ def test_delete_counts_copies(store):
 
 def test_what_only_this_machine_holds_is_deleted_and_nothing_comes_after(store, disk, shared):
     store.put(make_key(0), make_chunk())
-    assert store.flush(10)
+    assert store.flush(60)
     shared.block("put")
     for n in (1, 2):
         store.put(make_key(n), make_chunk(seed=n))
     wait_for(shared, "put")  # one is being written, the other waits
     threading.Timer(0.3, shared.release).start()
     assert store.keeps_on_disk and store.delete_own()
-    assert store.flush(10) and store.keys() == set(shared.keys()) == {make_key(0), make_key(1)}
+    assert store.flush(60) and store.keys() == set(shared.keys()) == {make_key(0), make_key(1)}
     assert set(disk.keys()) == set()
     disk.fail("keys", TierUnavailable("away"))
     store.put(make_key(3), make_chunk(seed=3))
     assert not store.delete_own()  # it is not known what there is
     disk.heal()
-    assert store.flush(10)
+    assert store.flush(60)
 
 
 def test_many_readers_share_one_read(store, disk):
@@ -259,7 +259,7 @@ def test_stats_are_counters(store, disk):
     store.put(KEY, make_chunk())
     store.read(KEY)
     store.read(make_key(1))
-    assert store.flush(10)
+    assert store.flush(60)
     counters = {
         (tier.name, op, outcome): count
         for tier in store.stats().tiers
@@ -301,13 +301,13 @@ def test_tiers_that_are_not_written_to_get_only_what_is_read(near, far):
     mid = FakeTier("mid", kind="shared")
     sketch = {"mean": torch.arange(3)}
     with TieredStore([near, mid, far], write_to=["far"]) as store:
-        assert store.put(make_key(), make_chunk()) and store.flush(10)
+        assert store.put(make_key(), make_chunk()) and store.flush(60)
         assert not near.contains([make_key()]) and not mid.contains([make_key()])
         assert far.contains([make_key()])
         assert not store.put(make_key(), make_chunk()), "known"
-        assert store.read(make_key()).tier == "far" and store.flush(10)
+        assert store.read(make_key()).tier == "far" and store.flush(60)
         assert near.contains([make_key()]) and mid.contains([make_key()])
-        assert store.put_extra(make_key(), "sketch", 1, sketch) and store.flush(10)
+        assert store.put_extra(make_key(), "sketch", 1, sketch) and store.flush(60)
         assert far.read_extra(make_key(), "sketch") is not None
         assert near.read_extra(make_key(), "sketch") is mid.read_extra(make_key(), "sketch") is None
 
@@ -329,7 +329,7 @@ def test_a_slow_tier_holds_up_no_other_tiers_writes(near, far):
         assert len(list(quick.keys())) == 5 and not far.contains([make_key(0)])
         assert store.stats().pending_writes == 5
         far.release()
-        assert store.flush(10) and len(list(far.keys())) == 5
+        assert store.flush(60) and len(list(far.keys())) == 5
 
 
 def test_a_store_that_writes_through_has_a_chunk_when_every_tier_took_it(disk, shared):

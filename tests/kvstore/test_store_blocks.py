@@ -19,7 +19,7 @@ def test_every_tier_gives_the_blocks(place, codec, picked):
     chunk = make_chunk(spec_of(codec))
     with TieredStore([place.tier]) as store:
         store.put(KEY, chunk)
-        assert store.flush(10)
+        assert store.flush(60)
         outcome = store.read_blocks(KEY, picked, chunk.spec)
         check(outcome, chunk, picked)
         assert (outcome.tier, outcome.problems, outcome.bad) == (place.kind, (), ())
@@ -36,7 +36,7 @@ def test_small_chunks(place, tokens):
     last = {layer: [chunk.spec.blocks - 1] for layer in range(3)}
     with TieredStore([place.tier]) as store:
         store.put(KEY, chunk)
-        assert store.flush(10)
+        assert store.flush(60)
         check(store.read_blocks(KEY, last), chunk, last)
 
 
@@ -80,7 +80,7 @@ def test_nothing_is_promoted(near):
     near.plant(KEY, make_chunk(spec_of()))
     with TieredStore([MemoryTier(1 << 24), near]) as store:
         assert store.read_blocks(KEY, EVERYTHING).tier == "near"
-        assert store.flush(10) and store.locate([KEY]) == {KEY: "near"}
+        assert store.flush(60) and store.locate([KEY]) == {KEY: "near"}
 
 
 def test_bytes_read_from_files(tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_bytes_sent_by_redis(redis_at):
     chunk = make_chunk(spec_of("int8"))
     with TieredStore([RedisTier(redis_at.url, timeout_s=5)]) as store:
         store.put(KEY, chunk)
-        assert store.flush(10)
+        assert store.flush(60)
         with redis.Redis.from_url(redis_at.url) as client:
 
             def sent():

@@ -43,10 +43,10 @@ def holds(outcome, tensors, tier):
 
 def test_put_later_and_read_alone(store, disk, shared):
     store.put(KEY, make_chunk())
-    assert store.flush(10) and store.read_extra(KEY, "sketch", 1) is None
+    assert store.flush(60) and store.read_extra(KEY, "sketch", 1) is None
     assert store.put_extra(KEY, "sketch", 1, SKETCH)
     assert disk.calls["put_extra"] == 1, "disk is written before put_extra returns"
-    assert store.flush(10) and shared.calls["put_extra"] == 1
+    assert store.flush(60) and shared.calls["put_extra"] == 1
     outcome = store.read_extra(KEY, "sketch", 1)
     assert holds(outcome, SKETCH, "memory") and outcome.seconds > 0
     assert outcome.nbytes == store.stats().tier("memory").bytes["read_extra"]
@@ -63,10 +63,10 @@ def test_every_tier_keeps_counts_and_deletes_them(kind, tmp_path, redis_at):
     }[kind]()
     with TieredStore([tier]) as store:
         store.put(KEY, make_chunk())
-        assert store.put_extra(KEY, "sketch", 7, SKETCH) and store.flush(10)
+        assert store.put_extra(KEY, "sketch", 7, SKETCH) and store.flush(60)
         outcome = store.read_extra(KEY, "sketch", 7)
         assert holds(outcome, SKETCH, kind)
-        assert store.put_extra(KEY, "sketch", 8, OTHER) and store.flush(10)
+        assert store.put_extra(KEY, "sketch", 8, OTHER) and store.flush(60)
         assert holds(store.read_extra(KEY, "sketch", 8), OTHER, kind)
         assert store.read_extra(KEY, "sketch", 7) is None
         stats = store.stats().tier(kind)
@@ -93,7 +93,7 @@ def test_they_survive_a_restart_and_reach_other_machines(tmp_path, redis_at):
 
     with open_store("a") as store:
         store.put(KEY, make_chunk())
-        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(10)
+        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(60)
     for directory, first in (("a", "ssd"), ("b", "redis")):
         with open_store(directory) as store:
             assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, first)
@@ -106,13 +106,13 @@ def test_they_survive_a_restart_and_reach_other_machines(tmp_path, redis_at):
 
 def test_no_extra_without_its_chunk(store, disk, shared):
     assert not store.put_extra(KEY, "sketch", 1, SKETCH)
-    assert store.flush(10) and store.read_extra(KEY, "sketch", 1) is None
+    assert store.flush(60) and store.read_extra(KEY, "sketch", 1) is None
     assert disk.calls["put_extra"] == shared.calls["put_extra"] == 0
 
 
 def test_only_tiers_with_the_chunk_get_them(store, disk, shared):
     shared.plant(KEY, make_chunk())
-    assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(10)
+    assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(60)
     assert (disk.calls["put_extra"], shared.calls["put_extra"]) == (0, 1)
     assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, "memory")
 
@@ -124,7 +124,7 @@ def test_a_chunk_that_waits_to_be_written_gets_its_extra_after_it(shared):
         assert store.put_extra(KEY, "sketch", 1, SKETCH)
         assert shared.calls["put_extra"] == 0
         shared.release()
-        assert store.flush(10)
+        assert store.flush(60)
         assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, "shared")
 
 
@@ -135,7 +135,7 @@ def test_versions_in_the_queue_are_all_written_in_order(shared):
         for version, tensors in ((1, SKETCH), (2, OTHER)):
             assert store.put_extra(KEY, "sketch", version, tensors)
         shared.release()
-        assert store.flush(10)
+        assert store.flush(60)
         assert holds(store.read_extra(KEY, "sketch", 2), OTHER, "shared")
 
 
@@ -149,6 +149,6 @@ def test_a_dropped_chunk_leaves_no_extra_behind(shared):
         store.put(KEY, make_chunk())
         assert store.put_extra(KEY, "sketch", 1, SKETCH)
         shared.release()
-        assert store.flush(10) and store.stats().dropped_writes == 1
+        assert store.flush(60) and store.stats().dropped_writes == 1
         assert store.stats().tier("shared").count("write_extra", "absent") == 1
         assert store.read_extra(KEY, "sketch", 1) is None

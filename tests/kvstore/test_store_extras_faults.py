@@ -34,8 +34,8 @@ def store(near, far):
 def test_a_corrupt_extra_is_passed_over_and_healed(near, far):
     with TieredStore([near, far]) as store:
         store.put(KEY, make_chunk())
-        assert store.flush(10)
-        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(10)
+        assert store.flush(60)
+        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(60)
         near.damage_extra(KEY, "sketch")
         assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, "far")
         stats = store.stats().tier("near")
@@ -75,7 +75,7 @@ def test_damage_on_a_real_disk(tmp_path, damage):
 def test_damage_in_redis(redis_at):
     with TieredStore([RedisTier(redis_at.url, timeout_s=5)]) as store:
         store.put(KEY, make_chunk())
-        assert store.flush(10) and store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(10)
+        assert store.flush(60) and store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(60)
         with redis.Redis.from_url(redis_at.url) as client:
             name = f"kvstitch:{{{KEY}}}:x"
             content = bytearray(client.hget(name, "sketch"))
@@ -98,9 +98,9 @@ def test_memory_that_was_written_into():
 def test_a_failing_tier_is_passed_over(near, far):
     with TieredStore([near, far], breaker=BreakerSettings(cooldown_s=600)) as store:
         store.put(KEY, make_chunk())
-        assert store.flush(10)
+        assert store.flush(60)
         near.fail("put_extra", OSError(28, "No space left"))
-        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(10)
+        assert store.put_extra(KEY, "sketch", 1, SKETCH) and store.flush(60)
         near.fail("read_extra", TierTimeout("slow"))
         for outcome in ("timeout", "unavailable"):
             assert holds(store.read_extra(KEY, "sketch", 1), SKETCH, "far")
@@ -129,7 +129,7 @@ def test_a_delete_discards_what_waits(far):
         assert store.put_extra(KEY, "sketch", 1, SKETCH)
         store.delete([KEY])
         far.release()
-        assert store.flush(10) and far.calls["put_extra"] == 0
+        assert store.flush(60) and far.calls["put_extra"] == 0
         assert store.read_extra(KEY, "sketch", 1) is None
 
 
@@ -150,7 +150,7 @@ def test_a_put_under_way_does_not_bring_a_deleted_extra_back(store, near, far):
     store.delete([KEY])
     far.release()
     thread.join(10)
-    assert store.flush(10) and store.read_extra(KEY, "sketch", 1) is None
+    assert store.flush(60) and store.read_extra(KEY, "sketch", 1) is None
 
 
 def test_a_read_under_way_does_not_bring_a_deleted_extra_back(store, near):

@@ -42,7 +42,7 @@ def test_written_in_the_background(fake, guarded):
     queue = writer(guarded)
     for n in range(5):
         queue.submit(make_key(n), CHUNK)
-    assert queue.flush(10) and queue.pending == 0
+    assert queue.flush(60) and queue.pending == 0
     assert set(fake.keys()) == {make_key(n) for n in range(5)}
     queue.close()
 
@@ -57,7 +57,7 @@ def test_a_full_queue_drops_the_oldest_and_counts(fake, guarded, limits):
         queue.submit(make_key(n), CHUNK)
     assert (queue.dropped, queue.pending) == (3, 4)
     fake.release()
-    assert queue.flush(10)
+    assert queue.flush(60)
     assert set(fake.keys()) == {make_key(n) for n in (0, 4, 5, 6)}
     queue.close()
 
@@ -70,7 +70,7 @@ def test_the_same_write_waits_once(fake, guarded):
         queue.submit(make_key(1), CHUNK)
     assert queue.pending == 2 and queue.holds(make_key(1))
     fake.release()
-    assert queue.flush(10) and fake.calls["put"] == 2
+    assert queue.flush(60) and fake.calls["put"] == 2
     queue.close()
 
 
@@ -83,7 +83,7 @@ def test_extra_tensors_that_wait_are_not_their_chunk(fake, guarded):
     queue.submit(make_key(1), CHUNK)
     assert queue.holds(make_key(1)) and queue.pending == 4
     fake.release()
-    assert queue.flush(10) and fake.contains([make_key(1)])
+    assert queue.flush(60) and fake.contains([make_key(1)])
     queue.close()
 
 
@@ -94,7 +94,7 @@ def test_discard_forgets_what_waits(fake, guarded):
         queue.submit(make_key(n), CHUNK)
     queue.discard({make_key(1)})
     fake.release()
-    assert queue.flush(10)
+    assert queue.flush(60)
     assert set(fake.keys()) == {make_key(0), make_key(2)} and queue.dropped == 0
     queue.close()
 
@@ -121,8 +121,8 @@ def test_a_failing_tier_does_not_stop_the_thread(fake, guarded):
     queue = writer(guarded)
     fake.fail("put", TierError("no"))
     queue.submit(make_key(0), CHUNK)
-    assert queue.flush(10)
+    assert queue.flush(60)
     fake.heal()
     queue.submit(make_key(1), CHUNK)
-    assert queue.flush(10) and set(fake.keys()) == {make_key(1)}
+    assert queue.flush(60) and set(fake.keys()) == {make_key(1)}
     queue.close()

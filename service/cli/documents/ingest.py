@@ -71,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
             f"no documents: {', '.join(args.paths)} hold no {', '.join(SUFFIXES)} files"
         )
     with client(args) as service, ingest.bar:
+        if found.sources:
+            ingest.foretell(service, found.sources)
         ingest.send_all(service, read(found.sources, metadata))
         if web:
             ingest.send_all(service, fetch_all(args))

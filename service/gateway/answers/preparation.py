@@ -71,7 +71,7 @@ class RequestPreparer:
             PromptTooLong: The prompt does not fit into the model's context.
             NotFound: A named document is not stored.
         """
-        plan.form = await self._forms.written(plan.request.guided)
+        plan.form = await self._forms.written(plan.request.guided, plan.scope.tenant)
         await self._choose_search(plan)
         loop = asyncio.get_running_loop()
         hinting = loop if prefetch else None

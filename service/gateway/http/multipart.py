@@ -119,6 +119,10 @@ class _Part:
     def media_type(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
+    @property
+    def charset(self) -> str:
+        return charset_of(self.headers.get("content-type", ""))
+
 
 class _PartCollector:
     """The parser's callbacks (`on_…`); collects the parts that are `complete`."""
@@ -190,9 +194,15 @@ class _FormFields:
         kind = file_kind(doc_id, part.media_type, part.start)
         title, self._title = self._title, ""
         return file_document(
-            doc_id, self._collection, kind, content,
-            title=title, metadata=self._metadata, readers=self._readers,
-        )  # fmt: skip
+            doc_id,
+            self._collection,
+            kind,
+            content,
+            title=title,
+            metadata=self._metadata,
+            charset=part.charset,
+            readers=self._readers,
+        )
 
     def _set(self, name: str, content: bytes | SpooledFile) -> None:
         if isinstance(content, SpooledFile) or len(content) > MAX_FIELD_BYTES:
@@ -212,6 +222,11 @@ class _FormFields:
             if not isinstance(metadata, dict):
                 raise InvalidRequest("metadata must be a JSON object", field=name)
             self._metadata = metadata
+
+
+def charset_of(content_type: str) -> str:
+    """Return the charset that a Content-Type names; "" if it names none."""
+    return parse_options_header(content_type)[1].get(b"charset", b"").decode("ascii", "ignore")
 
 
 def _decoded(value: bytes) -> str:

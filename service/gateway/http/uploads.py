@@ -27,7 +27,7 @@ from service.gateway.documents.parsing.sent_documents import (
     split_readers,
 )
 from service.gateway.http.json_body import in_thread_if_long
-from service.gateway.http.multipart import read_form
+from service.gateway.http.multipart import charset_of, read_form
 from service.gateway.http.upload_limits import UploadValidator
 from service.gateway.json_content import parse_json, validated
 from service.gateway.schemas.admin import PrecomputeRequest
@@ -106,7 +106,12 @@ async def _file_body(
             field="doc_id",
         )
     content = await upload.receive(request.stream())
-    read = partial(_file_of_body, title=query.get("title", ""), readers=readers)
+    read = partial(
+        _file_of_body,
+        title=query.get("title", ""),
+        charset=charset_of(request.headers.get("content-type", "")),
+        readers=readers,
+    )
     return await in_thread_if_long(content, read, doc_id, collection, media_type)
 
 
@@ -117,13 +122,21 @@ def _file_of_body(
     media_type: str,
     *,
     title: str,
+    charset: str,
     readers: list[str],
 ) -> IngestDocument:
     # The doc_id is no file's name: text/plain may be called anything.
     start = content if isinstance(content, bytes) else content.start
     kind = file_kind("", media_type, start)
     return file_document(
-        doc_id, collection, kind, content, title=title, metadata={}, readers=readers
+        doc_id,
+        collection,
+        kind,
+        content,
+        title=title,
+        metadata={},
+        charset=charset,
+        readers=readers,
     )
 
 

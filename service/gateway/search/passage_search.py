@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
-from retriever.filters import MATCH_ALL
+from retriever.filters import MATCH_ALL, as_elements
 from service.errors import InvalidRequest, NotFound
 from service.gateway.schemas.answer import Citation
 from service.gateway.schemas.generate import SearchChoices
@@ -219,7 +219,15 @@ class PassageSearch:
                 f"{len(found.below_floor)} passages has {found.below_floor[0]:.4g} "
                 f"({found.ranked_by})"
             )
-        if self._retriever.catalog.counts(scope=query.scope).documents:
+        catalog = self._retriever.catalog
+        for test, in_lists in as_elements(query.where):
+            if catalog.page(1, None, DocFilter(None, in_lists), scope=query.scope).documents:
+                name = ".".join(test.path)
+                return (
+                    f"no passage was found: {name!r} is a list in some documents, which "
+                    f'{test.operator!r} does not look into: use {{"contains": …}}'
+                )
+        if catalog.counts(scope=query.scope).documents:
             return "no passage was found"
         if choices.collection is None:
             return "there are no documents"

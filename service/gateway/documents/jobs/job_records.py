@@ -53,6 +53,7 @@ class IngestDocument:
         number: Of the document among all that were accepted; 0 before.
         job_id: Of its job.
         chunks: 0 until it is indexed.
+        charset: That the sender names, for files of text; may be empty, wrong or unknown.
         readers: The groups that may read it (retriever/readers.py).
         view: What its sender may read: a document that they may not read is not replaced.
     """
@@ -69,6 +70,7 @@ class IngestDocument:
     chunks: int = 0
     readers: str = EVERYBODY
     warnings: str = "[]"
+    charset: str = ""
     view: View = EVERYTHING
 
     @property
@@ -87,10 +89,12 @@ class IngestDocument:
 
     @property
     def meta(self) -> str:
-        """Title, metadata and readers as JSON, under the names of their fields."""
+        """Title, metadata, readers and charset as JSON, under the names of their fields."""
         fields: dict[str, Any] = {"title": self.title, "metadata": self.metadata}
         if self.readers:  # without any a repetition is recognised that an earlier release accepted
             fields["readers"] = self.readers
+        if self.charset:  # likewise
+            fields["charset"] = self.charset
         return json.dumps(fields, ensure_ascii=False)
 
     def digest(self) -> bytes:

@@ -20,6 +20,7 @@ from service.gateway.schemas.fields import composed
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
 JSON_BYTES_PER_BYTE = 6
 JSON_LINE_EXTRA_BYTES = 65_536
+MAX_CHARSET_CHARS = 40  # names of charsets have at most 30
 
 
 def line_limit(document_bytes: int) -> int:
@@ -82,6 +83,7 @@ def file_document(
     title: str,
     metadata: dict[str, Any],
     readers: Sequence[str] = (),
+    charset: str = "",
 ) -> IngestDocument:
     """Return a file as a document called `name`.
 
@@ -97,9 +99,15 @@ def file_document(
     fields = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
     checked = validated({**fields, "collection": collection, "readers": list(readers)}, DocumentIn)
     return IngestDocument(
-        checked.doc_id, collection, kind, content, checked.title, checked.metadata,
+        checked.doc_id,
+        collection,
+        kind,
+        content,
+        checked.title,
+        checked.metadata,
+        charset=charset[:MAX_CHARSET_CHARS],
         readers=readers_of(checked.readers or ()),
-    )  # fmt: skip
+    )
 
 
 def readers_of(groups: Sequence[str]) -> str:

@@ -198,7 +198,7 @@ def test_traffic_while_slots_move_to_and_fro(cluster):
     with TieredStore([RedisTier(cluster.url, timeout_s=10)]) as store:
         for key, chunk in chunks.items():
             store.put(key, chunk)
-        assert store.flush(10)
+        assert store.flush(60)
 
         def read() -> None:
             picked = {0: (0, 2), 3: (1,), 5: (4,)}
@@ -229,7 +229,7 @@ def test_traffic_while_slots_move_to_and_fro(cluster):
             over.set()
             for thread in threads:
                 thread.join(60)
-        assert not wrong and store.flush(10)
+        assert not wrong and store.flush(60)
         assert all(same_chunk(store.read(key).chunk, chunk) for key, chunk in news.items())
         counted = store.stats().tier("redis")
         assert counted.healthy
@@ -244,7 +244,7 @@ def test_a_frozen_server_costs_its_own_chunks_and_no_others(cluster):
     with TieredStore([RedisTier(cluster.url, timeout_s=0.3)]) as store:
         for key, chunk in chunks.items():
             store.put(key, chunk)
-        assert store.flush(10)
+        assert store.flush(60)
         assert store.contains(chunks) == set(chunks)
         cluster.servers[frozen].freeze()
         try:
@@ -274,7 +274,7 @@ def test_a_killed_master_is_replaced_by_its_replica(cluster):
     with TieredStore([RedisTier(cluster.url, timeout_s=0.5)], breaker=breaker) as store:
         for key, chunk in chunks.items():
             store.put(key, chunk)
-        assert store.flush(10)
+        assert store.flush(60)
         assert store.delete([deleted]) == {"redis": 1}
         cluster.servers[killed].stop()
         try:

@@ -292,8 +292,8 @@ def test_a_name_with_something_of_another_type_is_damage_and_is_replaced(redis_a
     with TieredStore([RedisTier(redis_at.url, timeout_s=10)]) as store:
         for _ in range(5):
             store.put(make_key(), make_chunk())
-            assert store.flush(10) and store.put_extra(make_key(), "sketch", 1, sketch)
-            assert store.flush(10) and store.read_extra(make_key(), "sketch", 1) is not None
+            assert store.flush(60) and store.put_extra(make_key(), "sketch", 1, sketch)
+            assert store.flush(60) and store.read_extra(make_key(), "sketch", 1) is not None
             raw.delete(f"kvstitch:{{{make_key()}}}:{part}")
             raw.lpush(f"kvstitch:{{{make_key()}}}:{part}", "a list")
             outcome = store.read(make_key())

@@ -18,10 +18,10 @@ from tests.kvstore.tiers.redis.fake_redis import bulk
 
 
 @contextlib.contextmanager
-def receiving(sent: bytes, cuts=(), *, close=False, deadline=5.0, pause=0.0):
+def receiving(sent: bytes, cuts=(), *, close=False, deadline=30.0, pause=0.0, silence_s=10.0):
     """Replies of a peer that sends these bytes, in pieces that end at the cuts."""
     ours, theirs = socket.socketpair()
-    ours.settimeout(0.3)
+    ours.settimeout(silence_s)
     borders = [0, *sorted(cuts), len(sent)]
 
     def send():
@@ -126,21 +126,18 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("dribble", [False, True])
 def test_the_first_value_that_is_not_as_expected(what, number, dribble):
-    """The fault is found at once, also if nothing more comes."""
+    """The fault is found though nothing more comes; waiting for more ends in a TimeoutError."""
     reply, nbytes = WRONG[what]
     replies_sent = [bulk(b"12345"), bulk(b"12345"), bulk(b"12345")]
     replies_sent[number] = reply
     sent = b"".join(replies_sent[: number + 1])
     cuts = range(min(len(sent), 60)) if dribble else ()
-    begun = time.monotonic()
     with receiving(sent, cuts) as replies:
         replies._expected = 3
         found = values(replies, views(places(5, 5, 5)))
-        took = time.monotonic() - begun
         assert found == (number, nbytes)
         assert replies.complete == (nbytes is None and number == 2), "else the rest is to come"
         replies._connection._sock.shutdown(socket.SHUT_RD)
-    assert took < 0.25, "waited for a timeout"
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -182,18 +179,18 @@ def test_a_connection_that_ends_or_falls_silent_midway(at):
     sent = (bulk(b"12345") + bulk(b"67890"))[:at]
     with receiving(sent, close=True) as replies, pytest.raises(ConnectionError):
         values(replies, views(places(5, 5)))
-    with receiving(sent) as replies, pytest.raises(TimeoutError):
+    with receiving(sent, silence_s=0.2) as replies, pytest.raises(TimeoutError):
         values(replies, views(places(5, 5)))
 
 
 def test_a_dribbling_server_meets_the_deadline():
     """Every single byte comes in time, but the whole reply does not."""
     sent = bulk(b"x" * 200)
-    begun = time.monotonic()
-    with receiving(sent, range(len(sent)), deadline=0.1, pause=0.002) as replies:
-        with pytest.raises(TimeoutError, match="deadline"):
-            values(replies, views(places(200)))
-        assert time.monotonic() - begun < 0.3
+    with (
+        receiving(sent, range(len(sent)), deadline=0.1, pause=0.002) as replies,
+        pytest.raises(TimeoutError, match="deadline"),
+    ):
+        values(replies, views(places(200)))
 
 
 @settings(max_examples=50, deadline=None)
@@ -225,7 +222,7 @@ def test_one_value_and_no_more(sent):
     ],
 )
 def test_flags_that_are_none(sent, error):
-    with receiving(sent) as replies:
+    with receiving(sent, silence_s=0.2 if error is TimeoutError else 10.0) as replies:
         replies._expected = 3
         with pytest.raises(error):
             replies.flags(3)

@@ -54,7 +54,7 @@ def site() -> Iterator[Site]:
             self.end_headers()
             self.wfile.write(body)
             if self.path == "/slow":
-                for _ in range(100):
+                for _ in range(600):
                     time.sleep(0.05)
                     self.wfile.write(b"x")
                     self.wfile.flush()
@@ -175,7 +175,7 @@ def test_a_page_may_be_neither_large_nor_slow(site: Site) -> None:
         began = time.monotonic()
         with pytest.raises(NotFetched, match="took more than"):
             fetcher.get(f"{site.url}/slow")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
 
 
 def test_wrong_arguments(rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,14 +30,14 @@ async def pooled(
     metrics, members = GatewayMetrics(), []
     for number, worker in enumerate(workers):
         worker.address = f"ipc://{data}/w{number}.sock"
-        client = WorkerClient(heartbeat_timeout_s=1.0, hello_every_s=0.05)
+        client = WorkerClient(heartbeat_timeout_s=3.0, hello_every_s=0.05)
         supervisor = Supervisor(client, lambda _: WorkerSettings("", "", ""), on_refused=print)
         members.append(Member(number, client, supervisor))
         await worker.start()
         client.connect(worker.address)
     pool = WorkerPool(members, "round_robin", metrics, slower_tiers=True, prefix_cache=True)
     for member in members:
-        await asyncio.wait_for(member.client.wait_ready(), 5)
+        await asyncio.wait_for(member.client.wait_ready(), 60)
     try:
         yield pool, list(workers), metrics
     finally:
@@ -68,10 +68,10 @@ async def test_what_has_not_begun_moves_and_what_has_begun_ends_in_an_error(data
         assert [len(member.requests) for member in pool.members] == [1, 1, 0]
         for member in pool.members[:2]:
             member.client.disconnect("the worker was restarted")
-        events = await asyncio.wait_for(waiting, 5)
+        events = await asyncio.wait_for(waiting, 60)
         assert isinstance(events[-1], Done) and len(events) == 4
         assert moved(metrics) == 1
-        events = await asyncio.wait_for(streaming, 5)
+        events = await asyncio.wait_for(streaming, 60)
         assert isinstance(events[-1], Failed) and events[-1].code == "worker_unavailable"
         assert not pool.members[2].requests and moved(metrics) == 1
 
@@ -87,7 +87,7 @@ async def test_with_nobody_left_a_request_ends_in_an_error(data: Path) -> None:
         await asyncio.sleep(0.1)
         for member in pool.members:
             member.client.disconnect("gone")
-        (event,) = await asyncio.wait_for(task, 5)
+        (event,) = await asyncio.wait_for(task, 60)
         assert isinstance(event, Failed) and event.code == "worker_unavailable"
         with pytest.raises(WorkerUnavailable):
             await anext(pool.submit(request("s")))

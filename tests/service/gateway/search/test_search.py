@@ -169,6 +169,28 @@ def test_an_unknown_collection_and_an_empty_ranking_are_told_apart(shared: Rig) 
     assert found(shared, "😀", retrieval="sparse")["warnings"] == ["no passage was found"]
 
 
+def test_equality_that_meets_a_list_says_so(rig: Rig) -> None:
+    """Only where an element of the list is what was asked for."""
+    documents = [
+        {"doc_id": "a", "text": "The pump is old.", "metadata": {"use": {"sites": ["North", 4]}}},
+        {"doc_id": "b", "text": "The pump is new.", "metadata": {"use": {"sites": "South"}}},
+    ]
+    job = rig.http.post("/admin/precompute", json={"documents": documents}).json()
+    assert rig.finished(job["job_id"])["state"] == "succeeded"
+
+    def warnings(where: dict[str, Any]) -> list[str]:
+        said: list[str] = found(rig, "pump", filter=where)["warnings"]
+        return said
+
+    (said,) = warnings({"use.sites": "North"})
+    assert "'use.sites' is a list" in said
+    assert '{"contains": …}' in said
+    assert "'in' does not look into" in warnings({"use.sites": {"in": ["East", 4]}})[0]
+    assert warnings({"use.sites": "East"}) == ["no passage was found"]
+    assert warnings({"use.sites": "South"}) == []
+    assert warnings({"use.sites": {"contains": "North"}}) == []
+
+
 def test_results_say_where_in_their_document_they_are(rig: Rig) -> None:
     """Metadata, and of a file the heading and the page."""
     markdown = "# Kettle\n\nIt boils.\n\n## Warranty\n\nTwo years.\n\n## Cleaning\n\nVinegar.\n"

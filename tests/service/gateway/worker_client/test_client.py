@@ -38,10 +38,10 @@ async def connected(
 ) -> AsyncIterator[tuple[WorkerClient, FakeWorker]]:
     worker = worker or FakeWorker("")
     worker.address = f"ipc://{data}/w.sock"
-    client = WorkerClient(heartbeat_timeout_s=1.0, hello_every_s=0.05)
+    client = WorkerClient(heartbeat_timeout_s=3.0, hello_every_s=0.05)
     await worker.start()
     client.connect(worker.address)
-    await asyncio.wait_for(client.wait_ready(), 5)
+    await asyncio.wait_for(client.wait_ready(), 30)
     try:
         yield client, worker
     finally:
@@ -89,7 +89,7 @@ async def test_silence_fails_what_is_open_and_recovers(data: Path) -> None:
         with pytest.raises(WorkerUnavailable):
             await client.purge(Purge("x", [0], [ChunkTokens(1, [1])]))
         await worker.start()
-        await asyncio.wait_for(client.wait_ready(), 5)
+        await asyncio.wait_for(client.wait_ready(), 30)
         assert [e async for e in client.submit(request("t", 2))]
 
 
@@ -150,7 +150,7 @@ async def test_connections_that_break_while_they_are_dropped_stop_no_other() -> 
             worker = FakeWorker("tcp://127.0.0.1:0")
             await worker.start()
             client.connect(worker.address)
-            await asyncio.wait_for(client.wait_ready(), 10)
+            await asyncio.wait_for(client.wait_ready(), 60)
             dropped = asyncio.create_task(worker.stop())
             await asyncio.sleep(0)
             client.disconnect("another is connected")

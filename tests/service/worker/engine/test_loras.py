@@ -129,7 +129,7 @@ def test_kept_prompts_are_continued_by_the_same_adapter_only(adapted: Tiny) -> N
 def test_a_deletion_deletes_what_every_adapter_has_stored(adapted: Tiny) -> None:
     with rig(adapted, tiers=[memory := MemoryTier(1 << 24)]) as r:
         r.precompute(prefix_mode="system", loras=NAMES)
-        r.store.flush(10.0)
+        r.store.flush(60)
         stored = set(memory.keys())
         purged = stored & r.engine.admission.purged(S, DOCUMENTS, "")
         assert len(purged) == 9 and len(stored - purged) == 3  # S of each is left

@@ -49,10 +49,10 @@ def test_sentences_lie_in_order_and_hold_every_letter(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["." * 100_000, "[1] " * 25_000, ". [1" * 25_000, "a." * 50_000])
 def test_hostile_texts_take_linear_time(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     sentences(text)
     marks_in(text)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_words_compare_across_case_accents_endings_and_commas() -> None:

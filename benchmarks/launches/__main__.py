@@ -1,0 +1,82 @@
+"""Counts what a prefill asks of a GPU, by method, without one.
+
+    python -m benchmarks.launches                      the table of docs/speed.md
+    python -m benchmarks.launches --places pie         where in the code PIE's are asked for
+    python -m benchmarks.launches --most pie=480       exit code 1 if PIE takes more operations
+
+A request of 16 documents in the memory tier, with a system prompt and a question of 32 tokens, is
+answered by one token. The model is a Llama of a tiny width: counts depend on the layers, not on the
+width, unless tiles do. The last column is the time in Python alone on this machine
+(`benchmarks.launches.host_time`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.launches.host_time import measured
+from benchmarks.launches.prefills import METHODS, Case, Counts, count
+from tuning.environment import describe
+
+OUT = Path("benchmarks/results/speed/launches.json")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.launches",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--methods", default=",".join(METHODS), help=", ".join(METHODS))
+    parser.add_argument("--layers", type=int, default=Case.layers)
+    parser.add_argument("--tokens", type=int, default=Case.tokens, help="of all documents")
+    parser.add_argument("--chunks", type=int, default=Case.chunks)
+    parser.add_argument("--codec", default=Case.codec)
+    parser.add_argument("--places", default="", help="a method whose places in the code are shown")
+    parser.add_argument("--most", default="", help="operations that a method may take at most")
+    parser.add_argument("--no-time", action="store_true", help="without the time in Python")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args(given)
+    methods = [name for name in args.methods.split(",") if name]
+    if unknown := sorted({*methods, *filter(None, [args.places])} - METHODS.keys()):
+        parser.error(f"no method {unknown[0]!r} is counted; these are: {', '.join(METHODS)}")
+    case = Case(args.layers, args.tokens, args.chunks, args.codec)
+    counts = count(case, methods)
+    host_ms = {} if args.no_time else measured(methods, layers=case.layers)
+    print("\n".join(table(counts, host_ms)))
+    for place, times in counts[args.places].places.items() if args.places in counts else ():
+        print(f"{times:6}  {place}")
+    record = {
+        "environment": describe(),
+        "case": asdict(case),
+        "counts": {name: asdict(of) for name, of in counts.items()},
+        "host_ms": host_ms,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    over = [
+        f"{name}: {found} device operations, at most {most} are allowed"
+        for name, most in (pair.split("=") for pair in args.most.split(",") if pair)
+        if (found := counts[name].kinds["device operations"]) > int(most)
+    ]
+    print("\n".join(over), end="\n" if over else "")
+    return 1 if over else 0
+
+
+def table(counts: dict[str, Counts], host_ms: dict[str, float]) -> list[str]:
+    """Return the lines of a table in Markdown, a line for every method."""
+    kinds = list(next(iter(counts.values())).kinds)
+    heads = ["method", "rows", *kinds, "Python, ms"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, of in counts.items():
+        cells = [name, str(of.rows), *(f"{of.kinds[kind]:,}" for kind in kinds)]
+        lines.append(f"| {' | '.join([*cells, f'{host_ms[name]:.1f}' if host_ms else ''])} |")
+    return lines
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,114 @@
+"""What stands for `torch.cuda` and for the Triton kernels while a GPU is pretended.
+
+Streams and events do nothing but be counted: everything is computed at once, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from benchmarks.launches import triton_work
+from benchmarks.launches.gpu import PretendedGpu, host
+from benchmarks.launches.tally import Tally
+from service.worker.kernels.gpu import (
+    index_causal_attention,
+    kv_placement_gpu,
+    rotation_gpu,
+    triton_support,
+)
+
+TRITON_KERNELS: dict[tuple[Any, str], Callable[..., None]] = {
+    (rotation_gpu, "_rotate"): triton_work.rotate_rows,
+    (rotation_gpu, "_write"): triton_work.write_rows,
+    (kv_placement_gpu, "_kernel"): triton_work.place_rows,
+    (index_causal_attention, "_kernel"): triton_work.attend_tile,
+}
+"""By module and attribute. A kernel that is not here is not used: torch's operations are."""
+
+
+class Kernel:
+    """Stands for a compiled Triton kernel."""
+
+    def __init__(self, work: Callable[..., None], tally: Tally) -> None:
+        self._work = work
+        self._tally = tally
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self._launch
+
+    def _launch(self, *args: Any, **options: Any) -> None:
+        self._tally.book("triton", self._work.__name__)
+        numbers, named = host(list(args)), {name: host(x) for name, x in options.items()}
+        with _disable_current_modes():
+            self._work(*numbers, **named)
+
+
+class _Stream:
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def wait_stream(self, other: _Stream) -> None:
+        self._tally.book("stream", "record")
+        self._tally.book("stream", "wait")
+
+    def synchronize(self) -> None:
+        self._tally.book("wait", "end of a stream")
+
+
+@contextmanager
+def pretended_gpu(tally: Tally) -> Iterator[PretendedGpu]:
+    """A context in which device "cuda" is a `PretendedGpu`, and the worker's kernels run on it."""
+    gpu = PretendedGpu(tally)
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode())  # else torch asks for the device too early
+        stack.enter_context(driver_replaced(tally))
+        # What is made on the device is made in host memory and moved, as in builds with CUDA.
+        before = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, before)
+        stack.enter_context(kernels_replaced(lambda work: Kernel(work, tally)))
+        stack.enter_context(gpu)
+        yield gpu
+
+
+@contextmanager
+def driver_replaced(tally: Tally) -> Iterator[None]:
+    """A context in which `torch.cuda` does nothing but count streams, and no memory is pinned."""
+
+    @contextmanager
+    def on_stream(_: _Stream) -> Iterator[None]:
+        tally.book("stream", "change of stream", 2)
+        yield
+
+    stands = {
+        "Stream": lambda *_: _Stream(tally),
+        "current_stream": lambda *_: _Stream(tally),
+        "stream": on_stream,
+        "synchronize": lambda *_: None,
+        "_lazy_init": lambda: None,
+    }
+    with ExitStack() as stack:
+        for name, stand in stands.items():
+            stack.enter_context(patch.object(torch.cuda, name, stand))
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda x, *_: x))
+        yield
+
+
+@contextmanager
+def kernels_replaced(kind: Callable[[Callable[..., None]], Any]) -> Iterator[None]:
+    """A context in which `kind` of what they compute stands for the Triton kernels."""
+    with ExitStack() as stack:
+        checks = {module.is_verified for module, _ in TRITON_KERNELS}
+        stack.enter_context(patch.object(triton_support, "matches_torch", lambda *_: True))
+        for (module, attribute), work in TRITON_KERNELS.items():
+            stack.enter_context(patch.object(module, attribute, kind(work)))
+        for check in checks:  # what they found of a real device, and later of this one
+            check.cache_clear()
+            stack.callback(check.cache_clear)
+        yield

@@ -1,0 +1,68 @@
+"""What each Triton kernel of the worker computes, in torch.
+
+The arguments are those that the kernel gets at its launch; strides and block sizes are not needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.float().chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype)
+
+
+def rotate_rows(
+    x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *_: Any, **__: Any
+) -> None:
+    out.copy_(_turned(x, cos[positions], sin[positions]))
+
+
+def write_rows(
+    k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, positions: Tensor, into: Tensor,
+    cos: Tensor, sin: Tensor, *_: Any, SCATTERED: bool, **__: Any,
+) -> None:  # fmt: skip
+    k = _turned(k, cos[positions], sin[positions])
+    if SCATTERED:
+        k_all.view(-1, k.shape[-1])[into] = k.flatten(0, 1)
+        v_all.view(-1, v.shape[-1])[into] = v.flatten(0, 1)
+    else:
+        k_all[:, positions], v_all[:, positions] = k.transpose(0, 1), v.transpose(0, 1)
+
+
+def place_rows(
+    values: Tensor, scales: Tensor, programs: Tensor, positions: Tensor, cos: Tensor, sin: Tensor,
+    k_out: Tensor, v_out: Tensor, *_: Any, SCALED: bool, **__: Any,
+) -> None:  # fmt: skip
+    heads, d = k_out.shape[0], k_out.shape[2]
+    for k, v, k_scale, v_scale, first, row, rows in programs.tolist():
+        span, into = slice(first, first + rows), slice(row, row + rows)
+        end = (first + rows) * heads
+        parts = []
+        for start, scale in ((k, k_scale), (v, v_scale)):
+            x = values[start : start + end * d].view(-1, heads, d)[span]
+            if SCALED:
+                by = scales[scale : scale + end].view(-1, heads)[span].float()
+                x = (x.float() * by[..., None]).to(k_out.dtype)
+            parts.append(x)
+        at = positions[into]
+        k_out[:, into] = _turned(parts[0], cos[at], sin[at]).transpose(0, 1)
+        v_out[:, into] = parts[1].transpose(0, 1)
+
+
+def attend_tile(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, out: Tensor, m: int, scale: float,
+    *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    seen = torch.arange(k.shape[1]) <= rows[:, None]
+    attended = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None].float(), k[None].float(), v[None].float(), attn_mask=seen,
+        scale=scale, enable_gqa=True,
+    )  # fmt: skip
+    out.copy_(attended[0].transpose(0, 1))

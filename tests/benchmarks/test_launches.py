@@ -1,0 +1,87 @@
+"""What a prefill asks of a GPU does not grow, and what is counted is what the CPU computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.launches.__main__ import main
+from benchmarks.launches.driver import pretended_gpu
+from benchmarks.launches.prefills import METHODS, Case, computed, count
+from benchmarks.launches.tally import Tally
+
+CASE = Case(layers=4, tokens=256, chunks=4)
+# Device operations and waits for the device of one prefill, by method. Fewer is better.
+MOST = {
+    "vanilla": (90, 9),
+    "pie": (110, 11),
+    "a3": (153, 15),
+    "question_scout": (349, 26),
+    "cacheblend": (241, 26),
+}
+
+
+@cache
+def logprobs(counted: bool) -> Mapping[str, Mapping[int, float]]:
+    return computed(CASE, list(METHODS), counted=counted)
+
+
+def test_no_method_asks_for_more() -> None:
+    found = {name: of.kinds for name, of in count(CASE, list(METHODS)).items()}
+    asked = {name: (of["device operations"], of["wait"]) for name, of in found.items()}
+    more = {
+        name: of for name, of in asked.items() if of[0] > MOST[name][0] or of[1] > MOST[name][1]
+    }
+    assert not more, f"at most {MOST}; with a reason, a bound may be raised"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_counted_is_what_the_cpu_computes(method: str) -> None:
+    """To a few roundings of bfloat16: kernels round elsewhere than torch on a CPU does."""
+    here, there = logprobs(False)[method], logprobs(True)[method]
+    assert here.keys() == there.keys()
+    spread = max(here.values()) - min(here.values())
+    off = max(abs(here[token] - there[token]) for token in here)
+    assert off < 0.02 * spread
+    others = [of for name, of in logprobs(False).items() if name != method]
+    assert all(max(abs(here[t] - of[t]) for t in here) > 2 * off for of in others)
+
+
+def test_counts_of_single_operations() -> None:
+    tally = Tally()
+    with pretended_gpu(tally):
+        rows = torch.arange(6, device="cuda").view(2, 3)
+        tally.start()
+        doubled = (rows[:, 1:] * 2).contiguous()
+        assert doubled.device.type == "cuda" and doubled.tolist() == [[2, 4], [8, 10]]
+        assert tally.by_kind() == {
+            "device operations": 2, "kernel": 1, "triton": 0, "to device": 0, "from device": 1,
+            "wait": 1, "stream": 0,
+        }  # fmt: skip
+        tally.start()
+        there = torch.ones(2, 3).to("cuda", non_blocking=True)
+        there[torch.tensor([0])] = 5.0  # an index in host memory
+        assert there.cpu().tolist() == [[5.0] * 3, [1.0] * 3]
+        kinds = tally.by_kind()
+    assert kinds["to device"] >= 2 and kinds["from device"] == 1 and kinds["wait"] >= 2
+    assert any("test_launches.py" in place for _, place in tally.places)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "launches.json"
+    small = ["--layers", "2", "--tokens", "64", "--chunks", "2", "--methods", "pie"]
+    assert main([*small, "--out", str(out), "--places", "pie", "--most", "pie=1000"]) == 0
+    record = json.loads(out.read_text())
+    shown = capsys.readouterr().out
+    assert "| pie | 32 |" in shown and "service/worker/forward/layer_ops.py" in shown
+    assert record["host_ms"]["pie"] > 0 and record["environment"]["commit"]
+    assert main([*small, "--no-time", "--out", str(out), "--most", "pie=1"]) == 1
+    assert "at most 1 are allowed" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--methods", "pies"])
+    assert "no method 'pies' is counted" in capsys.readouterr().err
