@@ -255,6 +255,8 @@ def _is_prose(rows: Sequence[Row]) -> bool:
     texts = [row.text for row in rows]
     if statistics.median(len(t.split()) + len(IS_CJK.findall(t)) / 2 for t in texts) < 3:
         return False
+    if 2 * sum(len(row.segments) > 1 for row in rows) > len(rows) and not _columns_from(rows, 0)[0]:
+        return False  # cells stand in it
     letters = sum(sum(map(str.isalpha, text)) for text in texts)
     if letters < 0.6 * sum(len("".join(text.split())) for text in texts):
         return False
