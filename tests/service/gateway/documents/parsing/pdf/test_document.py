@@ -200,6 +200,31 @@ def test_titles_that_programs_write(title: str, kept: str) -> None:
     assert read(column(60, LEFT), title=title).title == kept
 
 
+def test_terms_stay_beside_what_they_mean() -> None:
+    """Each of the terms has three words, and they fill their column."""
+    terms = ["Page up or b", "Page down or f", "Home or less"]
+    meanings = ["scroll backward one screenful", "scroll forward one screenful", "go to the begin"]
+    rows = zip(column(72, terms), column(200, meanings), strict=True)
+    found = read([drawn for row in rows for drawn in row]).text
+    assert found.splitlines()[0] == "Page up or b scroll backward one screenful"
+
+
+@pytest.mark.parametrize(
+    ("turn", "along", "down"), [(1, (0, 1), (1, 0)), (2, (-1, 0), (0, 1)), (3, (0, -1), (-1, 0))]
+)
+def test_a_page_that_is_turned_to_be_read(
+    turn: int, along: tuple[int, int], down: tuple[int, int]
+) -> None:
+    """Wide tables are written along the long side of the page."""
+    cells = [["Valve", "Burst pressure", "Owner"], ["V-7", "16 bar", "Quastel"]]
+    drawn = [
+        Drawn(300 + 150 * c * along[0] + 13 * r * down[0],
+              400 + 150 * c * along[1] + 13 * r * down[1], text, turn=turn)
+        for r, row in enumerate(cells) for c, text in enumerate(row)
+    ]  # fmt: skip
+    assert read(drawn).text.split("\n") == ["Valve Burst pressure Owner", "V-7 16 bar Quastel"]
+
+
 def test_blank_pages_are_not_called_scans() -> None:
     with pytest.raises(InvalidRequest, match="there is nothing on its pages"):
         read([], [])
