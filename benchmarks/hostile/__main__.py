@@ -2,11 +2,13 @@
 
     python -m benchmarks.hostile grammars [--model smollm2] [--count 1000] [--at-a-time 16]
     python -m benchmarks.hostile uploads
+    python -m benchmarks.hostile document [--bytes 10000000] [--count 5]
 
 One tenant reads streamed answers, one after the other. Another sends grammars that are hard to
 compile, or files that are hard to read, all of them different. Blocks with and without take turns
 on one service. Writes time to the first token, time per token, and the memory of gateway and
-worker before and after.
+worker before and after. `document` hands in a text of so many bytes and then notes, and writes
+after how many seconds these are found and answered from, and after how many the text is cancelled.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.hostile.documents import beside_a_long_one
 from benchmarks.hostile.grammars import Guided, grammars
 from benchmarks.hostile.phases import Place, compare, place
 from benchmarks.hostile.uploads import upload
@@ -59,6 +62,10 @@ async def _uploads(where: Place, args: argparse.Namespace) -> dict[str, Any]:
         return await compare(where, hand_in, range(args.count), args.at_a_time, args.answers)
 
 
+async def _document(where: Place, args: argparse.Namespace) -> dict[str, Any]:
+    return await beside_a_long_one(where, args.bytes, args.count, args.seed)
+
+
 def _said(reply: httpx.Response) -> str:
     if reply.status_code == 200:
         return "200"
@@ -71,16 +78,17 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("grammars", "uploads"))
+    parser.add_argument("what", choices=("grammars", "uploads", "document"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--at-a-time", type=int, default=16)
     parser.add_argument("--answers", type=int, default=8, help="of a quiet block; there are four")
+    parser.add_argument("--bytes", type=int, default=10_000_000, help="of the long document")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     model = resolve(args.model)
-    measure = _grammars if args.what == "grammars" else _uploads
+    measure = {"grammars": _grammars, "uploads": _uploads, "document": _document}[args.what]
     with (
         tempfile.TemporaryDirectory(prefix="kvstitch-hostile-") as folder,
         place(Path(folder), model) as where,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import zipfile
 
 import pytest
 
-from benchmarks.hostile import grammars, uploads
+from benchmarks.hostile import documents, grammars, uploads
 from benchmarks.hostile.reader import Seen
 from service.gateway.schemas.generate import Guided
 
@@ -44,3 +45,8 @@ def test_figures() -> None:
     figures = seen.figures()
     assert figures["ttft_p50_ms"] == 200.0 and figures["tpot_p95_ms"] == 29.0
     assert (figures["answers"], figures["failed"]) == (3, 1)
+
+
+def test_a_book_is_as_long_as_it_says() -> None:
+    text = documents.book(20_000, random.Random(0))
+    assert 20_000 <= len(text) < 20_200 and len(set(text.splitlines())) == text.count("\n")

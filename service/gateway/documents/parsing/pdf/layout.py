@@ -256,6 +256,9 @@ def _is_prose(rows: Sequence[Row]) -> bool:
     texts = [row.text for row in rows]
     if statistics.median(len(t.split()) + len(IS_CJK.findall(t)) / 2 for t in texts) < 3:
         return False
+    several = sum(len(row.segments) > 1 for row in rows)
+    if 2 * several > len(rows) and not _columns_from(list(rows), 0)[0]:
+        return False  # cells stand in it
     if statistics.median(len(t) + len(IS_CJK.findall(t)) for t in texts) < MIN_COLUMN_CHARS:
         return False  # keys, terms or options, each beside what it means
     letters = sum(sum(map(str.isalpha, text)) for text in texts)
