@@ -15,7 +15,7 @@ from itertools import pairwise
 from service.gateway.documents.parsing.pdf.words import Word
 
 MIN_COLUMN_ROWS = 3
-MIN_COLUMN_CHARS = 18  # of a line; one of Chinese or Japanese counts as two
+MIN_COLUMN_CHARS = 14  # of a line; one of Chinese or Japanese counts as two
 _CJK = "\u2e80-\u2fdf\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
 IS_CJK = re.compile(f"[{_CJK}\U00020000-\U0003ffff]")
 _KANA = re.compile("[\u3040-\u30ff\uff66-\uff9f\\s]+")
@@ -265,7 +265,7 @@ def _is_prose(rows: Sequence[Row]) -> bool:
     if letters < 0.6 * sum(len("".join(text.split())) for text in texts):
         return False
     width = max(row.x1 for row in rows) - min(row.x0 for row in rows)
-    return sum(row.x1 - row.x0 for row in rows) >= 0.6 * width * len(rows)
+    return sum(row.x1 - row.x0 for row in rows) >= 0.7 * width * len(rows)
 
 
 def _mostly_from_right(rows: Sequence[Row]) -> bool:

@@ -209,9 +209,7 @@ def test_terms_stay_beside_what_they_mean() -> None:
     assert found.splitlines()[0] == "Page up or b scroll backward one screenful"
 
 
-@pytest.mark.parametrize(
-    ("turn", "along", "down"), [(1, (0, 1), (1, 0)), (2, (-1, 0), (0, 1)), (3, (0, -1), (-1, 0))]
-)
+@pytest.mark.parametrize(("turn", "along", "down"), [(1, (0, 1), (1, 0)), (3, (0, -1), (-1, 0))])
 def test_a_page_that_is_turned_to_be_read(
     turn: int, along: tuple[int, int], down: tuple[int, int]
 ) -> None:
