@@ -81,14 +81,14 @@ def read_page(document: pdfium.PdfDocument, page: pdfium.PdfPage) -> PageWords:
         text.close()
     entries, remarks = _annotations(document, page)
     quarter, count = max(quarters.items(), key=lambda one: one[1], default=(0, 0))
-    if quarter and 2 * count > len(words):
+    if quarter in (1, 3) and 2 * count > len(words):
         for word in (*words, *entries):
             _turn(word, quarter)
     return PageWords(words, unmapped, entries, remarks)
 
 
 def _turn(word: Word, quarter: int) -> None:
-    """Turn a word back that runs up the page (1), upside down (2) or down it (3)."""
+    """Turn a word back that runs up the page (1) or down it (3)."""
     for _ in range(quarter):
         word.x0, word.x1, word.y0, word.y1 = word.y0, word.y1, -word.x1, -word.x0
 
@@ -116,7 +116,8 @@ def _words(text: Any) -> tuple[list[Word], Counter[int], int]:
             # Of a word either all characters are known or none.
             if raw.FPDFText_HasUnicodeMapError(text, first) == 1:
                 unmapped += len(chars)
-            quarters[round(raw.FPDFText_GetCharAngle(text, first) / (math.pi / 2)) % 4] += 1
+            # PDFium counts angles clockwise.
+            quarters[-round(raw.FPDFText_GetCharAngle(text, first) / (math.pi / 2)) % 4] += 1
             chars.clear()
             breaks = apart = False
 
