@@ -21,20 +21,16 @@ MAX_GROUP_CHARS = 64
 MAX_READERS_BYTES = 2000  # PostgreSQL's index takes no longer ones
 
 
-def check_group(name: str) -> str:
-    """Return the name of a group.
+GROUP_RULE = (
+    f"the name of a group may have up to {MAX_GROUP_CHARS} printable characters, without commas "
+    f"and without spaces around it, and {ALL_GROUPS!r} stands for all groups"
+)
 
-    Raises:
-        InvalidDocument: No group can be called so.
-    """
+
+def is_group(name: str) -> bool:
+    """Return whether a group can have this name."""
     allowed = 0 < len(name) <= MAX_GROUP_CHARS and name.isprintable() and name == name.strip()
-    if not allowed or SEPARATOR in name or name == ALL_GROUPS:
-        raise InvalidDocument(
-            f"{name[: MAX_GROUP_CHARS + 1]!r} cannot be a group: its name may have up to "
-            f"{MAX_GROUP_CHARS} printable characters, without commas and without spaces around it, "
-            f"and {ALL_GROUPS!r} stands for all groups"
-        )
-    return name
+    return allowed and SEPARATOR not in name and name != ALL_GROUPS
 
 
 def joined_readers(groups: Iterable[str]) -> str:
@@ -43,7 +39,12 @@ def joined_readers(groups: Iterable[str]) -> str:
     Raises:
         InvalidDocument: One is no group's name, or they are too long together.
     """
-    readers = SEPARATOR.join(sorted(set(map(check_group, groups))))
+    names = sorted(set(groups))
+    for name in names:
+        if not is_group(name):
+            shown = name[: MAX_GROUP_CHARS + 1]
+            raise InvalidDocument(f"{shown!r} cannot be one of the readers: {GROUP_RULE}")
+    readers = SEPARATOR.join(names)
     if len(readers.encode()) > MAX_READERS_BYTES:
         raise InvalidDocument(
             f"the readers of a document may have {MAX_READERS_BYTES} bytes together: name fewer "

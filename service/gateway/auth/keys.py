@@ -14,8 +14,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, select
 
-from retriever.errors import InvalidDocument
-from retriever.readers import EVERYTHING, View, check_group
+from retriever.readers import EVERYTHING, GROUP_RULE, View, is_group
 from retriever.sql.expressions import Prepared
 from service.errors import InvalidRequest, NotFound
 from service.gateway.auth import key_text
@@ -110,11 +109,8 @@ class KeyStore:
                 raise InvalidRequest(
                     f"{field} may have up to {MAX_NAME_CHARS} printable characters", field=field
                 )
-        for group in view.groups or ():
-            try:
-                check_group(group)
-            except InvalidDocument as error:
-                raise InvalidRequest(str(error), field="groups") from error
+        if wrong := sorted(group for group in view.groups or () if not is_group(group)):
+            raise InvalidRequest(f"{wrong[0]!r} cannot be a group: {GROUP_RULE}", field="groups")
         key, key_id, digest = key_text.new_key()
         row = {
             "key_id": key_id,

@@ -5,7 +5,7 @@ The retriever's errors are put in the service's terms here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from retriever.errors import (
     RetrieverError,
 )
 from retriever.filters import MATCH_ALL
+from retriever.readers import joined_readers
 from retriever.scope import DEFAULT_SCOPE
 from retriever.search import MAX_FUSED_SCORE
 from service.errors import DatabaseUnavailable, InternalError, InvalidRequest, KvstitchError
@@ -39,6 +40,18 @@ def document_scope(principal: Principal, collection: str | None) -> Scope:
         return Scope(principal.tenant, name, principal.view)
     except InvalidQuery as error:
         raise service_error(error, field="collection") from error
+
+
+def readers_of(groups: Sequence[str]) -> str:
+    """Return the readers of a document that is sent, as they are stored.
+
+    Raises:
+        InvalidRequest: No group can have such a name, or they are too long together.
+    """
+    try:
+        return joined_readers(groups)
+    except InvalidDocument as error:
+        raise service_error(error, field="readers") from error
 
 
 def metadata_filter(conditions: Mapping[str, Any] | None) -> Filter:

@@ -9,13 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retriever.errors import InvalidDocument
-from retriever.readers import joined_readers
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.json_content import NOT_UTF8, from_validation, has_more_values, validated
 from service.gateway.schemas.admin import DocumentIn
 from service.gateway.schemas.fields import composed
+from service.gateway.search.search_query import readers_of
 
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
 JSON_BYTES_PER_BYTE = 6
@@ -108,18 +107,6 @@ def file_document(
         charset=charset[:MAX_CHARSET_CHARS],
         readers=readers_of(checked.readers or ()),
     )
-
-
-def readers_of(groups: Sequence[str]) -> str:
-    """Return the readers of a document as they are stored.
-
-    Raises:
-        InvalidRequest: No group can have such a name.
-    """
-    try:
-        return joined_readers(groups)
-    except InvalidDocument as error:
-        raise InvalidRequest(f"readers: {error}", field="readers") from error
 
 
 def split_readers(text: str) -> list[str]:
