@@ -89,7 +89,7 @@ def bomb() -> bytes:
         (b"%PDF-1.4 and no more", "not readable pdf"),
         (make_pdf(["x"] * 11), "11 pages, the limit is 10"),
         (make_pdf(["x" * 11_000]), "more than 10000 characters"),
-        (make_pdf([""]), "OCR"),
+        (make_pdf([""]), "nothing on its pages"),
         (bomb(), "memory|readable|CPU|OCR"),
     ],
     ids=["broken", "pages", "text", "empty", "bomb"],
