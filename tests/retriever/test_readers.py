@@ -12,6 +12,7 @@ from retriever.catalog.catalog_records import CatalogState
 from retriever.catalog.shown_chunks import Shown, ShownChunks
 from retriever.errors import DocumentHidden, InvalidDocument
 from retriever.readers import EVERYTHING, View, joined_readers
+from tests.conftest import DATABASES
 from tests.retriever.conftest import OpenRetriever
 
 GROUPS = ("a", "b", "ü")
@@ -28,6 +29,7 @@ def test_views_have_names(view: View) -> None:
     assert View.named(view.name) == view
 
 
+@pytest.mark.parametrize("open_database", DATABASES, indirect=True)
 def test_every_read_of_the_catalog_shows_what_the_view_does(open_retriever: OpenRetriever) -> None:
     retriever = open_retriever()
     catalog = retriever.catalog
