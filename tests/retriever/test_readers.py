@@ -54,7 +54,7 @@ def test_every_read_of_the_catalog_shows_what_the_view_does(open_retriever: Open
                 assert (catalog.revision(name, scope=scope) is not None) == there
                 assert bool(catalog.chunks_of(name, scope=scope)) == there
             for mode in ("dense", "sparse", "hybrid"):
-                found = retriever.search("fox", 100, scope=scope, mode=mode)  # type: ignore[arg-type]
+                found = retriever.search("fox", 100, scope=scope, mode=mode)
                 assert {hit.chunk.doc_id for hit in found} == shown, (turn, mode)
     hidden = sorted(readers.keys() - shown)
     assert retriever.delete(hidden, scope=scope) == []
