@@ -29,7 +29,9 @@ def _zip(parts: dict[str, bytes | str]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in parts.items():
-            archive.writestr(name, content)
+            entry = zipfile.ZipInfo(name)  # of 1980, so that a seed makes the same bytes
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
     return out.getvalue()
 
 
@@ -53,7 +55,8 @@ def _laughs(source: random.Random) -> File:
         f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, source.randint(8, 12))
     )
     return "laughs.docx", _word(
-        f'<!DOCTYPE w [<!ENTITY l0 "ha">{lines}]><w:document {_W}><w:body><w:p><w:r><w:t>&l7;'
+        f'<!DOCTYPE w [<!ENTITY l0 "ha{source.random()}">{lines}]>'
+        f"<w:document {_W}><w:body><w:p><w:r><w:t>&l7;"
         "</w:t></w:r></w:p></w:body></w:document>"
     )
 
@@ -61,7 +64,8 @@ def _laughs(source: random.Random) -> File:
 def _outside_entity(source: random.Random) -> File:
     file = source.choice(["file:///etc/passwd", "http://127.0.0.1:1/x", "file:///dev/zero"])
     return "outside.docx", _word(
-        f'<!DOCTYPE w [<!ENTITY x SYSTEM "{file}">]><w:document {_W}><w:body><w:p><w:r><w:t>&x;'
+        f'<!DOCTYPE w [<!ENTITY x SYSTEM "{file}">]><!--{source.random()}-->'
+        f"<w:document {_W}><w:body><w:p><w:r><w:t>&x;"
         "</w:t></w:r></w:p></w:body></w:document>"
     )
 

@@ -10,4 +10,7 @@ MEMORY_BYTES = 2 << 30  # of address space
 
 def installed() -> bool:
     """Return whether the extra `ocr` is there."""
-    return find_spec("rapidocr") is not None and find_spec("onnxruntime") is not None
+    try:
+        return find_spec("rapidocr") is not None and find_spec("onnxruntime") is not None
+    except ModuleNotFoundError:  # something on the path of imports keeps them out
+        return False
