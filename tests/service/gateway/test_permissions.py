@@ -20,7 +20,6 @@ from fastapi.routing import APIRoute
 
 import service.gateway.http.routes
 from retriever.readers import View
-from service.cli import main
 from service.messages.requests import Generate, Precompute, Purge
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.model_folders import byte_tokenizer
@@ -78,15 +77,6 @@ class World:
     documents: list[Secret]
     jobs: list[str]
     receipts: list[str] = field(default_factory=list)
-
-
-@pytest.fixture
-def create(data: Path, capsys: pytest.CaptureFixture[str]) -> Create:
-    def make(*arguments: str) -> str:
-        assert main(["keys", "create", "--data-dir", str(data), *arguments]) == 0
-        return capsys.readouterr().out.strip()
-
-    return make
 
 
 def member(rig: Rig, create: Create, groups: Sequence[str] | None) -> Member:
