@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from retriever.errors import InvalidDocument
 from retriever.filters import MATCH_ALL, Filter
+from retriever.readers import EVERYBODY, groups_of, joined_readers
 
 MAX_ID_CHARS = 512
 MAX_METADATA_DEPTH = 32
@@ -60,7 +61,7 @@ class Document:
         title: The title, which becomes part of every chunk.
         metadata: JSON that filters can use.
         marks: Where pages and headings begin, sorted by `start`.
-        readers: Its reading group (catalog/reading_groups.py); "": everybody's.
+        readers: The groups that may read it (readers.py); "": everybody.
     """
 
     doc_id: str
@@ -68,7 +69,7 @@ class Document:
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[Mark, ...] = ()
-    readers: str = ""
+    readers: str = EVERYBODY
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Chunk:
         revision: Revision of the document.
         page: Page or slide on which it begins, or its sheet; None if the document names none.
         heading: The last heading at or before its first character; None if there is none.
+        readers: Of the document. A chunk keeps them: with others the document has other chunks.
     """
 
     chunk_id: int
@@ -100,6 +102,7 @@ class Chunk:
     revision: str
     page: str | None = None
     heading: str | None = None
+    readers: str = EVERYBODY
 
 
 SearchMode = Literal["dense", "sparse", "hybrid"]
@@ -155,6 +158,7 @@ class DocumentInfo:
         num_chunks: Number of its chunks.
         num_tokens: Tokens of its rendered chunks.
         pinned: The user wants its KV cache kept in a fast tier. New revisions keep the mark.
+        readers: The groups that may read it; "": everybody.
     """
 
     doc_id: str
@@ -167,6 +171,7 @@ class DocumentInfo:
     num_chunks: int
     num_tokens: int
     pinned: bool = False
+    readers: str = EVERYBODY
 
 
 @dataclass(frozen=True)
@@ -222,7 +227,7 @@ def validate_document(document: Document) -> None:
         value = getattr(document, name)
         if not isinstance(value, str):
             raise InvalidDocument(f"{name} must be a string, not {type(value).__name__}")
-        if name in ("doc_id", "readers") and len(value) > MAX_ID_CHARS:
+        if name == "doc_id" and len(value) > MAX_ID_CHARS:
             raise InvalidDocument(f"{name} is longer than {MAX_ID_CHARS} characters")
         try:
             value.encode()
@@ -230,6 +235,8 @@ def validate_document(document: Document) -> None:
             raise InvalidDocument(
                 f"{name} holds a lone surrogate at character {error.start}; send valid Unicode"
             ) from error
+    if joined_readers(groups_of(document.readers)) != document.readers:
+        raise InvalidDocument("readers must be groups as joined_readers puts them together")
     try:
         metadata = canonical_metadata(document.metadata)
         metadata.encode()

@@ -2,6 +2,7 @@
 
 RetrieverError
 ├── InvalidDocument
+│   └── DocumentHidden
 ├── InvalidQuery
 ├── InvalidVectors
 ├── EmbedderError
@@ -26,6 +27,10 @@ class RetrieverError(Exception):
 
 class InvalidDocument(RetrieverError):
     """The document cannot be ingested as given."""
+
+
+class DocumentHidden(InvalidDocument):
+    """Somebody who may not read the stored document of this name would replace it."""
 
 
 class InvalidQuery(RetrieverError):

@@ -7,8 +7,9 @@ leave this half out of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import CatalogUnreachable, EmbedderError, InvalidDocument, RetrieverError
+from retriever.heading_paths import heading_paths
 from retriever.scope import Scope
 
 logger = logging.getLogger(__name__)
@@ -68,14 +70,21 @@ class EmbeddedDocument:
 
     @property
     def texts(self) -> list[str]:
-        """The texts to embed. They contain the title: without it a chunk may not name its topic."""
-        return self.texts_of(self.spans)
+        """The texts to embed. They contain the title and the headings above the chunk: without
+        these it may not name its topic."""
+        return self.texts_of(slice(None))
 
-    def texts_of(self, spans: Sequence[ChunkSpan]) -> list[str]:
+    def texts_of(self, part: slice) -> list[str]:
         """Return the texts of some of its chunks."""
-        title = f"{self.document.title}\n" if self.document.title else ""
-        pieces = (self.document.text[span.start : span.end] for span in spans)
-        return [clean(title + piece) for piece in pieces]
+        texts = []
+        for span, path in zip(self.spans[part], self._heading_paths[part], strict=True):
+            parts = [self.document.title, path, self.document.text[span.start : span.end]]
+            texts.append(clean("\n".join(part for part in parts if part)))
+        return texts
+
+    @cached_property
+    def _heading_paths(self) -> list[str]:
+        return heading_paths(self.document, self.spans)
 
 
 def embed_documents(
@@ -136,7 +145,7 @@ def embed_part(item: EmbeddedDocument, start: int, count: int, embedder: Embedde
     """
     assert item.vectors is not None
     part = slice(start, start + count)
-    item.vectors[part] = _embed(item.texts_of(item.spans[part]), embedder)
+    item.vectors[part] = _embed(item.texts_of(part), embedder)
 
 
 def _split(

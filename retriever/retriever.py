@@ -233,9 +233,7 @@ class Retriever:
             vector = self.embed_query(query)
         self.catch_up()
         with self._consistency.read():
-            allowed = None
-            if doc_filter is not None:
-                allowed = self.catalog.chunk_ids(doc_filter, scope=scope)
+            allowed = self.catalog.allowed_chunks(doc_filter, scope=scope)
             return find_passages(
                 self.catalog, self.index, query, vector, top_k,
                 allowed=allowed, mode=mode, scope=scope,
@@ -257,7 +255,8 @@ class Retriever:
         return both / np.linalg.norm(both)
 
     def delete(self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
-        """Remove documents; unknown ids are ignored. Returns the ids of the removed chunks."""
+        """Remove documents; ids that are unknown, or hidden from the scope's view, are ignored.
+        Returns the ids of the removed chunks."""
         with self._consistency.write():
             removed, state = self.catalog.delete(doc_ids, scope=scope)
             if self.catalog.shared:

@@ -1,10 +1,11 @@
-"""A scope: one collection of one tenant. No search goes beyond its scope."""
+"""A scope: one collection of one tenant, as somebody sees it. No search goes beyond its scope."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from retriever.errors import InvalidQuery
+from retriever.readers import EVERYTHING, View
 
 MAX_NAME_CHARS = 128
 
@@ -13,9 +14,13 @@ MAX_NAME_CHARS = 128
 class Scope:
     """One collection of one tenant. A document is identified by (tenant, collection, doc_id).
 
+    What a view does not show is as if it did not exist, in all that the catalog reads, changes or
+    deletes in the scope. Scopes that differ by nothing else are the same: indexes are of all.
+
     Attributes:
         tenant: Empty in a service without tenants.
         collection: Not empty.
+        view: What is seen of it.
 
     Raises:
         InvalidQuery: A name is too long or not valid Unicode, or the collection is empty.
@@ -23,17 +28,18 @@ class Scope:
 
     tenant: str = ""
     collection: str = "default"
+    view: View = field(default=EVERYTHING, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for field, name in (("tenant", self.tenant), ("collection", self.collection)):
+        for what, name in (("tenant", self.tenant), ("collection", self.collection)):
             if not isinstance(name, str):
-                raise InvalidQuery(f"{field} must be a string, not {type(name).__name__}")
+                raise InvalidQuery(f"{what} must be a string, not {type(name).__name__}")
             if len(name) > MAX_NAME_CHARS:
-                raise InvalidQuery(f"{field} is longer than {MAX_NAME_CHARS} characters")
+                raise InvalidQuery(f"{what} is longer than {MAX_NAME_CHARS} characters")
             try:
                 name.encode()
             except UnicodeEncodeError as error:
-                raise InvalidQuery(f"{field} holds a lone surrogate: {error}") from error
+                raise InvalidQuery(f"{what} holds a lone surrogate: {error}") from error
         if not self.collection.strip():
             raise InvalidQuery("collection must not be empty")
 

@@ -146,7 +146,8 @@ def find_passages(
         top_k: How many passages to find.
         allowed: Only these chunks; None: all.
         mode: Which rankings to make.
-        scope: The tenant's collection.
+        scope: The tenant's collection. What its view does not show is left out here once more:
+            others may have stored it since `allowed` was found.
     """
     wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
     dense = sparse = None
@@ -160,7 +161,11 @@ def find_passages(
         sparse, exact = found.ranked, found.exact
     fused = exact_first(reciprocal_rank_fusion(dense, sparse), exact, wanted)
     best = {hit.chunk_id: hit for hit in fused[:top_k]}
-    return [_passage(chunk, best[chunk.chunk_id]) for chunk in catalog.chunks(list(best))]
+    return [
+        _passage(chunk, best[chunk.chunk_id])
+        for chunk in catalog.chunks(list(best))
+        if scope.view.shows(chunk.readers)
+    ]
 
 
 def _passage(chunk: Chunk, hit: FusedHit) -> Passage:

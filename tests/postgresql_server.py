@@ -13,13 +13,14 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.ports import free_port
 
 _START_S = 120.0  # on a machine that does much else
 # Tests need no protection from a loss of power.
@@ -46,9 +47,7 @@ class PostgresqlServer:
         self._options = {**_OPTIONS, **(_DURABLE if durable else {})}
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
 
     def make(self) -> None:
         command = ["initdb", "-D", self._folder / "data", "-U", "kvstitch", "--auth=trust",

@@ -7,7 +7,6 @@ with prometheus(target="127.0.0.1:8000", rules=folder, data=tmp_path) as server:
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from typing import Any
 
 import httpx
 import yaml
+
+from tests.ports import free_port
 
 START_S = 60.0
 EVERY = "1s"
@@ -71,9 +72,7 @@ def prometheus(*, target: str, rules: Path, data: Path) -> Iterator[PrometheusSe
         "scrape_configs": [scrape],
     }
     (data / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [
         binary,
         f"--config.file={data / 'prometheus.yml'}",

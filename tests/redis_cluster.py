@@ -5,7 +5,6 @@ with redis_cluster() as cluster:
 """
 
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,12 +13,12 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import redis
 
+from tests.ports import free_ports
 from tests.redis_server import RedisServer
 
 NODE_TIMEOUT_MS = 4000
 """A master that is silent for so long is replaced by its replica. On busy cores one may get no turn
 for more than a second."""
-_BUS = 10_000  # a server's port for the others is its own plus this
 _READY_S = 120.0
 
 
@@ -130,7 +129,7 @@ def redis_cluster(maxmemory: str = "64mb") -> Iterator[RedisCluster]:
     """
     with ExitStack() as stack:
         servers: dict[int, RedisServer] = {}
-        for port in _free_ports(6):
+        for port in free_ports(6, bus=True):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             options = [
                 *("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder),
@@ -153,19 +152,3 @@ def redis_cluster(maxmemory: str = "64mb") -> Iterator[RedisCluster]:
         cluster = RedisCluster(servers)
         cluster.wait_until_whole()
         yield cluster
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free, and those of the cluster's bus above them."""
-    found: list[int] = []
-    for port in range(21_000 + time.time_ns() % 20_000, 55_000):
-        with socket.socket() as own, socket.socket() as bus:
-            try:
-                own.bind(("127.0.0.1", port))
-                bus.bind(("127.0.0.1", port + _BUS))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            break
-    return found

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.ports import free_port
+
 _START_S = 60.0  # on a machine that does much else
 
 
@@ -71,16 +73,9 @@ def redis_server(
     options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     if maxmemory is not None:
         options += ["--maxmemory", maxmemory, "--maxmemory-policy", policy]
-    server = RedisServer(port or _free_port(), options)
+    server = RedisServer(port or free_port(), options)
     server.start()
     try:
         yield server
     finally:
         server.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvstore import S3Place
+from tests.ports import free_port
 
 BUCKET = "kv-test"
 KEY_ID = "kvstitch-tests"
@@ -101,10 +102,7 @@ def s3_server(unchecked: int | None = None) -> Iterator[S3Server]:
         unchecked: it checks the signatures of all requests but the first so many; None: of none.
             Then a bucket is there too.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    server = S3Server(port, unchecked)
+    server = S3Server(free_port(), unchecked)
     server.start()
     try:
         yield server

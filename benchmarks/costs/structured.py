@@ -1,12 +1,15 @@
 """JSON by schema beside free text: is every answer valid, and what does it cost per token?
 
     python -m benchmarks.costs.structured [--model smollm2] [--schemas 500] [--at-a-time 8]
+    python -m benchmarks.costs.structured --real --schemas 300
 
 Generates schemas (nested objects, lists, numbers, patterns, formats, enumerations, unions), all of
 which bound how long an answer can be, asks a real service for an answer to each at temperature 1,
 and checks the answers with jsonschema-rs, which shares no code with what kept them to their form.
 Blocks of these requests take turns with the same prompts without a schema, whose answers have as
-many tokens.
+many tokens. With `--real` the schemas are those that programs of others have made, which bound
+nothing: answers that `max_tokens` has cut are counted by themselves, and so are those to a schema
+of which something can only be checked afterwards.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import lzma
 import random
 import statistics
 import sys
@@ -29,6 +33,7 @@ from service.models.model_finder import resolve
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/structured.json")
+REAL = Path("tests/service/grammars/real_schemas.json.xz")
 BLOCK = 50
 MAX_TOKENS = 512
 WORDS = ("name", "city", "year", "kind", "price", "tags", "owner", "size", "note", "unit", "code")
@@ -80,6 +85,8 @@ def an_object(source: random.Random, depth: int) -> dict[str, Any]:
 async def ask(http: httpx.AsyncClient, number: int, **fields: Any) -> dict[str, Any]:
     body = {"top_k": 0, "temperature": 1.0, "seed": number, **fields}
     reply = await http.post("/v1/rag/generate", json=body)
+    if reply.status_code == 422:
+        return {"refused": reply.json()["error"]["message"]}
     reply.raise_for_status()
     answer: dict[str, Any] = reply.json()
     return answer
@@ -105,9 +112,17 @@ def valid(answer: dict[str, Any], form: dict[str, Any]) -> bool:
     return bool(jsonschema_rs.validator_for(form, validate_formats=True).is_valid(content))
 
 
-def compare(url: str, count: int, at_a_time: int, seed: int) -> dict[str, Any]:
+def schemas(count: int, seed: int, *, real: bool) -> list[dict[str, Any]]:
+    """So many schemas, generated or real ones."""
     source = random.Random(seed)
-    forms = [an_object(source, 2) for _ in range(count)]
+    if not real:
+        return [an_object(source, 2) for _ in range(count)]
+    known = [each["schema"] for each in json.loads(lzma.decompress(REAL.read_bytes()))]
+    return source.sample(known, min(count, len(known)))
+
+
+def compare(url: str, forms: list[dict[str, Any]], at_a_time: int) -> dict[str, Any]:
+    count = len(forms)
     guided: list[dict[str, Any]] = []
     free: list[dict[str, Any]] = []
     for start in range(0, count, BLOCK):
@@ -122,26 +137,36 @@ def compare(url: str, count: int, at_a_time: int, seed: int) -> dict[str, Any]:
         answers = asyncio.run(block(url, forced, at_a_time))
         as_long = [
             {**a, "ignore_eos": True, "max_tokens": max(1, r["usage"]["completion_tokens"])}
+            if "refused" not in r
+            else {**a, "max_tokens": 1}
             for a, r in zip(asked, answers, strict=True)
         ]
         free += asyncio.run(block(url, as_long, at_a_time))
         guided += answers
-        good = sum(valid(r, f) for r, f in zip(guided, forms, strict=False))
-        print(f"{len(guided)} answers, {good} valid", file=sys.stderr, flush=True)
+        print(f"{len(guided)} answers", file=sys.stderr, flush=True)
+    refused = [r["refused"] for r in guided if "refused" in r]
+    answered = [each for each in zip(guided, free, forms, strict=True) if "refused" not in each[0]]
+    guided, free = [g for g, _, _ in answered], [f for _, f, _ in answered]
+    ended = [(g, form) for g, _, form in answered if g["finish_reason"] == "stop"]
+    unheld = [g for g, _ in ended if any("was not held to" in said for said in g["warnings"])]
     wrong = [
-        {"schema": form, "text": r["text"], "finish_reason": r["finish_reason"]}
-        for r, form in zip(guided, forms, strict=True)
+        {"schema": form, "text": r["text"], "warnings": r["warnings"]}
+        for r, form in ended
         if not valid(r, form)
     ]
     pairs = [
         (g["timing"]["tpot_s"], f["timing"]["tpot_s"])
-        for g, f in zip(guided, free, strict=True)
+        for g, f, _ in answered
         if g["timing"]["tpot_s"] and f["timing"]["tpot_s"]
     ]
     ratios = sorted(g / f for g, f in pairs)
     return {
         "schemas": count,
-        "valid": count - len(wrong),
+        "refused": refused,
+        "cut by max_tokens": len(answered) - len(ended),
+        "ended": len(ended),
+        "ended, checked only": len(unheld),
+        "valid": len(ended) - len(wrong),
         "not valid": wrong,
         "tokens": sum(r["usage"]["completion_tokens"] for r in guided),
         "tpot_ms, guided": 1000 * statistics.median(g for g, _ in pairs),
@@ -165,6 +190,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--schemas", type=int, default=500)
     parser.add_argument("--at-a-time", type=int, default=8)
+    parser.add_argument("--real", action="store_true", help="schemas that programs have made")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -173,14 +199,15 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="kvstitch-structured-") as folder,
         service(Path(folder), model) as url,
     ):
-        measured = compare(url, args.schemas, args.at_a_time, args.seed)
-    about = {"model": model.name, "at_a_time": args.at_a_time, "seed": args.seed}
+        forms = schemas(args.schemas, args.seed, real=args.real)
+        measured = compare(url, forms, args.at_a_time)
+    about = {"model": model.name, "real": args.real, "at_a_time": args.at_a_time, "seed": args.seed}
     result = {"environment": describe(), **about, **measured}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     shown = {k: v for k, v in result.items() if k not in ("environment", "not valid")}
     print(json.dumps(shown, indent=1))
-    return 0 if result["valid"] == args.schemas else 1
+    return 0 if result["valid"] == result["ended"] else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """TTFT over vLLM's by the length of the prompts, from several results.
 
-    python -m benchmarks.peers.lengths FOLDER … [--into docs/peers.md]
+    python -m benchmarks.peers.lengths FOLDER … [--into docs/peers.md --place lengths]
 
 Each folder holds a peers.json of `python -m benchmarks.peers` with prompts of another length.
 """
@@ -30,11 +30,12 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--into", type=Path, help="a page with a place for the table")
+    parser.add_argument("--place", default="lengths", help="the table's place on that page")
     args = parser.parse_args(given)
     text = lengths([Result.read(folder / "peers.json") for folder in args.folders])
     print(text)
     if args.into is not None:
-        into(args.into, "lengths", text)
+        into(args.into, args.place, text)
     return 0
 
 

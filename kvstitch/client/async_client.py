@@ -33,6 +33,7 @@ from kvstitch.client.options import (
     SearchOptions,
     async_read_files,
     form_fields,
+    upload_query,
 )
 from kvstitch.client.results import (
     Answer,
@@ -208,6 +209,7 @@ class AsyncClient:
         documents: Sequence[NewDocument],
         *,
         collection: str | None = None,
+        readers: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand documents in: they are on disk when this returns; `wait` waits for their KV.
@@ -215,12 +217,15 @@ class AsyncClient:
         Args:
             documents: New ones, or new revisions.
             collection: Where documents go that name none.
+            readers: Groups that may read documents that name none; none: all of the tenant.
             idempotency_key: With the same one, the same documents are taken once; None: one that
                 is used for this call and its retries only.
         """
         key = idempotency_key or uuid.uuid4().hex
         body = given({"documents": [dict(one) for one in documents], "collection": collection})
-        return await self._send(submission({"json": body}, key))
+        return await self._send(
+            submission({"json": body, "params": upload_query(None, readers)}, key)
+        )
 
     async def precompute_files(
         self,
@@ -228,6 +233,7 @@ class AsyncClient:
         *,
         collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        readers: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand files in, Markdown, text, HTML or PDF; their names become document ids.
@@ -236,11 +242,13 @@ class AsyncClient:
             files: Paths, or pairs of name and content.
             collection: Where all of them go.
             metadata: Metadata of all of them.
+            readers: Groups that may read them; none: all of the tenant.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
         parts = [("file", file) for file in await async_read_files(files)]
-        content = {"data": form_fields(collection, metadata), "files": parts}
+        fields = form_fields(collection, metadata)
+        content = {"data": fields, "files": parts, "params": upload_query(None, readers)}
         return await self._send(submission(content, key))
 
     async def precompute_lines(
@@ -248,6 +256,7 @@ class AsyncClient:
         lines: Iterable[bytes],
         *,
         collection: str | None = None,
+        readers: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand documents in as lines of JSON (NDJSON), each as `precompute` takes one.
@@ -255,10 +264,11 @@ class AsyncClient:
         Args:
             lines: Without line breaks.
             collection: Where documents go that name none.
+            readers: Groups that may read documents that name none; none: all of the tenant.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        content = {"content": b"\n".join(lines), "params": given({"collection": collection})}
+        content = {"content": b"\n".join(lines), "params": upload_query(collection, readers)}
         headers = {"Content-Type": "application/x-ndjson"}
         return await self._send(submission(content, key, headers))
 
@@ -267,11 +277,12 @@ class AsyncClient:
         documents: Sequence[NewDocument],
         *,
         collection: str | None = None,
+        readers: Sequence[str] = (),
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Job:
         """`precompute`, then `wait`. Documents that failed are in the job's `errors`."""
-        job = await self.precompute(documents, collection=collection)
+        job = await self.precompute(documents, collection=collection, readers=readers)
         return await self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
 
     async def ingest_files(
@@ -280,11 +291,14 @@ class AsyncClient:
         *,
         collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        readers: Sequence[str] = (),
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Job:
         """`precompute_files`, then `wait`. Files that failed are in the job's `errors`."""
-        job = await self.precompute_files(files, collection=collection, metadata=metadata)
+        job = await self.precompute_files(
+            files, collection=collection, metadata=metadata, readers=readers
+        )
         return await self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
 
     # -- jobs ------------------------------------------------------------------------------------

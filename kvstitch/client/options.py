@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import mimetypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -60,6 +60,7 @@ class NewDocument(TypedDict, total=False):
     title: str
     metadata: dict[str, Any]
     collection: str | None
+    readers: list[str] | None
 
 
 # A path, or a name and its content, or these and its media type.
@@ -104,6 +105,12 @@ def form_fields(collection: str | None, metadata: Mapping[str, Any] | None) -> d
     """Fields of the form that hold for every file."""
     fields = {} if collection is None else {"collection": collection}
     return fields if metadata is None else {**fields, "metadata": json.dumps(dict(metadata))}
+
+
+def upload_query(collection: str | None, readers: Sequence[str]) -> dict[str, str]:
+    """Parameters of an upload's address."""
+    fields = {} if collection is None else {"collection": collection}
+    return {**fields, "readers": ",".join(readers)} if readers else fields
 
 
 def _media_type(name: str) -> str:

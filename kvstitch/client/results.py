@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -306,6 +306,7 @@ class Document(Result):
     num_chunks: int
     num_tokens: int
     pinned: bool
+    readers: list[str] = field(default_factory=list)
     text: str | None = None
     warnings: list[DocumentWarning] | None = None
 

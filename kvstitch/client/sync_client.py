@@ -32,6 +32,7 @@ from kvstitch.client.options import (
     SearchOptions,
     form_fields,
     read_files,
+    upload_query,
 )
 from kvstitch.client.results import (
     Answer,
@@ -204,6 +205,7 @@ class Client:
         documents: Sequence[NewDocument],
         *,
         collection: str | None = None,
+        readers: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand documents in: they are on disk when this returns; `wait` waits for their KV.
@@ -211,12 +213,13 @@ class Client:
         Args:
             documents: New ones, or new revisions.
             collection: Where documents go that name none.
+            readers: Groups that may read documents that name none; none: all of the tenant.
             idempotency_key: With the same one, the same documents are taken once; None: one that
                 is used for this call and its retries only.
         """
         key = idempotency_key or uuid.uuid4().hex
         body = given({"documents": [dict(one) for one in documents], "collection": collection})
-        return self._send(submission({"json": body}, key))
+        return self._send(submission({"json": body, "params": upload_query(None, readers)}, key))
 
     def precompute_files(
         self,
@@ -224,6 +227,7 @@ class Client:
         *,
         collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        readers: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand files in, Markdown, text, HTML or PDF; their names become document ids.
@@ -232,11 +236,13 @@ class Client:
             files: Paths, or pairs of name and content.
             collection: Where all of them go.
             metadata: Metadata of all of them.
+            readers: Groups that may read them; none: all of the tenant.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
         parts = [("file", file) for file in read_files(files)]
-        content = {"data": form_fields(collection, metadata), "files": parts}
+        fields = form_fields(collection, metadata)
+        content = {"data": fields, "files": parts, "params": upload_query(None, readers)}
         return self._send(submission(content, key))
 
     def precompute_lines(
@@ -244,6 +250,7 @@ class Client:
         lines: Iterable[bytes],
         *,
         collection: str | None = None,
+        readers: Sequence[str] = (),
         idempotency_key: str | None = None,
     ) -> Job:
         """Hand documents in as lines of JSON (NDJSON), each as `precompute` takes one.
@@ -251,10 +258,11 @@ class Client:
         Args:
             lines: Without line breaks.
             collection: Where documents go that name none.
+            readers: Groups that may read documents that name none; none: all of the tenant.
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        content = {"content": b"\n".join(lines), "params": given({"collection": collection})}
+        content = {"content": b"\n".join(lines), "params": upload_query(collection, readers)}
         headers = {"Content-Type": "application/x-ndjson"}
         return self._send(submission(content, key, headers))
 
@@ -263,11 +271,12 @@ class Client:
         documents: Sequence[NewDocument],
         *,
         collection: str | None = None,
+        readers: Sequence[str] = (),
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Job:
         """`precompute`, then `wait`. Documents that failed are in the job's `errors`."""
-        job = self.precompute(documents, collection=collection)
+        job = self.precompute(documents, collection=collection, readers=readers)
         return self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
 
     def ingest_files(
@@ -276,11 +285,14 @@ class Client:
         *,
         collection: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        readers: Sequence[str] = (),
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Job:
         """`precompute_files`, then `wait`. Files that failed are in the job's `errors`."""
-        job = self.precompute_files(files, collection=collection, metadata=metadata)
+        job = self.precompute_files(
+            files, collection=collection, metadata=metadata, readers=readers
+        )
         return self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
 
     # -- jobs ------------------------------------------------------------------------------------

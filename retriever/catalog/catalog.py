@@ -28,6 +28,8 @@ from retriever.catalog.catalog_records import (
 )
 from retriever.catalog.filter_conditions import conditions
 from retriever.catalog.queries import CarriedOver
+from retriever.catalog.reading_groups import of_readers, readable
+from retriever.catalog.shown_chunks import Shown, ShownChunks
 from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
 from retriever.chunking import ChunkSpan
 from retriever.documents import (
@@ -39,9 +41,10 @@ from retriever.documents import (
     StoredDocument,
 )
 from retriever.embedders.base import EmbeddingSpace, Vectors
-from retriever.errors import CatalogError, InvalidQuery, InvalidVectors
+from retriever.errors import CatalogError, DocumentHidden, InvalidQuery, InvalidVectors
 from retriever.index import bm25, postings
 from retriever.index.full_text import FullText
+from retriever.readers import EVERYTHING, View
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sql.database import Database
 from retriever.sql.expressions import Prepared, among
@@ -69,6 +72,7 @@ class Catalog:
             database = catalog_database(Path(database))
         self.database = database
         self._words: FullText = postings if database.shared else bm25
+        self._shown = ShownChunks()
 
     @property
     def shared(self) -> bool:
@@ -114,14 +118,20 @@ class Catalog:
 
         Raises:
             InvalidVectors: `vectors` has another shape.
+            DocumentHidden: A document of this name is stored that the scope's view does not show.
             CatalogError: The database failed.
         """
         if vectors.shape != (len(spans), space.dim):
             raise InvalidVectors(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
         with self.database.write() as write:
             scope_id = queries.make_scope(write, scope)
-            query = select(*documents.c["document", "revision", "created", "pinned"])
+            query = select(*documents.c["document", "revision", "created", "pinned", "readers"])
             old = write.execute(query.where(_named(scope_id, document.doc_id))).one_or_none()
+            if old is not None and not scope.view.shows(old.readers):
+                raise DocumentHidden(
+                    f"the name {document.doc_id!r} is taken by a document that you may not read: "
+                    "choose another doc_id"
+                )
             if old is not None and old.revision == revision:
                 unchanged = queries.chunks_of(write, scope_id, document.doc_id)
                 return UpsertResult("unchanged", unchanged, [], queries.current_state(write))
@@ -148,14 +158,14 @@ class Catalog:
     def delete(
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
     ) -> tuple[list[int], CatalogState]:
-        """Remove documents in one transaction; unknown ids are ignored.
+        """Remove documents in one transaction; ids that are unknown, or hidden, are ignored.
 
         Returns:
             The ids of the removed chunks, and the catalog's state after the removal.
         """
         with self.database.write() as write:
             scope_id = queries.find_scope(write, scope)
-            known = queries.document_numbers(write, scope_id, doc_ids)
+            known = queries.document_numbers(write, scope_id, doc_ids, scope.view)
             if scope_id is None or not known:
                 return [], queries.current_state(write)
             removed = queries.remove(write, scope_id, list(known.values()), self._words)
@@ -167,7 +177,8 @@ class Catalog:
     ) -> list[str]:
         """Pin or unpin documents; return those of the ids that exist."""
         with self.database.write() as write:
-            known = queries.document_numbers(write, queries.find_scope(write, scope), doc_ids)
+            scope_id = queries.find_scope(write, scope)
+            known = queries.document_numbers(write, scope_id, doc_ids, scope.view)
             change = documents.update().where(among(documents.c.document, known.values()))
             write.execute(change.values(pinned=int(pinned)))
             return sorted(known)
@@ -175,23 +186,23 @@ class Catalog:
     def get(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> StoredDocument | None:
         """Return a document, or None if there is no such document."""
         with self.database.read() as read:
-            query = queries.INFO.add_columns(*documents.c["document", "text", "readers"])
+            query = queries.INFO.add_columns(*documents.c["document", "text"])
             named = _named(queries.find_scope(read, scope), doc_id)
             found = read.execute(query.where(named)).mappings().one_or_none()
-            if found is None:
+            if found is None or not scope.view.shows(found["readers"]):
                 return None
             info = queries.info(found)
             marks = queries.marks_of(read, found["document"])
-        document = Document(
-            doc_id, found["text"], info.title, info.metadata, marks, found["readers"]
-        )
+        document = Document(doc_id, found["text"], info.title, info.metadata, marks, info.readers)
         return StoredDocument(document, info)
 
     def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
         """Return page and heading of a character of a document; of none if it does not exist."""
         with self.database.read() as read:
             found = queries.place(read, queries.find_scope(read, scope), doc_id, start)
-        return Place() if found is None else Place(*found)
+        if found is None or not scope.view.shows(found[2]):
+            return Place()
+        return Place(*found[:2])
 
     def page(
         self,
@@ -215,10 +226,12 @@ class Catalog:
         if limit < 1:
             raise InvalidQuery(f"limit must be at least 1, not {limit}")
         with self.database.read() as read:
+            scope_id = queries.find_scope(read, scope)
             query = queries.INFO.where(
-                documents.c.scope_id == queries.find_scope(read, scope),
+                documents.c.scope_id == scope_id,
                 documents.c.doc_id > (cursor or ""),
                 conditions(doc_filter, read.dialect.name),
+                of_readers(readable(read, scope_id, scope.view)),
             )
             ordered = query.order_by(documents.c.doc_id).limit(limit + 1)
             found = read.execute(ordered).mappings().all()
@@ -236,10 +249,25 @@ class Catalog:
         """Return the stored revision of a document, or None if there is no such document."""
         with self.database.read() as read:
             named = _named(queries.find_scope(read, scope), doc_id)
-            return read.scalar(select(documents.c.revision).where(named))
+            query = select(*documents.c["revision", "readers"]).where(named)
+            found = read.execute(query).one_or_none()
+        return None if found is None or not scope.view.shows(found.readers) else found.revision
+
+    def readers_of(
+        self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
+    ) -> dict[str, str]:
+        """Return the readers of those of these documents that are stored, whoever may read them."""
+        with self.database.read() as read:
+            of_scope = documents.c.scope_id == queries.find_scope(read, scope)
+            query = select(*documents.c["doc_id", "readers"])
+            found = read.execute(query.where(of_scope, among(documents.c.doc_id, doc_ids)))
+            return {row.doc_id: row.readers for row in found}
 
     def chunks(self, chunk_ids: Sequence[int]) -> list[Chunk]:
-        """Return chunks of any scope in the order of the ids, without those that do not exist."""
+        """Return chunks of any scope in the order of the ids, without those that do not exist.
+
+        Whoever may read them: look at `readers` before anything of them is shown.
+        """
         with self.database.read() as read:
             found = queries.chunks_by_id(read, chunk_ids)
         return [found[chunk_id] for chunk_id in chunk_ids if chunk_id in found]
@@ -247,14 +275,31 @@ class Catalog:
     def chunks_of(self, doc_id: str, *, scope: Scope = DEFAULT_SCOPE) -> list[Chunk]:
         """Return all chunks of a document in reading order."""
         with self.database.read() as read:
-            return queries.chunks_of(read, queries.find_scope(read, scope), doc_id)
+            found = queries.chunks_of(read, queries.find_scope(read, scope), doc_id)
+        return [chunk for chunk in found if scope.view.shows(chunk.readers)]
 
     def chunk_ids(self, doc_filter: DocFilter, *, scope: Scope = DEFAULT_SCOPE) -> list[int]:
         """Return the ids of all chunks of the documents that match the filter."""
         with self.database.read() as read:
-            query = _chunk_ids(_Repeated(repr(doc_filter), doc_filter), read.dialect.name)
-            found = query.rows(read, scope_id=queries.find_scope(read, scope))
-        return [chunk_id for (chunk_id,) in found]
+            scope_id = queries.find_scope(read, scope)
+            return _matching(read, scope_id, doc_filter, readable(read, scope_id, scope.view))
+
+    def allowed_chunks(
+        self, doc_filter: DocFilter | None, *, scope: Scope = DEFAULT_SCOPE
+    ) -> list[int] | None:
+        """Return the ids of the chunks that a search may find; None: all that there are."""
+        if doc_filter is not None:
+            return self.chunk_ids(doc_filter, scope=scope)
+        if scope.view.groups is None:
+            return None
+        with self.database.read() as read:
+            state, scope_id = queries.current_state(read), queries.find_scope(read, scope)
+            if (known := self._shown.find(scope_id, scope.view, state)) is not None:
+                return known.chunk_ids
+            readers = readable(read, scope_id, scope.view)
+            found = None if readers is None else _matching(read, scope_id, DocFilter(), readers)
+        self._shown.remember(scope_id, scope.view, Shown(state, found))
+        return found
 
     def search(
         self,
@@ -370,7 +415,9 @@ class Catalog:
         query = select(*_COUNTS).select_from(documents.outerjoin(chunks))
         with self.database.read() as read:
             if scope is not None:
-                query = query.where(documents.c.scope_id == queries.find_scope(read, scope))
+                scope_id = queries.find_scope(read, scope)
+                readers = readable(read, scope_id, scope.view)
+                query = query.where(documents.c.scope_id == scope_id, of_readers(readers))
             return CorpusCounts(*read.execute(query).one())
 
     def pinned(self) -> list[tuple[Scope, str]]:
@@ -381,13 +428,22 @@ class Catalog:
             rows = read.execute(query.order_by(*columns))
             return [(Scope(tenant, name), doc_id) for tenant, name, doc_id in rows]
 
-    def collections(self, tenant: str) -> list[tuple[str, CorpusCounts]]:
-        """Return a tenant's collections that have documents, with their sizes, sorted by name."""
+    def collections(self, tenant: str, view: View = EVERYTHING) -> list[tuple[str, CorpusCounts]]:
+        """Return a tenant's collections in which a view shows documents, with the sizes of what it
+        shows, sorted by name."""
         name = scopes.c.collection
         query = select(name, *_COUNTS).select_from(scopes.join(documents).outerjoin(chunks))
         query = query.where(scopes.c.tenant == tenant).group_by(name).order_by(name)
+        found: list[tuple[str, CorpusCounts]] = []
         with self.database.read() as read:
-            return [(row[0], CorpusCounts(*row[1:])) for row in read.execute(query)]
+            if view.groups is None:
+                return [(row[0], CorpusCounts(*row[1:])) for row in read.execute(query)]
+            own = select(*scopes.c["scope_id", "collection"]).where(scopes.c.tenant == tenant)
+            for scope_id, _ in read.execute(own.order_by(name)).all():
+                shown = of_readers(readable(read, scope_id, view))
+                rows = read.execute(query.where(documents.c.scope_id == scope_id, shown))
+                found += [(row[0], CorpusCounts(*row[1:])) for row in rows]
+        return found
 
 
 def _named(scope_id: int | None, doc_id: str) -> ColumnElement[bool]:
@@ -402,10 +458,21 @@ class _Repeated:
     doc_filter: DocFilter = field(compare=False)
 
 
+def _matching(
+    read: Connection, scope_id: int | None, doc_filter: DocFilter, readers: Sequence[str] | None
+) -> list[int]:
+    repeated = _Repeated(repr(doc_filter), doc_filter)
+    query = _chunk_ids(repeated, read.dialect.name, restricted=readers is not None)
+    values = {} if readers is None else {"readers": readers}
+    return [chunk_id for (chunk_id,) in query.rows(read, scope_id=scope_id, **values)]
+
+
 @lru_cache(maxsize=256)  # requests repeat their filters
-def _chunk_ids(repeated: _Repeated, dialect: str) -> Prepared:
+def _chunk_ids(repeated: _Repeated, dialect: str, *, restricted: bool) -> Prepared:
     matching = conditions(repeated.doc_filter, dialect)
     numbers = select(documents.c.document).where(
         documents.c.scope_id == bindparam("scope_id"), matching
     )
+    if restricted:
+        numbers = numbers.where(among(documents.c.readers, "readers"))
     return Prepared(select(chunks.c.chunk_id).where(chunks.c.document.in_(numbers)))

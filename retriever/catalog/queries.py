@@ -29,6 +29,7 @@ from retriever.chunking import ChunkSpan
 from retriever.documents import Chunk, Document, DocumentInfo, Mark, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.index.full_text import ChunkWords, FullText
+from retriever.readers import View
 from retriever.scope import Scope
 from retriever.sql.expressions import Prepared, among
 
@@ -58,16 +59,20 @@ def _place(document: Any, start: Any) -> list[Any]:
 _CHUNK = select(
     chunks.c.chunk_id, documents.c.doc_id, chunks.c.ordinal, chunks.c.text, documents.c.title,
     chunks.c.char_start, chunks.c.char_end, chunks.c.tokens, documents.c.revision,
-    *_place(chunks.c.document, chunks.c.char_start),
+    *_place(chunks.c.document, chunks.c.char_start), documents.c.readers,
 ).join_from(chunks, documents)  # fmt: skip
 _CHUNKS = Prepared(_CHUNK.where(among(chunks.c.chunk_id, "chunk_ids")))
 _THE_DOCUMENT = and_(
     documents.c.scope_id == bindparam("scope_id"), documents.c.doc_id == bindparam("doc_id")
 )
 _CHUNKS_OF = Prepared(_CHUNK.where(_THE_DOCUMENT).order_by(chunks.c.ordinal))
-_PLACE = Prepared(select(*_place(documents.c.document, bindparam("start"))).where(_THE_DOCUMENT))
+_PLACE = Prepared(
+    select(*_place(documents.c.document, bindparam("start")), documents.c.readers).where(
+        _THE_DOCUMENT
+    )
+)
 _METADATA = Prepared(
-    select(documents.c.doc_id, documents.c.metadata).where(
+    select(documents.c.doc_id, documents.c.metadata, documents.c.readers).where(
         documents.c.scope_id == bindparam("scope_id"), among(documents.c.doc_id, "doc_ids")
     )
 )
@@ -85,6 +90,7 @@ _own_tokens = select(func.coalesce(func.sum(chunks.c.tokens), 0)).where(
 INFO = select(
     documents.c.doc_id, documents.c.revision, documents.c.created, documents.c.updated,
     documents.c.num_chars, documents.c.title, documents.c.metadata, documents.c.pinned,
+    documents.c.readers,
     _own_chunks.scalar_subquery().label("num_chunks"),
     _own_tokens.scalar_subquery().label("num_tokens"),
 )  # fmt: skip
@@ -197,7 +203,11 @@ def metadata_of(
 ) -> dict[str, dict[str, Any]]:
     """Return the metadata of documents by doc_id, without those that are not stored."""
     values = {"scope_id": find_scope(connection, scope), "doc_ids": list(doc_ids)}
-    return {doc_id: json.loads(text) for doc_id, text in _METADATA.rows(connection, **values)}
+    return {
+        doc_id: json.loads(text)
+        for doc_id, text, readers in _METADATA.rows(connection, **values)
+        if scope.view.shows(readers)
+    }
 
 
 def find_scope(connection: Connection, scope: Scope) -> int | None:
@@ -215,12 +225,12 @@ def make_scope(write: Connection, scope: Scope) -> int:
 
 
 def document_numbers(
-    write: Connection, scope_id: int | None, doc_ids: Collection[str]
+    write: Connection, scope_id: int | None, doc_ids: Collection[str], view: View
 ) -> dict[str, int]:
-    """Return the numbers of those documents of a scope that exist, by their ids."""
+    """Return the numbers of those documents of a scope that a view shows, by their ids."""
     named = documents.c.scope_id == scope_id, among(documents.c.doc_id, doc_ids)
-    query = select(documents.c.doc_id, documents.c.document).where(*named)
-    return {doc_id: number for doc_id, number in write.execute(query)}
+    query = select(*documents.c["doc_id", "document", "readers"]).where(*named)
+    return {row.doc_id: row.document for row in write.execute(query) if view.shows(row.readers)}
 
 
 def drop_if_empty(write: Connection, scope_id: int, words: FullText) -> None:
@@ -239,14 +249,14 @@ def chunks_by_id(connection: Connection, chunk_ids: Collection[int]) -> dict[int
 
 
 def chunks_of(connection: Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
-    """Return the chunks of a document in reading order."""
+    """Return the chunks of a document in reading order, whoever may read it."""
     return [Chunk(*row) for row in _CHUNKS_OF.rows(connection, scope_id=scope_id, doc_id=doc_id)]
 
 
 def place(
     connection: Connection, scope_id: int | None, doc_id: str, start: int
 ) -> tuple[Any, ...] | None:
-    """Return page and heading of a character of a document."""
+    """Return page and heading of a character of a document, and its readers."""
     return _PLACE.row(connection, scope_id=scope_id, doc_id=doc_id, start=start)
 
 
@@ -314,7 +324,8 @@ def advance(
     write.execute(state.update().values(generation=state.c.generation + 1, token=token))
     new = current_state(write)
     if write.dialect.name == "postgresql":
-        row = asdict(new) | asdict(scope) | {"removed": list(removed), "added": list(added)}
+        row = asdict(new) | {"tenant": scope.tenant, "collection": scope.collection,
+                             "removed": list(removed), "added": list(added)}  # fmt: skip
         write.execute(changes.insert(), row)
         if new.generation % _PRUNE_EVERY == 0:
             old = changes.c.generation < new.generation - CHANGES_KEPT

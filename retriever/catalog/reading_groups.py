@@ -1,11 +1,8 @@
-"""Reading groups: who may read a document, as far as the KV of other documents depends on it.
+"""Reading groups: documents of the same readers (readers.py), in the catalog.
 
-A document carries `readers`, a name that this code does not interpret: documents of the same name
-are read by the same people; those without one ("") by everybody who may read the collection. The KV
-of a chunk that was computed behind other chunks has seen them, so a chunk may only stand behind
-chunks whose documents have its own readers, or none.
-
-Who a person is, and what they may read, is the caller's concern.
+what a view shows    found by the readers that there are in a scope, of which there are few
+KV of a chunk        behind others it has seen them, so a chunk stands only behind chunks of
+                     documents with its own readers, or everybody's
 """
 
 from __future__ import annotations
@@ -14,18 +11,51 @@ import time
 from collections.abc import Callable, Collection
 from threading import Lock
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select, true
 
 from retriever.catalog import queries
 from retriever.catalog.tables import chunks, documents
+from retriever.readers import EVERYBODY, View
 from retriever.scope import Scope
 from retriever.sql.database import Database
-from retriever.sql.expressions import among
+from retriever.sql.expressions import Prepared, among
 
-EVERYBODY = ""
 _LARGE = 1024  # chunks; smaller ones are counted every time
 _PAUSE = 20  # times as long as counting takes, until it is done again
 _REMEMBERED = 4096  # sizes
+
+
+def _there() -> Prepared:
+    """Select the readers of a scope's documents, one step in the index for each."""
+    of_scope = documents.c.scope_id == bindparam("scope_id")
+    least = select(func.min(documents.c.readers).label("readers"))
+    found = least.where(of_scope).cte("found", recursive=True)
+    after = least.where(of_scope, documents.c.readers > found.c.readers)
+    found = found.union_all(
+        select(after.scalar_subquery().label("readers")).where(found.c.readers.is_not(None))
+    )
+    return Prepared(select(found.c.readers).where(found.c.readers.is_not(None)))
+
+
+_THERE = _there()
+
+
+def readable(read: Connection, scope_id: int | None, view: View) -> list[str] | None:
+    """Return the readers of those of a scope's documents that a view shows.
+
+    Returns:
+        None: it shows all of them, as far as the connection sees.
+    """
+    if view.groups is None:
+        return None
+    there = [readers for (readers,) in _THERE.rows(read, scope_id=scope_id)]
+    shown = [readers for readers in there if view.shows(readers)]
+    return None if len(shown) == len(there) else shown
+
+
+def of_readers(readers: Collection[str] | None) -> ColumnElement[bool]:
+    """Return a condition on documents; None: any."""
+    return true() if readers is None else among(documents.c.readers, readers)
 
 
 def visible_to(readers: str) -> tuple[str, ...]:

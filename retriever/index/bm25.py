@@ -214,14 +214,16 @@ def _old_expression(terms: Sequence[Term]) -> str:
 def _among(allowed_ids: Collection[int] | None) -> tuple[str, tuple[str, ...]]:
     if allowed_ids is None:
         return "", ()
-    return "AND rowid IN (SELECT value FROM json_each(?))", (json.dumps(list(allowed_ids)),)
+    # The plus keeps SQLite from asking for each of these rows whether it matches, which takes
+    # hundreds of times as long as looking up here what matches.
+    return "AND +rowid IN (SELECT value FROM json_each(?))", (json.dumps(list(allowed_ids)),)
 
 
 def _not_in_new(tables: _Tables) -> str:
     """Chunks that there are, and that the new table has not."""
-    there = "AND rowid IN (SELECT chunk_id FROM chunks)"
+    there = "AND +rowid IN (SELECT chunk_id FROM chunks)"
     return there + (
-        f" AND rowid NOT IN (SELECT id FROM {tables.new}_docsize)" if tables.made else ""
+        f" AND +rowid NOT IN (SELECT id FROM {tables.new}_docsize)" if tables.made else ""
     )
 
 

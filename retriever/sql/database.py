@@ -110,10 +110,8 @@ class Database:
         """Close all idle connections; what is under way keeps its own until it ends."""
         with self._starting, self._writing:
             engine, self._engine = self._engine, None
-            while self._idle:
-                self._idle.pop().close()
             if engine is not None:
-                engine.pool.dispose()
+                _close_idle(engine, self._idle)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -268,7 +266,7 @@ class Database:
                     yield connection
             finally:
                 if self._engine is not engine:  # closed meanwhile: nobody else empties its pool
-                    engine.pool.dispose()
+                    _close_idle(engine, [])
             return
         # Taking a connection from the engine's pool takes longer than a short read of SQLite.
         idle = self._idle
@@ -279,11 +277,12 @@ class Database:
         try:
             yield connection
         finally:
-            if self._engine is engine and not connection.invalidated:
-                idle.append(connection)
-            else:  # it was closed meanwhile, or is about to be opened
+            if connection.invalidated:
                 connection.close()
-                engine.pool.dispose()
+            else:
+                idle.append(connection)
+            if self._engine is not engine:  # it was closed meanwhile, or is about to be opened
+                _close_idle(engine, idle)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -299,6 +298,14 @@ class Database:
             if raised is error:
                 raise
             raise raised from found.__cause__
+
+
+def _close_idle(engine: sa.Engine, idle: list[sa.Connection]) -> None:
+    """Close what nobody uses; whoever gives a connection back after the end does so again."""
+    with contextlib.suppress(IndexError):  # another thread may take the last one
+        while True:
+            idle.pop().close()
+    engine.pool.dispose()
 
 
 def _driver_errors() -> tuple[type[Exception], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -99,8 +100,10 @@ class RangeQueue:
             [replace(self._pending[one.number], warnings=one.warnings) for one in documents]
         )
         with self._lock:
-            for number, _, chunks, tokens, _ in documents:
+            for number, _, chunks, tokens, warnings in documents:
                 item = self._pending.pop(number)
+                if said := json.loads(warnings):
+                    self._counts.warn(item.doc_id, [one["message"] for one in said])
                 self._indexed[number] = replace(
                     item, kind="", content=b"", title="", metadata={}, chunks=chunks
                 )

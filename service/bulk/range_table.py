@@ -22,7 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from retriever.sql.expressions import Name, among, required, upsert
-from retriever.sql.revisions import Schema
+from retriever.sql.revisions import ADDED, Schema
 from service.bulk.records import Counts, Progress, Range, Run
 from service.gateway import tables
 from service.gateway.documents.membership import LEASE_S, NOW
@@ -67,18 +67,20 @@ ranges = sa.Table(
     *required(sa.Double, "seen", "began", default="0"),
     *required(sa.Integer, "done", "failed", default="0"),
     *required(sa.BigInteger, "chunks", "tokens", "stored", "present", "bytes", default="0"),
+    *required(sa.Integer, "warned", default="0", info=ADDED),
     *required(sa.Text, "errors", default="[]"),
+    *required(sa.Text, "warnings", default="[]", info=ADDED),
     sa.Index("ranges_left", "run_id", "number",
           postgresql_where=sa.text("state IN ('open', 'claimed')")),
     sa.Index("ranges_of_file", "run_id", "path"),
 )  # fmt: skip
-SCHEMA = Schema("bulk", metadata, "bulk_1", Path(__file__).with_name("revisions"))
+SCHEMA = Schema("bulk", metadata, "bulk_2", Path(__file__).with_name("revisions"))
 _members = tables.gateways.to_metadata(sa.MetaData(), schema=tables.NAMESPACE)
 _there = sa.exists().where(
     _members.c.gateway_id == ranges.c.owner, _members.c.seen >= NOW - LEASE_S
 )
 _free = sa.or_(ranges.c.state == "open", sa.and_(ranges.c.state == "claimed", ~_there))
-_COUNTS = ("done", "failed", "chunks", "tokens", "stored", "present", "bytes")
+_COUNTS = ("done", "failed", "chunks", "tokens", "stored", "present", "bytes", "warned")
 
 
 class RangeTable:
@@ -179,6 +181,7 @@ class RangeTable:
             "began": NOW,
             "attempts": ranges.c.attempts + 1,
             "errors": "[]",
+            "warnings": "[]",
         }
         with self.database.write() as write:
             row = write.execute(query.with_for_update(skip_locked=True)).first()
@@ -212,7 +215,8 @@ class RangeTable:
 
     def _write(self, number: int, owner: str, counts: Counts, state: str) -> bool:
         values: dict[str, Any] = {name: getattr(counts, name) for name in _COUNTS}
-        values |= {"state": state, "seen": NOW, "errors": json.dumps(counts.errors)}
+        values |= {"state": state, "seen": NOW}
+        values |= {"errors": json.dumps(counts.errors), "warnings": json.dumps(counts.warnings)}
         with self.database.write() as write:
             own = ranges.update().where(*_claimed(number, owner))
             return write.execute(own.values(values)).rowcount == 1
@@ -263,10 +267,17 @@ class RangeTable:
 
     def errors(self, run_id: str, limit: int = 100) -> list[dict[str, str]]:
         """Return the first errors of documents, or of ranges ("")."""
-        query = sa.select(ranges.c.errors).where(ranges.c.run_id == run_id, ranges.c.errors != "[]")
+        return self._said(ranges.c.errors, run_id, limit)
+
+    def warnings(self, run_id: str, limit: int = 100) -> list[dict[str, str]]:
+        """Return the first documents that are stored in part, and what of them is missing."""
+        return self._said(ranges.c.warnings, run_id, limit)
+
+    def _said(self, column: sa.Column[str], run_id: str, limit: int) -> list[dict[str, str]]:
+        query = sa.select(column).where(ranges.c.run_id == run_id, column != "[]")
         with self.database.read() as read:
             lists = read.scalars(query.order_by(ranges.c.number).limit(limit)).all()
-        found = [each for errors in lists for each in json.loads(errors)]
+        found = [each for said in lists for each in json.loads(said)]
         return [{"doc_id": doc_id, "message": message} for doc_id, message in found[:limit]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -100,7 +101,9 @@ class Counts:
         stored: Chunks that were computed and that the tiers have taken.
         present: Chunks that the tiers held already, or that have the same text as another.
         bytes: Encoded size of the stored chunks.
+        warned: Documents that are stored, but not all of them.
         errors: (doc_id, what is wrong) of the first documents that failed.
+        warnings: (doc_id, what is missing) of the first of those that are stored in part.
     """
 
     done: int = 0
@@ -110,13 +113,21 @@ class Counts:
     stored: int = 0
     present: int = 0
     bytes: int = 0
+    warned: int = 0
     errors: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
 
     def fail(self, doc_id: str, message: str) -> None:
         """Count a document that failed."""
         self.failed += 1
         if len(self.errors) < MAX_ERRORS:
             self.errors.append((doc_id, message[:MAX_ERROR_CHARS]))
+
+    def warn(self, doc_id: str, messages: Sequence[str]) -> None:
+        """Count a document that is stored, but not all of it."""
+        self.warned += 1
+        if len(self.warnings) < MAX_ERRORS:
+            self.warnings.append((doc_id, "; ".join(messages)[:MAX_ERROR_CHARS]))
 
 
 @dataclass(frozen=True)
@@ -127,8 +138,8 @@ class Progress:
         run: The run.
         ranges: Number of ranges by state: open, claimed, done, failed.
         documents: Number of documents in the whole input.
-        done, failed, chunks, tokens, stored, present, bytes: As in `Counts`; ranges under way
-            count as they last reported.
+        done, failed, chunks, tokens, stored, present, bytes, warned: As in `Counts`; ranges under
+            way count as they last reported.
         workers: Workers that hold ranges now.
         chunks_per_s: Chunks of the last minutes per second; None while nothing is done.
         tokens_per_s: Tokens of the last minutes per second.
@@ -145,6 +156,7 @@ class Progress:
     stored: int
     present: int
     bytes: int
+    warned: int
     workers: int
     chunks_per_s: float | None
     tokens_per_s: float | None

@@ -37,6 +37,7 @@ class Outcome:
     Attributes:
         progress: How far the whole run is, also by other commands.
         errors: What is wrong with the first documents that failed.
+        warnings: What is missing of the first documents that are stored in part.
         seconds: Time that this command took, without cutting the input.
         chunks: Chunks that this command's workers ingested.
         ingest_cpu_s: Processor seconds of reading, chunking, embedding and cataloguing.
@@ -45,6 +46,7 @@ class Outcome:
 
     progress: Progress
     errors: list[dict[str, str]]
+    warnings: list[dict[str, str]]
     seconds: float
     chunks: int
     ingest_cpu_s: float
@@ -85,6 +87,7 @@ def ingest(
         return Outcome(
             table.progress(run),
             table.errors(run.run_id),
+            table.warnings(run.run_id),
             time.monotonic() - began,
             sum(int(row["chunks"]) for row in rows),
             sum(float(row["ingest_cpu_s"]) for row in rows),

@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retriever.readers import ALL_GROUPS, View
 from service.cli.output import console, emit, table
 from service.cli.service_client import WrongArgument
 from service.gateway.auth.key_text import SCOPES
 from service.gateway.auth.quotas import Limits
+from service.gateway.schemas.fields import composed
 from service.settings import default_data_dir, load
 
 if TYPE_CHECKING:
@@ -35,6 +37,14 @@ def add_key_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", default="", help="a word for people")
     add("--adapter", default="", help="the LoRA adapter that answers its requests (default: any)")
     add("--scope", action="append", choices=SCOPES, help="may be repeated (default: all)")
+    reads = create_command.add_mutually_exclusive_group()
+    reads.add_argument("--group", action="append", metavar="NAME", dest="groups",
+                       help="a group that it belongs to; may be repeated: it reads documents of "
+                       "these readers, and those without readers")  # fmt: skip
+    reads.add_argument("--no-groups", action="store_const", const=[], dest="groups",
+                       help="it reads documents without readers only")  # fmt: skip
+    reads.add_argument("--all-groups", action="store_const", const=None, dest="groups",
+                       help="it reads all documents of its tenant (the default)")  # fmt: skip
     add("--expires-days", type=float, help="default: never")
     add("--max-documents", type=int, help="documents the tenant may have when this key adds some")
     add("--max-bytes", type=int, help="bytes of text, likewise")
@@ -62,6 +72,7 @@ def create(args: argparse.Namespace) -> int:
             tenant=args.tenant,
             name=args.name,
             adapter=args.adapter,
+            view=View(None if args.groups is None else frozenset(map(composed, args.groups))),
             scopes=frozenset(args.scope or SCOPES),
             limits=limits,
             expires=None if days is None else time.time() + days * DAY_S,
@@ -71,7 +82,8 @@ def create(args: argparse.Namespace) -> int:
         return 0
     print(text)
     print(
-        f"key {key.key_id} of {_tenant(key)}: {', '.join(sorted(key.scopes))}; it is not shown "
+        f"key {key.key_id} of {_tenant(key)}: {', '.join(sorted(key.scopes))}; it reads "
+        f"documents of {_groups(key)}; it is not shown "
         "again. Clients of the command line read it from KVSTITCH_API_KEY.",
         file=sys.stderr,
     )
@@ -85,7 +97,9 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         emit([_fields(key) for key in keys])
         return 0
-    shown = table("key", "name", "tenant", "scopes", "state", "created", "expires", "limits")
+    shown = table(
+        "key", "name", "tenant", "scopes", "groups", "state", "created", "expires", "limits"
+    )
     for key in keys:
         limits = [f"{name}={value}" for name, value in asdict(key.limits).items() if value]
         limits += [f"adapter={key.adapter}"] if key.adapter else []
@@ -94,6 +108,7 @@ def show(args: argparse.Namespace) -> int:
             key.name,
             _tenant(key),
             ", ".join(sorted(key.scopes)),
+            _groups(key),
             _state(key),
             _day(key.created),
             "never" if key.expires is None else _day(key.expires),
@@ -129,7 +144,15 @@ def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
 
 
 def _fields(key: StoredKey) -> dict[str, Any]:
-    return {**asdict(key), "scopes": sorted(key.scopes), "state": _state(key)}
+    fields = {**asdict(key), "scopes": sorted(key.scopes), "state": _state(key)}
+    del fields["view"]
+    groups = key.view.groups
+    return {**fields, "groups": [ALL_GROUPS] if groups is None else sorted(groups)}
+
+
+def _groups(key: StoredKey) -> str:
+    groups = key.view.groups
+    return "all groups" if groups is None else ", ".join(sorted(groups)) or "no group"
 
 
 def _state(key: StoredKey) -> str:

@@ -204,6 +204,7 @@ def _report(args: argparse.Namespace, outcome: Outcome) -> None:
     if args.json:
         result: dict[str, Any] = {
             "event": "ended", **progress.as_json(), "errors": outcome.errors,
+            "warnings": outcome.warnings,
             "seconds": round(outcome.seconds, 3), "own_chunks": outcome.chunks,
             "ingest_cpu_s": round(outcome.ingest_cpu_s, 3),
             "worker_cpu_s": round(outcome.worker_cpu_s, 3),
@@ -217,6 +218,9 @@ def _report(args: argparse.Namespace, outcome: Outcome) -> None:
     print(f"{outcome.chunks} chunks by this command in {outcome.seconds:.1f} s, {rate:.1f}/s")
     if given_up := progress.ranges.get("failed"):
         print(f"{given_up} ranges were given up; the same command tries them again")
+    if progress.warned:
+        print(f"{progress.warned} documents are stored, but not all of them")
+        _print_errors(outcome.warnings)
     _print_errors(outcome.errors)
 
 

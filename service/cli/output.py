@@ -104,12 +104,15 @@ def moment(seconds: float) -> str:
 
 def time_left(seconds: float | None) -> str:
     """Return how long something still takes, rounded; "" if that is not known."""
-    if seconds is None:
-        return ""
+    return "" if seconds is None else f"{duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people, rounded: about 24 min."""
     minutes, hours = round(seconds / 60), round(seconds / 3600)
     if seconds < 90:
-        return f"about {max(1, round(seconds))} s left"
-    return f"about {minutes} min left" if minutes < 90 else f"about {hours} h left"
+        return f"about {max(1, round(seconds))} s"
+    return f"about {minutes} min" if minutes < 90 else f"about {hours} h"
 
 
 def _is_control(char: str) -> bool:

@@ -37,6 +37,7 @@ from service.gateway.search.passage_search import PassageSearch
 from service.gateway.search.search_service import SearchService
 from service.gateway.search.text_calls import EmbeddingService, RerankService
 from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
+from service.grammars.processes import GrammarProcesses
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
 from service.shared.tracing import Tracing
@@ -76,7 +77,7 @@ class Gateway:
         self._tracing = Tracing(settings.otlp_endpoint, "gateway")
         self._databases = Databases(self.settings, self.disk)
         self.prompts = PromptBuilder(model_folder, self.settings)
-        self._forms = AnswerForms(model_folder)
+        self._forms = AnswerForms(GrammarProcesses(model_folder / "tokenizer.json"))
         if self.prompts.model in settings.loras:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
         self.default_methods = DefaultMethods(settings, calibrated, self.prompts.format)

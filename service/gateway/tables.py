@@ -12,6 +12,9 @@ gateways share. Only that has:
 Only a file has names of other files: large content is in the folder of spooled uploads, where no
 other gateway could read it. Whatever makes a row forget its file, also the end of its job, leaves
 the name in `freed_files` until the file is removed. `events` is what is owed to the webhook.
+
+Who may read what (retriever/readers.py): `keys.groups` and `jobs.view` are names of views, of a
+key and of who sent a job; `readers` of jobs and receipts are those of their documents, as JSON.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ jobs = sa.Table(
     sa.Column("idempotency_key", sa.Text),
     sa.Column("digest", sa.LargeBinary),
     *required(sa.Double, "created", "updated"),
+    *required(sa.Text, "view", default="*", info=ADDED),
+    *required(sa.Text, "readers", default="[]", info=ADDED),
     *_owner(),
     sa.UniqueConstraint("tenant", "idempotency_key"),
     sa.Index("jobs_by_state", "state"),
@@ -87,6 +92,7 @@ purges = sa.Table(
     *required(Number, "chunk_id"),
     *required(sa.Text, "ids"),
     *required(sa.Text, "copies", default="[]"),
+    *required(sa.Integer, "prompts", default="0", info=ADDED),
     sa.Index("purges_of_receipt", "receipt_id"),
     sqlite_autoincrement=True,
 )  # fmt: skip
@@ -111,6 +117,7 @@ receipts = sa.Table(
     *required(sa.Text, "kv", "unreached"),
     *required(sa.Double, "created"),
     sa.Column("completed", sa.Double),
+    *required(sa.Text, "readers", default="[]", info=ADDED),
 )  # fmt: skip
 events = sa.Table(
     "events", metadata,
@@ -150,12 +157,13 @@ keys = sa.Table(
     *(sa.Column(limit, sa.BigInteger)
       for limit in ("documents", "bytes", "requests_per_minute", "tokens_per_minute")),
     *required(sa.Text, "adapter", default=""),
+    *required(sa.Text, "groups", default="*", info=ADDED),
 )  # fmt: skip
 
 # In one folder, because PostgreSQL has both.
 _REVISIONS = Path(__file__).with_name("revisions")
-JOBS = Schema("jobs", metadata, "jobs_2", _REVISIONS)
-KEYS = Schema("keys", _keys, "keys_1", _REVISIONS)
+JOBS = Schema("jobs", metadata, "jobs_3", _REVISIONS)
+KEYS = Schema("keys", _keys, "keys_2", _REVISIONS)
 
 
 @sa.event.listens_for(metadata, "after_create")

@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from service.grammars.forms import Form, WrittenForm
-from service.grammars.limits import TOO_MUCH, WALL_S
+from service.grammars.limits import TOO_BUSY, TOO_MUCH, WALL_S
 from service.grammars.step import Step, token_bytes
 
 
 class TakesTooMuch(ValueError):
     """A grammar took more time or memory than one may."""
+
+
+class TooBusy(Exception):
+    """The machine had no time for a grammar: that says nothing about the grammar."""
 
 
 class GrammarProcesses:
@@ -54,6 +58,7 @@ class GrammarProcesses:
 
         Raises:
             TakesTooMuch: Its process was ended; `quickly`, that may be too soon.
+            TooBusy: Its process has not replied.
             ValueError: It is not valid, or cannot be held; the message says which.
         """
         reply = self._ask(b"q" if quickly else b"f", asdict(form))
@@ -65,7 +70,7 @@ class GrammarProcesses:
         """Return why a text is no JSON of a schema; None if it is. Blocks."""
         try:
             fault: str | None = self._ask(b"c", {"schema": schema, "text": text})["fault"]
-        except ValueError as error:
+        except (ValueError, TooBusy) as error:
             return f"it could not be checked: {error}"
         return fault
 
@@ -78,7 +83,7 @@ class GrammarProcesses:
             try:
                 connection.send_bytes(kind + message)
                 if not connection.poll(WALL_S):
-                    raise EOFError
+                    raise TooBusy(TOO_BUSY)
                 reply: dict[str, Any] = json.loads(connection.recv_bytes())
             except (EOFError, OSError):
                 raise TakesTooMuch(TOO_MUCH) from None
@@ -108,7 +113,13 @@ class GrammarProcesses:
                 ],
                 pass_fds=[process.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "RAYON_NUM_THREADS": "1",
+                    # An arena for a thread would count against the memory that it may take.
+                    "MALLOC_ARENA_MAX": "1",
+                },
             )
         socket.send_fds(self._server, [b"+"], [end.fileno()])
 
@@ -143,7 +154,7 @@ class FollowedGrammar:
                 if self._connection.poll(max(0.0, left)):
                     self._step = Step.decode(self._connection.recv_bytes())
                 elif time.monotonic() > self._asked_at + WALL_S:
-                    raise EOFError
+                    self._step = Step(self._position, error=TOO_BUSY)
                 elif left <= 0:
                     return None
             except (EOFError, OSError):

@@ -23,13 +23,13 @@ from service.grammars.limits import (
     COMPILE_CPU_S,
     CPU_S_PER_TOKEN,
     QUICK_CPU_S,
-    SLOW_S,
     STEP_CPU_S,
     TOO_MUCH,
+    Watch,
     allow_cpu,
-    come_last,
-    coming_last_if_slow,
+    behind_others,
     confine,
+    last_of_all,
 )
 from service.grammars.step import Step, token_ids
 from service.grammars.unique_names import UniqueNames, Vocabulary, without
@@ -59,20 +59,31 @@ def serve(connection: Connection, tokens: Tokens) -> None:
     try:
         message = connection.recv_bytes()
         allow_cpu(QUICK_CPU_S if message[:1] == b"q" else COMPILE_CPU_S)
-        with coming_last_if_slow():
-            kind, content = message[:1], message[1:].decode()
-            if kind == b"g":
-                follower = Follower(tokens, content)
-                reply = follower.step().encode()
-            else:
-                asked = json.loads(content)
-                made = _check(asked) if kind == b"c" else _written(asked, tokens)
-                reply = json.dumps(made).encode()
-        connection.send_bytes(reply)
-        while kind == b"g":
-            connection.send_bytes(follower.follow(token_ids(connection.recv_bytes())).encode())
+        kind, content = message[:1], message[1:].decode()
+        if kind == b"g":
+            _follow(connection, content, tokens)
+            return
+        asked = json.loads(content)
+        with Watch(behind_others).over():
+            made = _check(asked) if kind == b"c" else _written(asked, tokens)
+        connection.send_bytes(json.dumps(made).encode())
     except (EOFError, OSError):
         return  # nobody asks any more
+
+
+def _follow(connection: Connection, grammar: str, tokens: Tokens) -> None:
+    watch = Watch(last_of_all)
+
+    def compiled() -> tuple[Follower, Step]:
+        follower = Follower(tokens, grammar)
+        return follower, follower.step()
+
+    follower, step = watch.aside(compiled)
+    while True:
+        connection.send_bytes(step.encode())
+        new = token_ids(connection.recv_bytes())
+        with watch.over():
+            step = follower.follow(new)
 
 
 def _written(asked: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
@@ -113,16 +124,12 @@ class Follower:
     def follow(self, tokens: list[int]) -> Step:
         """Note the answer's next tokens."""
         allow_cpu(STEP_CPU_S)
-        started = time.process_time()
         self._position += len(tokens)
         self._matcher.consume_tokens(tokens)
         if self._names is not None:
             self._names.follow(tokens)
         step = self.step()
-        now = time.process_time()
-        if now - started > SLOW_S:
-            come_last()
-        if now > BURST_CPU_S + CPU_S_PER_TOKEN * self._position:
+        if time.process_time() > BURST_CPU_S + CPU_S_PER_TOKEN * self._position:
             return Step(self._position, error=TOO_MUCH)
         return step
 

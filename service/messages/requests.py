@@ -127,6 +127,12 @@ class Generate(Message, frozen=True):
     lora: str = ""  # name of the LoRA adapter that answers; empty: the base model
     history: int = 0  # first tokens of the question that are earlier turns of a conversation
     history_mode: HistoryMode = "compute"  # where the prompt continues no earlier one
+    view: str = ""  # what its sender may read, if not everybody may read all of the documents
+
+    @property
+    def sharers(self) -> str:
+        """Who may be given KV of this prompt: the tenant, or those of it with the same view."""
+        return f"{self.tenant}\0{self.view}" if self.view else self.tenant
 
 
 class Explain(Message, frozen=True):
@@ -171,13 +177,15 @@ class Precompute(Message, frozen=True):
 
 
 class Purge(Message, frozen=True):
-    """Delete these chunks' KV from every tier, of all LoRA adapters, too. Reply: `Purged`."""
+    """Delete these chunks' KV from every tier, of all LoRA adapters, too, and prompts with their
+    text. Reply: `Purged`."""
 
     id: str
     system: list[int]
     documents: list[ChunkTokens]
     prefix_mode: str = "none"
     tenant: str = ""
+    prompts: list[list[int]] = []  # further texts, whose prompts alone are deleted
 
 
 class AskGate(Message, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.chaos.life import ROLES, Faults, Life
 from tests.chaos.twin import FIXED, Twin, make_key
 from tests.chaos.volume import Volume
 from tests.e2e.embedding_server import embedding_settings
+from tests.ports import free_port
 from tests.redis_server import RedisServer
 
 DEADLINE_S = 60.0  # every request ends sooner
@@ -91,7 +91,7 @@ class World:
             "prefix_cache": chance.random() < 0.5,
         }
         self.journal.count("starts")
-        self.life = Life(settings, _free_port(), self.faults.folder, self.log, self.folder / "tmp")
+        self.life = Life(settings, free_port(), self.faults.folder, self.log, self.folder / "tmp")
         return self.life
 
     def ensure_running(self, chance: random.Random) -> Life:
@@ -134,10 +134,3 @@ class World:
         self.journal.step(f"died at {self.planned}")
         self.planned = ""
         return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

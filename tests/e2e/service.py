@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from kvstitch.client import server_sent_events as events
 from tests import preloaded
 from tests.e2e.embedding_server import embedding_settings
 from tests.e2e.metrics import Metrics
+from tests.ports import free_port
 from tests.preloaded import real_pid
 
 START_S = 180.0  # two processes load torch on what may be one busy core
@@ -45,7 +45,7 @@ class Service:
         `**IN_PROCESS` means that it embeds by itself.
         """
         self.data_dir = data_dir
-        self.port = _free_port()
+        self.port = free_port()
         # Without the planner: on a busy machine a tier is late, and a hit would be computed.
         # Without the prefix cache: many tests ask twice to see where chunks come from.
         defaults: dict[str, object] = {"threads": 1, "planner": False, "prefix_cache": False}
@@ -211,10 +211,3 @@ def _alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):  # gone, or going while it is read
         return False
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

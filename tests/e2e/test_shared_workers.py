@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import pytest
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service
 from tests.e2e.shared_worker import SharedWorker
+from tests.ports import free_ports
 from tests.postgresql_server import PostgresqlServer
 
 SECRET = "0123456789abcdef" * 2
@@ -57,7 +57,7 @@ def fleet(
     postgresql_server: PostgresqlServer,
 ) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("shared-workers")
-    addresses = [f"tcp://127.0.0.1:{port}" for port in _free_ports(3)]
+    addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(3)]
     # One folder for all: the SSD tier is where a new worker finds what the old one has stored.
     common = {"model": model, "fleet_secret": SECRET, "data_dir": folder / "workers"}
     workers = [SharedWorker(address, folder, **common) for address in addresses]
@@ -88,17 +88,6 @@ def fleet(
             gateway.__exit__()
         for worker in workers:
             worker.stop()
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 @dataclass

@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,14 +26,9 @@ from tests.ops import tools
 from tests.ops.conftest import Rendered
 from tests.ops.test_chart import environment, one, server
 from tests.ops.test_images import instructions
+from tests.ports import free_port
 
 START_S = 180.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def plain() -> dict[str, str]:

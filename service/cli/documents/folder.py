@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.cli.service_client import WrongArgument
-from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
+from service.gateway.documents.parsing.file_kinds import SUFFIXES_IN_FOLDERS
 
 LINES = (".jsonl", ".ndjson")
-SUFFIXES = (*MEDIA_TYPE_OF_SUFFIX, *LINES)
+SUFFIXES = (*SUFFIXES_IN_FOLDERS, *LINES)
 
 OTHER_KIND = "of another kind"
 EMPTY = "empty"

@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--collection", help="put them there (default: default)")
     add("--metadata", action="append", metavar="NAME=VALUE", help="of all of them; or a JSON "
         "object; may be repeated")  # fmt: skip
+    add("--readers", metavar="GROUP,GROUP", default="", help="groups that may read them (default: "
+        "all of the tenant)")  # fmt: skip
     add("--batch", type=positive, default=200, help="documents per call (default: 200)")
     add("--no-wait", action="store_true", help="print the jobs and do not wait for the KV")
     add("--urls", metavar="FILE", help="fetch these: a URL per line")
@@ -69,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
             f"no documents: {', '.join(args.paths)} hold no {', '.join(SUFFIXES)} files"
         )
     with client(args) as service, ingest.bar:
+        if found.sources:
+            ingest.foretell(service, found.sources)
         ingest.send_all(service, read(found.sources, metadata))
         if web:
             ingest.send_all(service, fetch_all(args))

@@ -8,17 +8,19 @@ The account says what became of every file, and must add up:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.progress import TaskID
 
-from kvstitch.client import Client, Job
-from service.cli.documents.files import DocumentToSend, Read
-from service.cli.documents.folder import HIDDEN, SkippedFile, UnsendableDocument
+from kvstitch.client import Client, Job, errors
+from service.cli.documents.files import DocumentToSend, Read, count
+from service.cli.documents.folder import HIDDEN, SkippedFile, SourceFile, UnsendableDocument
+from service.cli.documents.forecast import Forecast, forecast
 from service.cli.documents.upload import Batch, all_errors, batches, poll, submit
 from service.cli.output import emit, plain, progress_bars, time_left
 from service.cli.service_client import CommandError
@@ -86,8 +88,8 @@ class Account:
         for job in jobs:
             parts.update(asdict(job.progress))
             changes.update(job.changes)
-        errors = [{"doc_id": e.doc_id, "message": e.message} for e in self._failed]
-        errors += [asdict(error) for job in jobs for error in job.errors]
+        faults = [{"doc_id": e.doc_id, "message": e.message} for e in self._failed]
+        faults += [asdict(error) for job in jobs for error in job.errors]
         reasons = Counter(e.reason for e in self._failed)
         reasons.update(_reason(error.message) for job in jobs for error in job.errors)
         cancelled = parts["cancelled"] if waited else 0
@@ -122,7 +124,7 @@ class Account:
                 {"path": plain(f.path), "reason": f.reason, "detail": plain(f.detail)}
                 for f in self._skipped
             ],
-            "errors": errors,
+            "errors": faults,
             "warned": sum(job.warned for job in jobs),
             "warnings": [asdict(one) for job in jobs for one in job.warnings],
         }
@@ -155,9 +157,13 @@ class Ingest:
 
     def __init__(self, args: argparse.Namespace, metadata: dict[str, Any], *, total: int) -> None:
         self._given, self._metadata = args, metadata
+        self._readers = [name.strip() for name in args.readers.split(",") if name.strip()]
         self.account = Account()
         self._resumed = 0
+        self._forecast: Forecast | None = None
+        self._time_said = False
         self._hidden: set[str] = set()
+        self._said: dict[str, set[str]] = {}  # of each job
         self.bar = progress_bars(as_json=args.json)
         self._sent: TaskID = self.bar.add_task("sent  ", total=total, note="")
         self._stored: TaskID = self.bar.add_task("stored", total=total, note="", start=False)
@@ -165,6 +171,13 @@ class Ingest:
     def say(self, text: str) -> None:
         if not self._given.json:
             self.bar.console.print(plain(text), soft_wrap=True)
+
+    def foretell(self, client: Client, sources: Sequence[SourceFile]) -> None:
+        """Say what files will take, as far as it is known, and the key may look."""
+        with contextlib.suppress(errors.Forbidden):
+            self._forecast = forecast(sources, count(sources), client.status())
+        for line in () if self._forecast is None else self._forecast.lines():
+            self.say(line)
 
     def skip(self, file: SkippedFile) -> None:
         """Name a file that is no document; of a hidden folder only the folder."""
@@ -197,10 +210,13 @@ class Ingest:
 
     def _send(self, client: Client, batch: Batch) -> None:
         args = self._given
-        done = submit(client, batch, collection=args.collection, metadata=self._metadata)
+        done = submit(
+            client, batch,
+            collection=args.collection, metadata=self._metadata, readers=self._readers,
+        )  # fmt: skip
         for reply in done.jobs:
             self._resumed += reply.resumed
-            self.account.jobs[reply.job.job_id] = reply.job
+            self._note(client, reply.job)
         for refused in done.refused:
             self.fail(refused, found=True)
         self.bar.advance(self._sent, len(batch))
@@ -216,18 +232,29 @@ class Ingest:
             if not still:
                 return
             for job in poll(client, still[:POLLED_JOBS]):
-                job = all_errors(client, job)
-                for error in job.errors[len(jobs[job.job_id].errors) :]:
-                    self.say(f"  {error.doc_id}: {error.message}")
-                for one in job.warnings[len(jobs[job.job_id].warnings) :]:
-                    for warning in one.warnings:
-                        self.say(f"  {one.doc_id}: stored, but {warning.message}")
-                jobs[job.job_id] = job
+                self._note(client, job)
+
+    def _note(self, client: Client, job: Job) -> None:
+        """Take over a job's state, and name what is new in it; the first one may hold some."""
+        job = all_errors(client, job)
+        lines = [f"  {error.doc_id}: {error.message}" for error in job.errors]
+        lines += [
+            f"  {one.doc_id}: stored, but {warning.message}"
+            for one in job.warnings
+            for warning in one.warnings
+        ]
+        said = self._said.setdefault(job.job_id, set())
+        for line in lines:
+            if line not in said:  # they come in the documents' order, not as they happen
+                said.add(line)
+                self.say(line)
+        self.account.jobs[job.job_id] = job
 
     def finish(self) -> int:
         """Print the account; 1 if any document is not stored."""
         result = self.account.result(waited=not self._given.no_wait)
         result["resumed_jobs"] = self._resumed
+        result["forecast"] = None if self._forecast is None else self._forecast.as_json()
         if self._given.json:
             emit(result)
         elif self._given.no_wait:
@@ -253,6 +280,9 @@ class Ingest:
         account = self.account
         # Jobs are worked off in order: the last one's time is that of all.
         eta = max((job.eta_s or 0.0 for job in account.jobs.values()), default=0.0)
+        if eta and not self._time_said and self._forecast and self._forecast.seconds is None:
+            self._time_said = True
+            self.say(f"by the first of them, {time_left(eta)}")
         notes = [f"{account.failed} failed" if account.failed else "", time_left(eta or None)]
         note = ", ".join(filter(None, notes))
         self.bar.update(self._stored, completed=account.ended, note=note)

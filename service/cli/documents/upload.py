@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ BUSY_TIMEOUT_S = 300.0  # how long a busy service is asked again
 REFUSED = "refused by the service"
 _DOCUMENT_FAULTS = (400, 413, 422)  # statuses that a single document may have caused
 # Fields that concern the whole batch.
-_BATCH_FIELDS = ("collection", "metadata", "Idempotency-Key")
+_BATCH_FIELDS = ("collection", "metadata", "readers", "Idempotency-Key")
 
 POLL_S = 0.25
 MAX_ERRORS = 10_000  # documents of one call
@@ -62,7 +62,12 @@ def batches(documents: Iterable[DocumentToSend], most: int) -> Iterator[Batch]:
 
 
 def submit(
-    client: Client, batch: Batch, *, collection: str | None, metadata: dict[str, Any]
+    client: Client,
+    batch: Batch,
+    *,
+    collection: str | None,
+    metadata: dict[str, Any],
+    readers: Sequence[str] = (),
 ) -> Submitted:
     """Send a batch.
 
@@ -77,7 +82,7 @@ def submit(
     while started:
         part = started.pop(0)
         try:
-            done.jobs.append(_once(client, part, collection, metadata))
+            done.jobs.append(_once(client, part, collection, metadata, readers))
         except errors.KvstitchError as error:
             if error.status not in _DOCUMENT_FAULTS or error.field in _BATCH_FIELDS:
                 raise
@@ -90,19 +95,28 @@ def submit(
     return done
 
 
-def _once(client: Client, batch: Batch, collection: str | None, metadata: dict[str, Any]) -> Reply:
+def _once(
+    client: Client,
+    batch: Batch,
+    collection: str | None,
+    metadata: dict[str, Any],
+    readers: Sequence[str],
+) -> Reply:
     def send(key: str | None) -> Job:
         if batch[0].media_type == ROW:
             lines = [document.content for document in batch]
-            return client.precompute_lines(lines, collection=collection, idempotency_key=key)
+            return client.precompute_lines(
+                lines, collection=collection, readers=readers, idempotency_key=key
+            )
         return client.precompute_files(
             [(document.doc_id, document.content, document.media_type) for document in batch],
             collection=collection,
             metadata=metadata or None,
+            readers=readers,
             idempotency_key=key,
         )
 
-    key, began = _key(batch, collection, metadata), time.time()
+    key, began = _key(batch, collection, metadata, readers), time.time()
     job = _patiently(lambda: send(key))
     if job.ended:
         # It was sent before and has ended. Documents may have been changed or deleted since.
@@ -130,9 +144,12 @@ def _is_temporary(error: errors.KvstitchError) -> bool:
     return error.status in (409, 503)
 
 
-def _key(batch: Batch, collection: str | None, metadata: dict[str, Any]) -> str:
+def _key(
+    batch: Batch, collection: str | None, metadata: dict[str, Any], readers: Sequence[str]
+) -> str:
     """Return the idempotency key: a digest of everything that is sent."""
-    digest = hashlib.sha256(json.dumps([collection, metadata], sort_keys=True).encode())
+    of_all = [collection, metadata, *([sorted(readers)] if readers else [])]
+    digest = hashlib.sha256(json.dumps(of_all, sort_keys=True).encode())
     for document in batch:
         head = json.dumps([document.doc_id, document.media_type, len(document.content)])
         digest.update(head.encode() + document.content)

@@ -20,7 +20,7 @@ class AnswerPlan:
 
     Attributes:
         request: As it was sent.
-        scope: Tenant and collection.
+        scope: Tenant and collection, as the sender sees them.
         turns: The conversation, normalised.
         search: What is searched for; None: nothing is, because the documents come with the request
             or none are wanted. Its text is the question, or what the model has made of it.

@@ -149,7 +149,7 @@ class AnswerStream:
                             if text := self._text.finish():
                                 yield self._delta(text)
                             result = self._result(event)
-                            await self.forms.check(self.plan.request.guided, self.plan.form, result)
+                            await self.forms.check(self.plan, result)
                             await add_attribution(result, self.plan, self._text.begun)
                             await self._add_token_report(result, event.report)
                             late = result.finish_reason == DEADLINE

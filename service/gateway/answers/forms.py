@@ -1,104 +1,132 @@
 """Forms that answers must have: made into grammars, and what a grammar cannot hold checked later.
 
-All of it is done in processes with limits, by two queues: what takes long waits only for its like.
+    form ── remembered? ── quick lane ── done in time ──────────────── grammar
+                └── refused     └── slow lane ── done, or refused and remembered
+
+All of it is done in processes with limits. What takes long waits only for its like, and tenants
+take turns in both lanes.
 """
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
+import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, Overloaded
+from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.answers.form_lane import RETRY_S, FormLane
 from service.gateway.schemas.answer import GenerateResponse
 from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided
 from service.grammars.forms import Form, WrittenForm
-from service.grammars.limits import MAX_QUICK, MAX_SLOW
-from service.grammars.processes import GrammarProcesses, TakesTooMuch
+from service.grammars.limits import MAX_QUICK, MAX_SLOW, MAX_SLOW_WAITING
+from service.grammars.processes import GrammarProcesses, TakesTooMuch, TooBusy
 
-REMEMBERED_FORMS = 256
+REMEMBERED_FORMS, REMEMBERED_CHARS = 256, 4_000_000
+REMEMBERED_REFUSALS, REFUSED_FOR_S = 4096, 600.0
+"""So long, because a process may also have been ended by others."""
 
 
 class AnswerForms:
     """The forms of one gateway's answers.
 
     Args:
-        model: Folder with the model's tokenizer.json.
+        processes: Of the model's grammars; closed with this.
     """
 
-    def __init__(self, model: Path) -> None:
-        self._processes = GrammarProcesses(model / "tokenizer.json")
-        self._quick = ThreadPoolExecutor(MAX_QUICK, "form")
-        self._slow = ThreadPoolExecutor(MAX_SLOW, "slow-form")
-        self._remembered: OrderedDict[str, WrittenForm] = OrderedDict()
+    def __init__(self, processes: GrammarProcesses) -> None:
+        self._processes = processes
+        self._quick = FormLane("form", MAX_QUICK)
+        self._slow = FormLane("slow-form", MAX_SLOW, MAX_SLOW_WAITING)
+        self._remembered: OrderedDict[bytes, WrittenForm] = OrderedDict()
+        self._chars = 0  # of all remembered grammars
+        self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # why, and until when
 
-    async def written(self, guided: Guided | None) -> WrittenForm | None:
+    async def written(self, guided: Guided | None, tenant: str) -> WrittenForm | None:
         """Return the grammar of what an answer must be, and what it cannot hold; None for None.
 
         Raises:
             InvalidRequest: It is not valid, cannot be held, or takes too much time or memory.
+            QuotaExceeded: Too many that take long are the tenant's.
+            Overloaded: The machine is too busy to compile it.
         """
         if guided is None:
             return None
         form = form_of(guided)
-        key = json.dumps(asdict(form))
-        if form.kind == "json_schema" and len(key) > MAX_GRAMMAR_CHARS:
+        text = json.dumps(asdict(form))
+        if form.kind == "json_schema" and len(text) > MAX_GRAMMAR_CHARS:
             raise InvalidRequest(
-                f"guided.json_schema has {len(key)} characters, the limit is {MAX_GRAMMAR_CHARS}: "
+                f"guided.json_schema has {len(text)} characters, the limit is {MAX_GRAMMAR_CHARS}: "
                 "send a shorter one",
                 field="guided.json_schema",
             )
-        if (known := self._remembered.pop(key, None)) is None:
-            known = await self._write(form)
-        self._remembered[key] = known
-        while len(self._remembered) > REMEMBERED_FORMS:
-            self._remembered.popitem(last=False)
-        return known
-
-    async def _write(self, form: Form) -> WrittenForm:
-        loop = asyncio.get_running_loop()
+        key = hashlib.sha256(text.encode()).digest()
+        if (known := self._remembered.get(key)) is not None:
+            self._remembered.move_to_end(key)
+            return known
+        why, until = self._refused.get(key, ("", 0.0))
+        if until < time.monotonic():
+            try:
+                made = await self._write(form, tenant)
+            except ValueError as error:
+                why = str(error)
+                self._remember_refusal(key, why)
+            else:
+                self._remember(key, made)
+                return made
         field = f"guided.{form.kind}"
+        raise InvalidRequest(f"{field} is not valid or not supported: {why}", field=field)
+
+    async def _write(self, form: Form, tenant: str) -> WrittenForm:
         try:
             try:
-                return await loop.run_in_executor(
-                    self._quick, lambda: self._processes.write(form, quickly=True)
+                return await self._quick.run(
+                    tenant, lambda: self._processes.write(form, quickly=True)
                 )
             except TakesTooMuch:
-                return await loop.run_in_executor(self._slow, self._processes.write, form)
-        except ValueError as error:
-            raise InvalidRequest(
-                f"{field} is not valid or not supported: {error}", field=field
-            ) from error
+                return await self._slow.run(tenant, lambda: self._processes.write(form))
+        except TooBusy as error:
+            raise Overloaded(str(error), retry_after_s=RETRY_S) from None
 
-    async def check(
-        self, guided: Guided | None, form: WrittenForm | None, result: GenerateResponse
-    ) -> None:
+    def _remember(self, key: bytes, form: WrittenForm) -> None:
+        if key not in self._remembered:  # else asked for twice at the same time
+            self._chars += len(form.grammar)
+            self._remembered[key] = form
+        while len(self._remembered) > REMEMBERED_FORMS or self._chars > REMEMBERED_CHARS:
+            self._chars -= len(self._remembered.popitem(last=False)[1].grammar)
+
+    def _remember_refusal(self, key: bytes, why: str) -> None:
+        self._refused[key] = why, time.monotonic() + REFUSED_FOR_S
+        self._refused.move_to_end(key)
+        while len(self._refused) > REMEMBERED_REFUSALS:
+            self._refused.popitem(last=False)
+
+    async def check(self, plan: AnswerPlan, result: GenerateResponse) -> None:
         """Add to the warnings what of its schema an answer was not held to, and whether it matches.
 
         Args:
-            guided: What the answer had to be.
-            form: As it was held.
+            plan: Of the answer: what it had to be, and as what it was held.
             result: The whole answer.
         """
+        guided, form = plan.request.guided, plan.form
         if guided is None or form is None or not form.unheld:
             return
-        what = "; ".join(form.unheld)
-        if guided.json_schema is None or result.finish_reason != "stop":
+        what, schema = "; ".join(form.unheld), guided.json_schema
+        if schema is None or result.finish_reason != "stop":
             result.warnings.append(f"the answer was not held to {what}")
             return
-        fault = await asyncio.get_running_loop().run_in_executor(
-            self._quick, self._processes.fault, guided.json_schema, result.text
+        fault = await self._quick.run(
+            plan.scope.tenant, lambda: self._processes.fault(schema, result.text)
         )
         said = "matches the schema" if fault is None else f"does not match the schema: {fault}"
         result.warnings.append(f"the answer was not held to {what}; it was checked, and {said}")
 
     def close(self) -> None:
         """End all processes and threads."""
-        self._quick.shutdown(cancel_futures=True)
-        self._slow.shutdown(cancel_futures=True)
+        self._quick.close()
+        self._slow.close()
         self._processes.close()
 
 

@@ -10,10 +10,12 @@ of a millisecond. Only a request with a reranker leaves the thread in between.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 import uuid
 from dataclasses import replace
 
+from retriever.readers import EVERYBODY
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.attribution.marks import asking_for_marks
 from service.gateway.answers.forms import AnswerForms
@@ -69,7 +71,7 @@ class RequestPreparer:
             PromptTooLong: The prompt does not fit into the model's context.
             NotFound: A named document is not stored.
         """
-        plan.form = await self._forms.written(plan.request.guided)
+        plan.form = await self._forms.written(plan.request.guided, plan.scope.tenant)
         await self._choose_search(plan)
         loop = asyncio.get_running_loop()
         hinting = loop if prefetch else None
@@ -203,4 +205,16 @@ class RequestPreparer:
             lora=plan.adapter,
             history=prompts.history_tokens(turns, request.tools, question) if documents else 0,
             history_mode=request.history or self._settings.history,
+            view=_view(plan),
         )
+
+
+def _view(plan: AnswerPlan) -> str:
+    """Return a name of what the sender may read, if others may not read all of the passages.
+
+    It says no more than whether two senders may read the same. Where everybody may read the
+    passages there is none, so that all of a tenant share what was computed.
+    """
+    if all(passage.chunk.readers == EVERYBODY for passage in plan.passages):
+        return ""
+    return hashlib.blake2b(plan.scope.view.name.encode(), digest_size=16).hexdigest()

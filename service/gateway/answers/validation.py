@@ -61,7 +61,7 @@ class RequestValidator:
         query = search_query(
             request,
             searched_for,
-            tenant=call.principal.tenant,
+            principal=call.principal,
             top_k=self._prompts.format.top_k,
             settings=self._settings,
         )

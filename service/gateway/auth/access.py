@@ -1,6 +1,6 @@
 """Decides who a request is from and what it may do.
 
-    header ── key ── key store ── Principal(tenant, scopes) ── required scope ── quotas ── route
+    header ── key ── key store ── Principal(tenant, view) ── required scope ── quotas ── route
 
 A service without keys is open, and every sender is ANONYMOUS. As soon as the first key has been
 made every request needs one, unless `allow_anonymous` is set.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from retriever.readers import EVERYTHING, View
 from service.errors import Forbidden, InvalidSetting, Unauthenticated
 from service.gateway.auth.key_text import KEY_PREFIX, SCOPES
 from service.gateway.auth.keys import StoredKey
@@ -39,6 +40,7 @@ class Principal:
         limits: The key's quotas.
         spend_tokens: Counts tokens of prompt and answer against the quotas of key and tenant.
         adapter: The LoRA adapter that the key is bound to; "": none.
+        view: What it may read of the tenant's documents.
     """
 
     tenant: str
@@ -47,6 +49,7 @@ class Principal:
     limits: Limits = field(default_factory=Limits)
     spend_tokens: Callable[[int], None] = field(default=_count_nothing, compare=False, repr=False)
     adapter: str = ""
+    view: View = EVERYTHING
 
 
 ANONYMOUS = Principal("", "", frozenset(SCOPES))
@@ -125,7 +128,9 @@ class Access:
         def spend(tokens: int) -> None:
             self._quotas.spend(key.tenant, key.key_id, key.limits, tokens)
 
-        return Principal(key.tenant, key.key_id, key.scopes, key.limits, spend, key.adapter)
+        return Principal(
+            key.tenant, key.key_id, key.scopes, key.limits, spend, key.adapter, key.view
+        )
 
 
 def _key_in(headers: Mapping[str, str]) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, select
 
+from retriever.readers import EVERYTHING, GROUP_RULE, View, is_group
 from retriever.sql.expressions import Prepared
 from service.errors import InvalidRequest, NotFound
 from service.gateway.auth import key_text
@@ -29,6 +30,7 @@ class StoredKey:
     """A key without its secret. Times are in Unix seconds.
 
     adapter: the LoRA adapter that answers its requests; "": it is bound to none.
+    view: what it may read of its tenant's documents.
     """
 
     key_id: str
@@ -40,6 +42,7 @@ class StoredKey:
     expires: float | None
     revoked: float | None
     adapter: str = ""
+    view: View = EVERYTHING
 
     def valid(self, now: float) -> bool:
         return self.revoked is None and (self.expires is None or now < self.expires)
@@ -72,6 +75,7 @@ class KeyStore:
         tenant: str = "",
         name: str = "",
         adapter: str = "",
+        view: View = EVERYTHING,
         scopes: frozenset[str] = frozenset(key_text.SCOPES),
         limits: Limits | None = None,
         expires: float | None = None,
@@ -82,6 +86,7 @@ class KeyStore:
             tenant: Whose documents it sees.
             name: For people.
             adapter: The LoRA adapter that answers its requests; "": any that they name.
+            view: What it may read.
             scopes: What it may do.
             limits: Its quotas; None: no limits.
             expires: Unix seconds; None: never.
@@ -90,7 +95,8 @@ class KeyStore:
             The key, which cannot be read again, and what is stored of it.
 
         Raises:
-            InvalidRequest: A scope is unknown, or tenant, name or adapter is too long.
+            InvalidRequest: A scope is unknown, tenant, name or adapter is too long, or no group can
+                have such a name.
         """
         limits = limits or Limits()
         if unknown := scopes - set(key_text.SCOPES):
@@ -103,6 +109,8 @@ class KeyStore:
                 raise InvalidRequest(
                     f"{field} may have up to {MAX_NAME_CHARS} printable characters", field=field
                 )
+        if wrong := sorted(group for group in view.groups or () if not is_group(group)):
+            raise InvalidRequest(f"{wrong[0]!r} cannot be a group: {GROUP_RULE}", field="groups")
         key, key_id, digest = key_text.new_key()
         row = {
             "key_id": key_id,
@@ -113,6 +121,7 @@ class KeyStore:
             "created": time.time(),
             "expires": expires,
             "adapter": adapter,
+            "groups": view.name,
             **asdict(limits),
         }
         with self._database.write() as write:
@@ -178,5 +187,5 @@ def _stored(row: tuple[Any, ...]) -> StoredKey:
     fields = dict(zip(keys.columns.keys(), row, strict=True))
     del fields["secret_sha256"]
     limits = Limits(**{each.name: fields.pop(each.name) for each in dataclass_fields(Limits)})
-    scopes = frozenset(fields.pop("scopes").split())
-    return StoredKey(**fields, scopes=scopes, limits=limits)
+    scopes, view = frozenset(fields.pop("scopes").split()), View.named(fields.pop("groups"))
+    return StoredKey(**fields, scopes=scopes, limits=limits, view=view)

@@ -23,6 +23,8 @@ class ChunkKV:
         tenant, collection, doc_id, chunk_id: Of the chunk.
         ids: The token ids that key its KV without a prefix.
         copies: The same chunk with its prefix; in a purge also others that have it in theirs.
+        prompts: In a purge: prompts with its text go even if its KV stays, as another chunk has the
+            same text. They were computed for other readers.
     """
 
     tenant: str
@@ -31,6 +33,7 @@ class ChunkKV:
     chunk_id: int
     ids: list[int]
     copies: list[ChunkTokens] = field(default_factory=list)
+    prompts: bool = False
 
 
 class ChunkKVs:
@@ -117,10 +120,15 @@ class ChunkKVs:
         if self.has_copies:
             await self.retriever.change(self.prefixes.remembered.set_exact, chunk_ids)
 
-    async def to_purge(self, scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
+    async def to_purge(
+        self, scope: Scope, doc_ids: Sequence[str], *, other_readers: Collection[str] = ()
+    ) -> list[ChunkKV]:
         """Return all KV that holds text of these documents, or follows from it.
 
         A chunk that is in the prefix of many others comes several times.
+
+        Args:
+            other_readers: Those of the documents that get other readers.
         """
         chunks = await self.of(scope, doc_ids)
         chunk_ids = [each.chunk_id for each in chunks]
@@ -128,7 +136,8 @@ class ChunkKVs:
         out: list[ChunkKV] = []
         for each in chunks:
             own = copies[each.chunk_id]
-            out.append(replace(each, copies=own[:COPIES_PER_PURGE]))
+            prompts = each.doc_id in other_readers
+            out.append(replace(each, copies=own[:COPIES_PER_PURGE], prompts=prompts))
             out += [
                 replace(each, ids=[], copies=own[start : start + COPIES_PER_PURGE])
                 for start in range(COPIES_PER_PURGE, len(own), COPIES_PER_PURGE)

@@ -25,9 +25,11 @@ from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
+from service.gateway.documents.stored_size import StoredSize
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.worker_client.protocol import Worker
+from service.messages.replies import ModelInfo, Precomputed
 from service.settings import Settings
 from service.shared.metrics import JOB_STATES
 
@@ -69,10 +71,12 @@ class Corpus:
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         deletions = DeletionStore(database)
         purges = PurgeQueue(deletions, chunks, worker, catalog_lock)
-        rate = TokenRate()
+        rate = self._rate = TokenRate()
+        copies = (1 + chunks.has_copies) * (1 + len(settings.precomputed_loras))
+        self._size = StoredSize(copies)
         self._ingestor = Ingestor(
             self._store, chunks, worker, purges,
-            settings=settings, on_reply=lambda reply, lora, tokens: rate.add(tokens),
+            settings=settings, on_reply=self._count_stored,
             on_warnings=self._count_warnings, aside=True,
         )  # fmt: skip
         self._loops = IngestLoops(
@@ -94,6 +98,7 @@ class Corpus:
             disk=disk,
             rate=rate,
             ingestor=self._ingestor,
+            retriever=retriever,
         )
         self.documents = DocumentService(
             retriever=retriever,
@@ -124,6 +129,17 @@ class Corpus:
             self._loops.indexing.wake()
         if work.indexed or work.purges:
             self._loops.wake_precompute()
+
+    def pace(self, model: ModelInfo) -> dict[str, float | None]:
+        """Return what storing a token of a document takes."""
+        return {
+            "tokens_per_s": self._rate.per_s,
+            "kv_bytes_per_token": self._size.bytes_per_token(model),
+        }
+
+    def _count_stored(self, reply: Precomputed, lora: str, tokens: float) -> None:
+        self._rate.add(tokens)
+        self._size.add(reply, tokens)
 
     def _count_warnings(self, warnings: Sequence[ParseWarning]) -> None:
         for warning in warnings:

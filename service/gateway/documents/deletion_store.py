@@ -14,12 +14,13 @@ import time
 import uuid
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
+from retriever.readers import EVERYBODY
 from retriever.sql.expressions import among, upsert
 from service.gateway.documents import membership
 from service.gateway.documents.chunk_kv import ChunkKV
@@ -54,6 +55,7 @@ class Receipt:
         unreached: Those tiers.
         created: Unix seconds.
         completed: Unix seconds; None while purges are pending.
+        readers: Of the documents, each once.
     """
 
     receipt_id: str
@@ -66,6 +68,7 @@ class Receipt:
     unreached: list[str]
     created: float
     completed: float | None
+    readers: list[str]
 
 
 class DeletionStore:
@@ -78,9 +81,17 @@ class DeletionStore:
     # -- receipts --------------------------------------------------------------------------------
 
     def open_receipt(
-        self, tenant: str, collection: str, doc_ids: Sequence[str], targets: Sequence[ChunkKV]
+        self,
+        tenant: str,
+        collection: str,
+        doc_ids: Sequence[str],
+        targets: Sequence[ChunkKV],
+        readers: Collection[str] = (),
     ) -> str:
         """Write a receipt and its pending purges, before the documents are removed.
+
+        Args:
+            readers: Of the documents.
 
         Returns:
             The receipt's id.
@@ -97,6 +108,7 @@ class DeletionStore:
             "unreached": "[]",
             "created": now,
             "completed": None if targets else now,
+            "readers": json.dumps(sorted(set(readers) - {EVERYBODY})),
         }
         of_collection = sizes.c.tenant == tenant, sizes.c.collection == collection
         with self._database.write() as write:
@@ -126,6 +138,7 @@ class DeletionStore:
             unreached=unreached if row.owed else [],
             created=row.created,
             completed=row.completed,
+            readers=json.loads(row.readers),
         )
 
     # -- pending purges --------------------------------------------------------------------------
@@ -214,6 +227,7 @@ def _insert_purges(write: Connection, targets: Sequence[ChunkKV], receipt_id: st
             "chunk_id": target.chunk_id,
             "ids": json.dumps(target.ids),
             "copies": json.dumps([asdict(copy) for copy in target.copies]),
+            "prompts": int(target.prompts),
         }
         for target in targets
     ]
@@ -223,7 +237,8 @@ def _insert_purges(write: Connection, targets: Sequence[ChunkKV], receipt_id: st
 
 def _pending(row: Row[Any]) -> PendingPurge:
     copies = [ChunkTokens(**copy) for copy in json.loads(row.copies)]
-    return PendingPurge(**{**row._mapping, "ids": json.loads(row.ids), "copies": copies})
+    made = {"ids": json.loads(row.ids), "copies": copies, "prompts": bool(row.prompts)}
+    return PendingPurge(**{**row._mapping, **made})
 
 
 def _remove(

@@ -1,13 +1,14 @@
 """Stored documents: list, read, pin and delete them.
 
 A tenant sees its own documents, and cannot tell whether another tenant has a document of some id.
+Nor can a key of a document that it may not read: a scope shows what its sender may read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
@@ -88,9 +89,11 @@ class DocumentService:
         self._loops.check_pins()
         return await self.get(scope, doc_id)
 
-    async def collections(self, tenant: str) -> list[tuple[str, CorpusCounts]]:
+    async def collections(self, principal: Principal) -> list[tuple[str, CorpusCounts]]:
+        """Return the collections that hold what the sender may read, with the sizes of that."""
         self._retriever.require()
-        return await self._retriever.run(self._retriever.catalog.collections, tenant)
+        catalog = self._retriever.catalog
+        return await self._retriever.run(catalog.collections, principal.tenant, principal.view)
 
     async def delete(self, scope: Scope, doc_id: str) -> Receipt:
         """Remove a document's text, its vectors, and its KV in every tier.
@@ -105,7 +108,7 @@ class DocumentService:
             revision = self._retriever.catalog.revision
             if not waiting and await self._retriever.run(revision, doc_id, scope=scope) is None:
                 raise no_document(doc_id)
-            receipt_id = await self._remove(scope, [doc_id])
+            receipt_id = await self._remove(scope, [doc_id], waiting)
         return await self._complete(scope, receipt_id)
 
     async def delete_matching(
@@ -127,8 +130,8 @@ class DocumentService:
                 named = None if doc_ids is None else DocFilter(doc_ids=tuple(doc_ids))
                 found = {*waiting, *await self._matching(scope, named)}
             else:
-                found = set(await self._matching(scope, where))
-            receipt_id = await self._remove(scope, sorted(found))
+                waiting, found = {}, set(await self._matching(scope, where))
+            receipt_id = await self._remove(scope, sorted(found), waiting)
         return await self._complete(scope, receipt_id)
 
     async def _name(self, scope: Scope, doc_id: str) -> str:
@@ -143,21 +146,19 @@ class DocumentService:
         """Return the receipt of a deletion as it is now.
 
         Raises:
-            NotFound: The tenant has no such receipt.
+            NotFound: The tenant has no such receipt, or it names what the sender may not read.
         """
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, principal.tenant)
-        if found is None:
+        if found is None or not all(map(principal.view.shows, found.readers)):
             raise NotFound(
                 f"receipt_id: there is no receipt {receipt_id!r}; use what the deletion answered",
                 field="receipt_id",
             )
         return found
 
-    async def _cancel_waiting(self, scope: Scope, doc_ids: Sequence[str] | None) -> list[str]:
-        """Cancel documents that wait to be indexed; returns their ids."""
-        return await asyncio.to_thread(
-            self._jobs.cancel_documents, scope.tenant, scope.collection, doc_ids
-        )
+    async def _cancel_waiting(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
+        """Cancel documents that wait to be indexed; returns their readers by their ids."""
+        return await asyncio.to_thread(self._jobs.cancel_documents, scope, doc_ids)
 
     async def _matching(self, scope: Scope, where: DocFilter | None) -> list[str]:
         out: list[str] = []
@@ -170,9 +171,17 @@ class DocumentService:
             if (cursor := page.next_cursor) is None:
                 return out
 
-    async def _remove(self, scope: Scope, doc_ids: Sequence[str]) -> str:
-        """Remove text and vectors, and leave the KV to pending purges; returns the receipt's id."""
-        receipt_id = await self._purges.open_receipt(scope, doc_ids)
+    async def _remove(
+        self, scope: Scope, doc_ids: Sequence[str], waiting: Mapping[str, str]
+    ) -> str:
+        """Remove text and vectors, and leave the KV to pending purges; returns the receipt's id.
+
+        Args:
+            waiting: Readers of those that were not indexed yet, by their ids.
+        """
+        stored = await self._retriever.run(self._retriever.catalog.readers_of, doc_ids, scope=scope)
+        readers = {*waiting.values(), *filter(scope.view.shows, stored.values())}
+        receipt_id = await self._purges.open_receipt(scope, doc_ids, readers)
         await self._retriever.change(self._retriever.retriever.delete, doc_ids, scope=scope)
         return receipt_id
 

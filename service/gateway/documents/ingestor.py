@@ -314,7 +314,7 @@ class Ingestor:
         added. The catalog lock must be held. No document may come twice."""
         out: list[tuple[IngestDocument, IngestResult]] = []
         for scope, pairs in _by_scope(embedded):
-            await self._purges.add(scope, [item.doc_id for item, _ in pairs])
+            await self._purges.add(scope, {item.doc_id: item.readers for item, _ in pairs})
             results = await self._retriever.store([doc for _, doc in pairs], scope=scope)
             out += zip([item for item, _ in pairs], results, strict=True)
         return out
@@ -424,6 +424,9 @@ def until_repetition(items: Sequence[IngestDocument]) -> list[IngestDocument]:
 def _by_scope(
     pairs: Sequence[tuple[IngestDocument, T]],
 ) -> Iterator[tuple[Scope, list[tuple[IngestDocument, T]]]]:
-    ordered = sorted(pairs, key=lambda pair: pair[0].key[:2])
-    for (tenant, collection), group in groupby(ordered, lambda pair: pair[0].key[:2]):
-        yield Scope(tenant, collection), list(group)
+    def sent_to(pair: tuple[IngestDocument, T]) -> tuple[str, str, str]:
+        return pair[0].tenant, pair[0].collection, pair[0].view.name
+
+    for _, group in groupby(sorted(pairs, key=sent_to), sent_to):
+        found = list(group)
+        yield found[0][0].scope, found

@@ -1,6 +1,8 @@
 """Ingest jobs: accept documents, tell how far they are, cancel them.
 
-A tenant sees its own jobs, and cannot tell whether another tenant has a job of some id.
+A tenant sees its own jobs, and cannot tell whether another tenant has a job of some id. A key sees
+those whose documents it may read, all of them; of a document that others have taken from it since,
+the job says nothing any more.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from retriever.sql.errors import AlreadyThere
-from service.errors import Conflict, DiskFull, InvalidRequest, NotFound
+from service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
@@ -21,6 +23,8 @@ from service.gateway.documents.ingest_loops import TokenRate
 from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
+    DocumentError,
+    DocumentWarnings,
     IngestDocument,
     Job,
     JobPage,
@@ -29,6 +33,8 @@ from service.gateway.documents.jobs.job_records import (
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.purge_queue import PurgeQueue
+from service.gateway.search.async_retriever import AsyncRetriever
+from service.gateway.search.search_query import document_scope
 
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
 DOCUMENT_BYTES = 1024  # that a document counts in addition to its text
@@ -47,8 +53,10 @@ class JobService:
         disk: DiskGuard,
         rate: TokenRate,
         ingestor: Ingestor,
+        retriever: AsyncRetriever,
     ) -> None:
         self._jobs = jobs
+        self._retriever = retriever
         self._ingestor = ingestor
         self._rate = rate
         self._disk = disk
@@ -77,14 +85,16 @@ class JobService:
             InvalidRequest: The key was used for other documents.
             DiskFull: There is no room for them.
             QuotaExceeded: The sender's key or tenant may not have so many documents or bytes.
+            Forbidden: A document would have readers that the sender is none of.
             KvstitchError: Whatever reading the documents raises.
         """
         tenant = principal.tenant
         with self._exclusive_use(tenant, idempotency_key):
             await self._drop()
-            job_id = await asyncio.to_thread(self._jobs.begin, tenant)
+            job_id = await asyncio.to_thread(self._jobs.begin, tenant, principal.view)
+            readers: set[str] = set()
             try:
-                digest = await self._spool(job_id, documents)
+                digest = await self._spool(job_id, _allowed(documents, principal, readers))
                 known = await self._known(tenant, idempotency_key)
                 if known is None:
                     try:
@@ -93,6 +103,7 @@ class JobService:
                             job_id,
                             idempotency_key,
                             digest,
+                            readers=readers,
                             check=self._room_for(principal),
                         )
                     except AlreadyThere:  # by another gateway, since we looked
@@ -116,11 +127,11 @@ class JobService:
             NotFound: The tenant has no such job.
         """
         job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant, max_errors)
-        if job is None:
+        if job is None or not all(map(principal.view.shows, job.readers)):
             raise NotFound(
                 f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
             )
-        return self._with_eta(job)
+        return await self._shown(self._with_eta(job), principal)
 
     async def page(
         self, principal: Principal, limit: int, cursor: str | None, state: str | None
@@ -137,8 +148,11 @@ class JobService:
                 "cursor: pass the next_cursor of the page before, or leave it out", field="cursor"
             )
         before = None if cursor is None else int(cursor)
-        page = await asyncio.to_thread(self._jobs.page, principal.tenant, limit, before, state)
-        return replace(page, jobs=[self._with_eta(job) for job in page.jobs])
+        page = await asyncio.to_thread(
+            self._jobs.page, principal.tenant, limit, before, state, principal.view
+        )
+        jobs = [await self._shown(self._with_eta(job), principal) for job in page.jobs]
+        return replace(page, jobs=jobs)
 
     async def cancel(self, principal: Principal, job_id: str) -> Job:
         """Cancel the documents of a job that are not done.
@@ -166,8 +180,8 @@ class JobService:
             return job
         long = self._ingestor.long
         found = [] if long is None else long.of_job(job.job_id)
-        steps = [Step(each.item.doc_id, each.step, each.done, each.total, each.eta_s)
-                 for each in found]  # fmt: skip
+        steps = [Step(each.item.doc_id, each.step, each.done, each.total, each.eta_s,
+                      each.item.collection) for each in found]  # fmt: skip
         eta_s = self._rate.seconds_for(job.tokens_ahead)
         if steps and eta_s is not None:
             known = [step.eta_s for step in steps if step.eta_s is not None]
@@ -178,6 +192,28 @@ class JobService:
         elif job.state == "queued" and not steps:
             waits_for = "documents that were sent earlier come first"
         return replace(job, eta_s=eta_s, steps=steps, waits_for=waits_for)
+
+    async def _shown(self, job: Job, principal: Principal) -> Job:
+        """Return a job without what it says of documents that the sender may not read now."""
+        said: list[DocumentError | DocumentWarnings | Step] = [
+            *job.errors, *job.warnings, *job.steps
+        ]  # fmt: skip
+        if principal.view.groups is None or not said:
+            return job
+        hidden: set[tuple[str, str]] = set()
+        for collection in {each.collection for each in said}:
+            names = [each.doc_id for each in said if each.collection == collection]
+            scope = document_scope(principal, collection)
+            readers = await self._retriever.run(
+                self._retriever.catalog.readers_of, names, scope=scope
+            )
+            hidden |= {(collection, n) for n in readers if not scope.view.shows(readers[n])}
+        return replace(
+            job,
+            errors=[each for each in job.errors if (each.collection, each.doc_id) not in hidden],
+            warnings=[e for e in job.warnings if (e.collection, e.doc_id) not in hidden],
+            steps=[each for each in job.steps if (each.collection, each.doc_id) not in hidden],
+        )
 
     async def _drop(self) -> None:
         """Forget jobs that were refused; deleting, too, needs some room."""
@@ -252,3 +288,22 @@ class JobService:
             yield
         finally:
             self._keys_in_use.remove((tenant, key))
+
+
+async def _allowed(
+    documents: AsyncIterator[IngestDocument], principal: Principal, readers: set[str]
+) -> AsyncIterator[IngestDocument]:
+    """Yield documents that their sender may store, and add what readers they have.
+
+    Raises:
+        Forbidden: One would have readers that the sender is none of.
+    """
+    async for document in documents:
+        if not principal.view.may_give(document.readers):
+            raise Forbidden(
+                f"readers of {document.doc_id!r}: the API key {principal.key_id} belongs to "
+                f"{principal.view.name or 'no group'}, so it may not store documents for "
+                f"{document.readers}: name groups of the key, or use another one"
+            )
+        readers.add(document.readers)
+        yield document

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retriever import Document, EmbeddedDocument, Scope
+from retriever import Document, EmbeddedDocument
 from service.errors import KvstitchError
 from service.gateway.documents.background_loop import RETRY_UNEXPECTED_S, retry_after_s
 from service.gateway.documents.jobs.job_records import IngestDocument
@@ -177,7 +177,7 @@ class LongDocuments:
             each.step, each.began = "reading", time.monotonic()
             read = await self._parser.document(item)
         document, warnings = read
-        scope = Scope(*item.key[:2])
+        scope = item.scope
         embedded = await self._retriever.split(document, scope=scope)
         each.read = read = None
         each.step, each.began, each.total = "embedding", time.monotonic(), len(embedded.spans)

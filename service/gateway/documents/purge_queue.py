@@ -13,7 +13,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -53,20 +53,33 @@ class PurgeQueue:
         # Chunks whose KV is being computed. A purge made meanwhile would come too early.
         self._being_stored: set[int] = set()
 
-    async def add(self, scope: Scope, doc_ids: Sequence[str]) -> None:
-        """Add purges for all chunks of these documents, before the documents change."""
-        await self.add_kv(await self._chunks.to_purge(scope, doc_ids))
+    async def add(self, scope: Scope, readers: Mapping[str, str]) -> None:
+        """Add purges for all chunks of documents, before they change.
+
+        Args:
+            readers: Those that they will have, by their ids.
+        """
+        catalog = self._chunks.retriever.catalog
+        before = await self._chunks.retriever.run(catalog.readers_of, list(readers), scope=scope)
+        other = {name for name in before if before[name] != readers[name]}
+        await self.add_kv(await self._chunks.to_purge(scope, list(readers), other_readers=other))
 
     async def add_kv(self, chunks: Sequence[ChunkKV]) -> None:
         """Add purges of this KV."""
         if chunks:
             await asyncio.to_thread(self._store.add_purges, chunks)
 
-    async def open_receipt(self, scope: Scope, doc_ids: Sequence[str]) -> str:
-        """Add purges under a receipt, before these documents are deleted; return its id."""
+    async def open_receipt(
+        self, scope: Scope, doc_ids: Sequence[str], readers: Collection[str]
+    ) -> str:
+        """Add purges under a receipt, before these documents are deleted; return its id.
+
+        Args:
+            readers: Of the documents: only who may read all of them may read the receipt.
+        """
         chunks = await self._chunks.to_purge(scope, doc_ids)
         return await asyncio.to_thread(
-            self._store.open_receipt, scope.tenant, scope.collection, doc_ids, chunks
+            self._store.open_receipt, scope.tenant, scope.collection, doc_ids, chunks, readers
         )
 
     @asynccontextmanager
@@ -122,8 +135,9 @@ class PurgeQueue:
         chunks = [ChunkTokens(purge.chunk_id, purge.ids) for purge in due if not purge.shared]
         chunks += [copy for purge in due for copy in purge.copies]
         prompts = self._chunks.prompts
+        texts = [purge.ids for purge in due if purge.shared and purge.prompts]
         done = await self._worker.purge(
-            Purge(uuid.uuid4().hex, prompts.system, chunks, prompts.prefix_mode, tenant)
+            Purge(uuid.uuid4().hex, prompts.system, chunks, prompts.prefix_mode, tenant, texts)
         )
         if not done.unreached:
             await asyncio.to_thread(self._store.settle, due, done.copies)
@@ -152,7 +166,7 @@ class PurgeQueue:
                 stored = await self._chunks.stored([p.chunk_id for p in pending])
                 gone = [p for p in pending if p.chunk_id not in stored]
                 gone = [replace(p, shared=await self._is_shared(p)) for p in gone]
-                due = [p for p in gone if p.copies or not p.shared]
+                due = [p for p in gone if p.copies or p.prompts or not p.shared]
                 gone_ids = [p.chunk_id for p in gone]
                 await asyncio.to_thread(self._store.forget_contents, gone_ids)
                 await self._chunks.retriever.change(

@@ -1,8 +1,8 @@
 """Reads multipart/form-data, one file after another as they come in.
 
-A form may hold the fields `collection`, `metadata` (a JSON object) and `title`. A field counts for
-the files after it; `title` only for the next one. Memory holds a part of one file at a time: large
-ones are written to the spool folder as they come.
+A form may hold the fields `collection`, `metadata` (a JSON object), `readers` (groups with commas
+between them) and `title`. A field counts for the files after it; `title` only for the next one.
+Memory holds a part of one file at a time: large ones are written to the spool folder as they come.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.gateway.documents.jobs.spool_folder import (
     Upload,
 )
 from service.gateway.documents.parsing.file_kinds import file_kind, kind_of_start
-from service.gateway.documents.parsing.sent_documents import file_document
+from service.gateway.documents.parsing.sent_documents import file_document, split_readers
 from service.gateway.http.json_body import in_thread_if_long
 from service.gateway.http.upload_limits import UploadValidator
 from service.gateway.json_content import NOT_UTF8
@@ -37,6 +37,7 @@ async def read_form(
     body: AsyncIterator[bytes],
     content_type: str,
     collection: str,
+    readers: list[str],
     *,
     validator: UploadValidator,
     upload: Upload,
@@ -47,6 +48,7 @@ async def read_form(
         body: The body, in pieces.
         content_type: The request's Content-Type header; it names the boundary.
         collection: Of files before the first `collection` field.
+        readers: Of files before the first `readers` field.
         validator: Checks every file, and its size while it comes in.
         upload: Takes large files.
 
@@ -61,7 +63,7 @@ async def read_form(
     parts = _PartCollector(validator)
     names = [name for name in vars(_PartCollector) if name.startswith("on_")]
     parser = MultipartParser(boundary, {name: getattr(parts, name) for name in names})  # type: ignore[arg-type]
-    fields = _FormFields(collection)
+    fields = _FormFields(collection, readers)
     files = 0
     try:
         async for data in body:
@@ -117,6 +119,10 @@ class _Part:
     def media_type(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
+    @property
+    def charset(self) -> str:
+        return charset_of(self.headers.get("content-type", ""))
+
 
 class _PartCollector:
     """The parser's callbacks (`on_…`); collects the parts that are `complete`."""
@@ -168,17 +174,18 @@ class _PartCollector:
 class _FormFields:
     """The values of the fields read so far; they apply to the files that follow."""
 
-    def __init__(self, collection: str) -> None:
+    def __init__(self, collection: str, readers: list[str]) -> None:
         self._collection = collection
         self._metadata: dict[str, Any] = {}
         self._title = ""
+        self._readers = readers
 
     def take(self, content: bytes | SpooledFile, part: _Part) -> IngestDocument | None:
         """Return the document of a file; None for a field, whose value is kept."""
         disposition = part.disposition
         name = _decoded(disposition.get(b"name", b""))
         file_name = _decoded(disposition.get(b"filename", b""))
-        if not file_name and name in ("collection", "metadata", "title"):
+        if not file_name and name in ("collection", "metadata", "readers", "title"):
             self._set(name, content)
             return None
         if not file_name and not name:
@@ -187,7 +194,14 @@ class _FormFields:
         kind = file_kind(doc_id, part.media_type, part.start)
         title, self._title = self._title, ""
         return file_document(
-            doc_id, self._collection, kind, content, title=title, metadata=self._metadata
+            doc_id,
+            self._collection,
+            kind,
+            content,
+            title=title,
+            metadata=self._metadata,
+            charset=part.charset,
+            readers=self._readers,
         )
 
     def _set(self, name: str, content: bytes | SpooledFile) -> None:
@@ -198,6 +212,8 @@ class _FormFields:
             self._title = value
         elif name == "collection":
             self._collection = value or self._collection
+        elif name == "readers":
+            self._readers = split_readers(value)
         else:
             try:
                 metadata = json.loads(value)
@@ -206,6 +222,11 @@ class _FormFields:
             if not isinstance(metadata, dict):
                 raise InvalidRequest("metadata must be a JSON object", field=name)
             self._metadata = metadata
+
+
+def charset_of(content_type: str) -> str:
+    """Return the charset that a Content-Type names; "" if it names none."""
+    return parse_options_header(content_type)[1].get(b"charset", b"").decode("ascii", "ignore")
 
 
 def _decoded(value: bytes) -> str:

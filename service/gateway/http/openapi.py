@@ -194,6 +194,12 @@ def _key(route: str) -> tuple[str, str]:
 
 _FILE: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
 _COLLECTION: Final = {"type": ["string", "null"], "minLength": 1, "maxLength": 128}
+_READERS: Final = {
+    "type": ["array", "null"],
+    "maxItems": 64,
+    "items": {"type": "string", "maxLength": 64},
+    "description": "groups that may read it; none: all of the tenant",
+}
 _DOCUMENT: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["doc_id", "text"],
@@ -204,12 +210,13 @@ _DOCUMENT: Final[dict[str, Any]] = {
         "title": {"type": "string", "maxLength": 2048},
         "metadata": {"type": "object"},
         "collection": _COLLECTION,
+        "readers": _READERS,
     },
 }
 PRECOMPUTE: Final[dict[str, Any]] = {
     "parameters": [
         {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
-        for name in ("collection", "doc_id", "title")
+        for name in ("collection", "readers", "doc_id", "title")
     ],
     "requestBody": {
         "required": True,
@@ -245,6 +252,7 @@ PRECOMPUTE: Final[dict[str, Any]] = {
                     "properties": {
                         "collection": {"type": "string"},
                         "metadata": {"type": "string"},
+                        "readers": {"type": "string"},
                         "file": {"type": "string", "format": "binary"},
                     },
                 }

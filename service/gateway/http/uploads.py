@@ -4,11 +4,14 @@ application/json            {"documents": [...]}
 application/x-ndjson        one document object per line, read as it comes in
 text/*, application/pdf, …  one document: the body is the file, ?doc_id= and ?title= name it
 multipart/form-data         one document per file: the file's name is its doc_id
+
+?collection= and ?readers=a,b hold for documents that name none.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 
 from fastapi import Request
 
@@ -21,9 +24,10 @@ from service.gateway.documents.parsing.sent_documents import (
     json_document,
     line_limit,
     parse_line,
+    split_readers,
 )
 from service.gateway.http.json_body import in_thread_if_long
-from service.gateway.http.multipart import read_form
+from service.gateway.http.multipart import charset_of, read_form
 from service.gateway.http.upload_limits import UploadValidator
 from service.gateway.json_content import parse_json, validated
 from service.gateway.schemas.admin import PrecomputeRequest
@@ -59,22 +63,24 @@ async def _read(
     media_type = content_type.partition(";")[0].strip().lower()
     validator = UploadValidator(limits)
     collection = _collection_of(request.query_params)
+    readers = split_readers(request.query_params.get("readers", ""))
     if media_type == "application/json":
         body = await request.body()
         for document in await in_thread_if_long(
-            body, _parse_documents, collection, validator, limits
+            body, _parse_documents, collection, readers, validator, limits
         ):
             yield document
     elif media_type in JSON_LINES:
         async for number, line in _lines(request, limits.max_document_bytes):
             parsed = await in_thread_if_long(line, parse_line, number, limits.max_body_values)
             own = parsed.collection or collection
-            yield validator.accept(json_document(parsed, own), f"line {number}")
+            yield validator.accept(json_document(parsed, own, readers), f"line {number}")
     elif media_type.startswith("text/") or media_type in KIND_OF_MEDIA_TYPE:
-        yield validator.accept(await _file_body(request, media_type, collection, upload), "body")
+        sent = await _file_body(request, media_type, collection, readers, upload)
+        yield validator.accept(sent, "body")
     elif media_type == "multipart/form-data":
         async for file in read_form(
-            request.stream(), content_type, collection, validator=validator, upload=upload
+            request.stream(), content_type, collection, readers, validator=validator, upload=upload
         ):
             yield file
     else:
@@ -89,7 +95,7 @@ def _collection_of(query: Mapping[str, str]) -> str:
 
 
 async def _file_body(
-    request: Request, media_type: str, collection: str, upload: Upload
+    request: Request, media_type: str, collection: str, readers: list[str], upload: Upload
 ) -> IngestDocument:
     """Return a body that is one file."""
     query = request.query_params
@@ -100,21 +106,46 @@ async def _file_body(
             field="doc_id",
         )
     content = await upload.receive(request.stream())
-    title = query.get("title", "")
-    return await in_thread_if_long(content, _file_of_body, doc_id, collection, media_type, title)
+    read = partial(
+        _file_of_body,
+        title=query.get("title", ""),
+        charset=charset_of(request.headers.get("content-type", "")),
+        readers=readers,
+    )
+    return await in_thread_if_long(content, read, doc_id, collection, media_type)
 
 
 def _file_of_body(
-    content: bytes | SpooledFile, doc_id: str, collection: str, media_type: str, title: str
+    content: bytes | SpooledFile,
+    doc_id: str,
+    collection: str,
+    media_type: str,
+    *,
+    title: str,
+    charset: str,
+    readers: list[str],
 ) -> IngestDocument:
     # The doc_id is no file's name: text/plain may be called anything.
     start = content if isinstance(content, bytes) else content.start
     kind = file_kind("", media_type, start)
-    return file_document(doc_id, collection, kind, content, title=title, metadata={})
+    return file_document(
+        doc_id,
+        collection,
+        kind,
+        content,
+        title=title,
+        metadata={},
+        charset=charset,
+        readers=readers,
+    )
 
 
 def _parse_documents(
-    body: bytes, collection: str, validator: UploadValidator, limits: LimitSettings
+    body: bytes,
+    collection: str,
+    readers: list[str],
+    validator: UploadValidator,
+    limits: LimitSettings,
 ) -> list[IngestDocument]:
     """Return the documents of a JSON body."""
     content = parse_json(body, limits.max_body_values)
@@ -123,7 +154,7 @@ def _parse_documents(
     sent = validated(content, PrecomputeRequest)
     return [
         validator.accept(
-            json_document(document, document.collection or sent.collection or collection),
+            json_document(document, document.collection or sent.collection or collection, readers),
             f"documents[{index}]",
         )
         for index, document in enumerate(sent.documents)

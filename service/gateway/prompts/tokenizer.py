@@ -17,11 +17,20 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from service.errors import ModelRefused
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.token_bytes import TokenPieces
+
+LONG_CHARS = 10_000
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
+    """Encode user text. `encode` keeps the lock of Python: ten megabytes would stop all else."""
+    if len(text) > LONG_CHARS:
+        return tokenizer.encode_batch([text], add_special_tokens=False)[0]
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 class ServingTokenizer:
@@ -83,7 +92,7 @@ class ServingTokenizer:
         return int(found)
 
     def encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        ids: list[int] = _encoded(self._plain, text).ids
         return ids
 
     def encode_template(self, template: str, **user_text: str) -> list[int]:
@@ -108,7 +117,7 @@ class ServingTokenizer:
 
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
         """(start, end) of each token of user text, in characters."""
-        offsets: list[tuple[int, int]] = self._plain.encode(text, add_special_tokens=False).offsets
+        offsets: list[tuple[int, int]] = _encoded(self._plain, text).offsets
         return offsets
 
     def decode(self, ids: Sequence[int]) -> str:

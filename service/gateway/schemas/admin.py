@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from service.gateway.schemas.answer import MethodUsed
-from service.gateway.schemas.fields import DocId, NewDocId, StrictModel, Title, Unicode, encodable
+from service.gateway.schemas.fields import (
+    DocId,
+    NewDocId,
+    Readers,
+    StrictModel,
+    Title,
+    Unicode,
+    encodable,
+)
 from service.messages.reports import GateStateName
 
 Collection = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(encodable)]
@@ -24,6 +32,9 @@ class DocumentIn(StrictModel):
         default_factory=dict
     )
     collection: Collection | None = None
+    readers: Readers | None = Field(
+        None, description="groups that may read it; none: all of the tenant"
+    )
 
 
 class PrecomputeRequest(StrictModel):
@@ -129,6 +140,7 @@ class DocumentOut(BaseModel):
     num_chunks: int
     num_tokens: int
     pinned: bool
+    readers: list[str] = Field(description="groups that may read it; none: all of the tenant")
     text: str | None = None
     marks: list[MarkOut] | None = Field(None, description="of a single document, as is its text")
     warnings: list[WarningOut] | None = Field(None, description="of a single document")

@@ -5,7 +5,7 @@ The retriever's errors are put in the service's terms here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,24 +18,40 @@ from retriever.errors import (
     RetrieverError,
 )
 from retriever.filters import MATCH_ALL
+from retriever.readers import joined_readers
 from retriever.scope import DEFAULT_SCOPE
 from retriever.search import MAX_FUSED_SCORE
 from service.errors import DatabaseUnavailable, InternalError, InvalidRequest, KvstitchError
+from service.gateway.auth.access import Principal
 from service.gateway.schemas.fields import composed
 from service.gateway.schemas.generate import SearchChoices
 from service.settings import Settings
 
 
-def document_scope(tenant: str, collection: str | None) -> Scope:
-    """Return the scope of a tenant's collection; None means the default collection.
+def document_scope(principal: Principal, collection: str | None) -> Scope:
+    """Return the scope of a collection as the sender of a request sees it: whatever is found, read
+    or changed for them goes through it. None means the default collection.
 
     Raises:
         InvalidRequest: No collection can have this name.
     """
     try:
-        return Scope(tenant, *([] if collection is None else [collection]))
+        name = DEFAULT_SCOPE.collection if collection is None else collection
+        return Scope(principal.tenant, name, principal.view)
     except InvalidQuery as error:
         raise service_error(error, field="collection") from error
+
+
+def readers_of(groups: Sequence[str]) -> str:
+    """Return the readers of a document that is sent, as they are stored.
+
+    Raises:
+        InvalidRequest: No group can have such a name, or they are too long together.
+    """
+    try:
+        return joined_readers(groups)
+    except InvalidDocument as error:
+        raise service_error(error, field="readers") from error
 
 
 def metadata_filter(conditions: Mapping[str, Any] | None) -> Filter:
@@ -82,7 +98,7 @@ class SearchQuery:
         text: What is searched for.
         joined: The text together with earlier questions, searched beside it; None: nothing is.
         top_k: Passages wanted.
-        scope: Tenant and collection.
+        scope: Tenant and collection, as the sender sees them.
         doc_ids: Search only these documents; None: all.
         where: Search only documents whose metadata passes.
         mode: By meaning (dense), by words (sparse), or both.
@@ -102,14 +118,14 @@ class SearchQuery:
 
 
 def search_query(
-    choices: SearchChoices, text: str, *, tenant: str, top_k: int, settings: Settings
+    choices: SearchChoices, text: str, *, principal: Principal, top_k: int, settings: Settings
 ) -> SearchQuery:
     """Make every check that takes no time.
 
     Args:
         choices: Of the request.
         text: What is searched for.
-        tenant: Whose documents.
+        principal: Who searches.
         top_k: Passages, where the request does not say.
         settings: The most passages, and the kind of search where the request does not say.
 
@@ -131,7 +147,7 @@ def search_query(
     return SearchQuery(
         text=text,
         top_k=wanted,
-        scope=document_scope(tenant, choices.collection),
+        scope=document_scope(principal, choices.collection),
         doc_ids=None if choices.documents is None else tuple(map(composed, choices.documents)),
         where=metadata_filter(choices.filter),
         mode=mode,

@@ -47,7 +47,7 @@ class SearchService:
         query = search_query(
             request,
             request.query,
-            tenant=call.principal.tenant,
+            principal=call.principal,
             top_k=max(1, self._top_k),
             settings=self._settings,
         )

@@ -35,7 +35,8 @@ class PromptRecord:
         prompt_tokens: how many of them are the prompt's.
         system_tokens: how many of these are S.
         question_start: where its Q begins.
-        tenant: who asked it.
+        tenant: who asked it, and who may continue it: a tenant, or those of it who may read the
+            same (`Generate.sharers`).
         lora: fingerprint of the LoRA adapter that it was computed with; "" for the base model.
         method: how it was computed; equal for requests that would be computed alike.
         exact: whether its KV is that of a full prefill.

@@ -75,7 +75,7 @@ def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
     return NewPrompt(
         tokens=tokens,
         question_start=len(tokens) - len(request.question),
-        tenant=request.tenant,
+        tenant=request.sharers,
         lora=sequence.lora_fingerprint,
         method=_method(sequence),
         full_prefill=sequence.fusion.reads is Reads.NOTHING or not request.documents,
@@ -99,7 +99,7 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         prompt_tokens=sequence.prompt_tokens,
         system_tokens=len(sequence.request.system),
         question_start=layout.history_start,
-        tenant=sequence.request.tenant,
+        tenant=sequence.request.sharers,
         lora=sequence.lora_fingerprint,
         method=_method(sequence),
         exact=reuse.prompt.exact if reuse is not None else not sequence.reuses_documents,

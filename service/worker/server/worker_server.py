@@ -241,7 +241,8 @@ class WorkerServer:
 
     def _purge(self, message: Purge) -> Purged:
         keys = self._engine.admission.purged(message.system, message.documents, message.tenant)
-        prompts = self._engine.forget(keys, [tuple(chunk.ids) for chunk in message.documents])
+        texts = [tuple(ids) for ids in (*(c.ids for c in message.documents), *message.prompts)]
+        prompts = self._engine.forget(keys, texts)
         store = self._engine.store
         copies = store.delete(keys)
         unreached = [name for name in store.tier_names if name not in copies]

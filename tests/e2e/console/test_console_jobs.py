@@ -85,6 +85,23 @@ def test_a_failed_job_says_why(own: Service, browser: Browser) -> None:
     assert console.wrong == []
 
 
+def test_a_job_tells_what_is_stored_in_part(own: Service, browser: Browser) -> None:
+    console = Console(browser, own)
+    page = console.ready("jobs")
+    content = "<p>The heron waits.<p hidden>Not today."
+    files = {"file": ("a.html", content.encode(), "text/html")}
+    job = own.http.post("/admin/precompute", files=files).json()["job_id"]
+    path = f"/admin/jobs/{job}"
+    own.until(lambda: own.http.get(path).json()["state"] == "succeeded", "it did not succeed")
+    page.get_by_role("button", name="Refresh").click()
+    row = page.locator("#jobs tr")
+    row.get_by_text("1 document stored, but not all of it").click()
+    (said,) = own.http.get(path).json()["warnings"]
+    expect(row.locator("li")).to_have_text(f"a.html: {said['warnings'][0]['message']}")
+    console.close()
+    assert console.wrong == []
+
+
 def test_tiers_as_the_status_has_them(console: Console, service: Service) -> None:
     page = console.ready("tiers")
     page.locator("#tiers tr").first.wait_for()

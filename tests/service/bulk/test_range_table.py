@@ -126,6 +126,40 @@ def test_failed_documents_are_told_and_tried_again(table: RangeTable) -> None:
     assert table.free(RUN.run_id) == [good, bad]
 
 
+def test_documents_that_are_stored_in_part_are_told(table: RangeTable) -> None:
+    table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(1))
+    (number,) = table.free(RUN.run_id)
+    assert table.claim(number, "me") is not None
+    counts = Counts(done=10)
+    counts.warn("scan.pdf", ["pages without text: 2", "pictures are not read (3)"])
+    assert table.finish(number, "me", counts)
+    assert table.progress(RUN).warned == 1 and table.errors(RUN.run_id) == []
+    said = "pages without text: 2; pictures are not read (3)"
+    assert table.warnings(RUN.run_id) == [{"doc_id": "scan.pdf", "message": said}]
+    table.again(RUN.run_id)
+    assert table.claim(number, "me") is not None
+    assert table.progress(RUN).warned == 0 and table.warnings(RUN.run_id) == []
+
+
+def test_tables_of_an_earlier_release_get_what_is_new(postgresql_url: str) -> None:
+    made = RangeTable(postgresql_url)
+    made.start()
+    with made.database.write() as write:
+        for column in ("warned", "warnings"):
+            write.exec_driver_sql(f"ALTER TABLE kvstitch_bulk.ranges DROP COLUMN {column}")
+        write.exec_driver_sql(
+            "UPDATE kvstitch_bulk.alembic_version SET version_num = 'bulk_1' "
+            "WHERE version_num = 'bulk_2'"
+        )
+    made.close()
+    again = RangeTable(postgresql_url)
+    again.start()
+    again.begin(RUN)
+    again.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(1))
+    assert again.progress(RUN).warned == 0 and again.warnings(RUN.run_id) == []
+    again.close()
+
+
 def test_a_changed_file_is_cut_anew(table: RangeTable) -> None:
     table.add(RUN.run_id, {"rows.jsonl": "1"}, ranges(3))
     table.add(RUN.run_id, {"other.jsonl": "1"}, ranges(1, "other.jsonl"))

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from service.cli import main
 from service.gateway.auth.keys import KeyStore
 from service.settings import demo_model
 from service.shared.model_fingerprint import fingerprint
+from tests import ports
 from tests.redis_server import redis_server
 from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
 from tests.service.gateway.conftest import data, folder, rig
@@ -41,11 +41,8 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def free_port() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    yield port
+def free_port() -> str:
+    return str(ports.free_port())
 
 
 class Doctor:

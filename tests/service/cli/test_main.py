@@ -18,6 +18,7 @@ from service.cli import main
 from service.cli.output import plain
 from service.gateway.service_database import jobs_database
 from service.settings import demo_model
+from tests.ports import free_port
 from tests.service.gateway.conftest import data, folder, rig
 from tests.service.gateway.rig import Rig
 
@@ -94,19 +95,12 @@ def test_text_of_documents_cannot_steer_the_terminal() -> None:
     assert plain("a\x1b[2Jb\ud800\n") == "a\ufffd[2Jb\ufffd\n"
 
 
-def test_unreachable_service(free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_service(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["ask", "x"], ["status"], ["jobs"], ["documents"]):
-        assert main([*command, "--url", f"http://127.0.0.1:{free_port}"]) == 1
+        assert main([*command, "--url", f"http://127.0.0.1:{free_port()}"]) == 1
         assert "kvstitch serve" in capsys.readouterr().err
     assert main(["status", "--url", "no url"]) == 2
     assert "kvstitch: " in capsys.readouterr().err
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from service.cli import main
+from tests import ports
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import Rig, running
 
@@ -45,6 +46,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()
+
+
+@pytest.fixture
+def create(data: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """create("--tenant", "red"): a key, made as an operator makes it."""
+
+    def make(*arguments: str) -> str:
+        assert main(["keys", "create", "--data-dir", str(data), *arguments]) == 0
+        return capsys.readouterr().out.strip()
+
+    return make

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.grammars.forms import Form
-from service.grammars.limits import COMPILE_CPU_S
+from service.grammars.limits import COMPILE_CPU_S, SLOW_NICE
 from service.grammars.processes import FollowedGrammar, TakesTooMuch
 from tests.service.grammars.forms import Forms
 
@@ -49,6 +55,76 @@ def test_it_is_refused_in_time_and_others_go_on(forms: Forms, name: str) -> None
     good.follow([next(t for t in range(1536) if forms.text([t]) == "a")])
     assert (step := good.step(30.0)) is not None and step.complete and not step.error
     good.close()
+
+
+def test_what_takes_long_to_compile_comes_behind_and_following_does_not(forms: Forms) -> None:
+    """The kernel is asked how the threads of the process are placed, while it compiles."""
+    followed = FollowedGrammar(forms.processes, 'start: "a" | "b"')
+    assert (step := followed.step(30.0)) is not None and not step.error
+    (waiting,) = grammar_processes(forms)
+    assert set(threads(waiting).values()) == {(os.SCHED_OTHER, 0)}
+    seen: set[tuple[int, int]] = set()
+    with ThreadPoolExecutor(1) as thread:
+        form = Form("json_schema", {"anyOf": MULTIPLES})
+        writing = thread.submit(forms.processes.write, form)
+        while not writing.done():
+            for pid in grammar_processes(forms) - {waiting}:
+                seen |= set(threads(pid).values())
+        assert isinstance(writing.exception(), TakesTooMuch)
+    assert (os.SCHED_OTHER, SLOW_NICE) in seen
+    followed.close()
+
+
+def test_a_thread_that_computes_for_long_gets_only_what_others_leave() -> None:
+    """Not before: the first computation is short."""
+    script = """
+import os, time
+from service.grammars.limits import Watch, last_of_all
+
+def computed(seconds):
+    with watch.over():
+        began = time.process_time()
+        while time.process_time() - began < seconds:
+            if os.sched_getscheduler(0) == os.SCHED_IDLE:
+                return True
+    return os.sched_getscheduler(0) == os.SCHED_IDLE
+
+watch = Watch(last_of_all)
+print(computed(0.001), computed(20.0))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout == "False True\n", ran.stderr
+
+
+def grammar_processes(forms: Forms) -> set[int]:
+    """Those that are forked from this process's fork server."""
+    servers = [pid for pid in children(os.getpid()) if b"fork_server" in command(pid)]
+    return {child for server in servers for child in children(server)}
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def threads(pid: int) -> dict[str, tuple[int, int]]:
+    """Policy and niceness of each thread of a process."""
+    found: dict[str, tuple[int, int]] = {}
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            found[folder.name] = int(fields[38]), int(fields[16])
+    return found
 
 
 def test_quickly_is_sooner(forms: Forms) -> None:

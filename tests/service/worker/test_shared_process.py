@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from service.messages.requests import Generate, Hello, Method, Ping, Sampling, S
 from service.messages.wire import PROTOCOL
 from service.shared import fleet_secret
 from service.shared.worker_settings import WorkerSettings
+from tests.ports import free_port
 from tests.service.worker.test_process import DOCUMENTS, START_S, Peer, spawn, tiers
 from tests.service.worker.tiny import Q, S, random_model, tiny_config
 
@@ -63,12 +63,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(model_folder: Path, tmp_path: Path) -> WorkerSettings:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return WorkerSettings(
         model=str(model_folder),
-        address=f"tcp://127.0.0.1:{port}",
+        address=f"tcp://127.0.0.1:{free_port()}",
         kv_dir=str(tmp_path / "kv"),
         fleet_secret=SECRET,
         shared=True,

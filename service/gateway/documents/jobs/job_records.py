@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from retriever import Scope
+from retriever.readers import EVERYBODY, EVERYTHING, View
+
 OPEN_STATES = ("queued", "running")
 BLOCK_BYTES = 1 << 20
 
@@ -50,7 +53,9 @@ class IngestDocument:
         number: Of the document among all that were accepted; 0 before.
         job_id: Of its job.
         chunks: 0 until it is indexed.
-        readers: Its reading group (retriever/catalog/reading_groups.py); no route sets it yet.
+        charset: That the sender names, for files of text; may be empty, wrong or unknown.
+        readers: The groups that may read it (retriever/readers.py).
+        view: What its sender may read: a document that they may not read is not replaced.
     """
 
     doc_id: str
@@ -63,8 +68,15 @@ class IngestDocument:
     number: int = 0
     job_id: str = ""
     chunks: int = 0
-    readers: str = ""
+    readers: str = EVERYBODY
     warnings: str = "[]"
+    charset: str = ""
+    view: View = EVERYTHING
+
+    @property
+    def scope(self) -> Scope:
+        """Where it goes, as its sender sees it."""
+        return Scope(self.tenant, self.collection, self.view)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -77,10 +89,12 @@ class IngestDocument:
 
     @property
     def meta(self) -> str:
-        """Title, metadata and readers as JSON, under the names of their fields."""
+        """Title, metadata, readers and charset as JSON, under the names of their fields."""
         fields: dict[str, Any] = {"title": self.title, "metadata": self.metadata}
         if self.readers:  # without any a repetition is recognised that an earlier release accepted
             fields["readers"] = self.readers
+        if self.charset:  # likewise
+            fields["charset"] = self.charset
         return json.dumps(fields, ensure_ascii=False)
 
     def digest(self) -> bytes:
@@ -116,6 +130,7 @@ class IndexedDocument(NamedTuple):
 class DocumentError:
     doc_id: str
     message: str
+    collection: str
 
 
 @dataclass(frozen=True)
@@ -135,6 +150,7 @@ class Step:
     done: int
     total: int
     eta_s: float | None
+    collection: str
 
 
 @dataclass(frozen=True)
@@ -143,6 +159,7 @@ class DocumentWarnings:
 
     doc_id: str
     warnings: list[dict[str, Any]]
+    collection: str
 
 
 @dataclass(frozen=True)
@@ -168,6 +185,7 @@ class Job:
         eta_s: Seconds until it ends; None if it has ended, or if that is not known.
         steps: Of its documents that take long, those that are not indexed yet.
         waits_for: What comes before its documents; None: nothing does, or it is not known.
+        readers: Of its documents when they were sent, each once.
     """
 
     job_id: str
@@ -187,6 +205,7 @@ class Job:
     eta_s: float | None = None
     steps: list[Step] = field(default_factory=list)
     waits_for: str | None = None
+    readers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

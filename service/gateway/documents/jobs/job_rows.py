@@ -30,7 +30,7 @@ T = TypeVar("T")
 MAX_ERRORS = 100  # that a job shows unless more are asked for
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 # What `load_job` reads of a job.
-JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated"])
+JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated", "readers"])
 # States are written out, not sent, so that the indexes of some states serve.
 UNFINISHED = documents.c.state.in_([sa.literal_column("'pending'"), sa.literal_column("'indexed'")])
 
@@ -113,10 +113,10 @@ def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS
         if part.change is not None and part.state not in ("failed", "dead"):
             changes[part.change] += part.n
     said = documents.c.error.is_not(None)
-    failed = sa.select(documents.c.doc_id, documents.c.error).where(mine, said)
+    failed = sa.select(*documents.c["doc_id", "error", "collection"]).where(mine, said)
     failed = failed.order_by(documents.c.number).limit(max_errors)
     has_warnings = mine, documents.c.warnings != "[]"
-    warned = sa.select(documents.c.doc_id, documents.c.warnings).where(*has_warnings)
+    warned = sa.select(*documents.c["doc_id", "warnings", "collection"]).where(*has_warnings)
     warned = warned.order_by(documents.c.number).limit(max_errors)
     warned_count = sa.select(sa.func.count()).select_from(documents).where(*has_warnings)
     return Job(
@@ -130,11 +130,13 @@ def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS
         cancelled=states["cancelled"],
         chunks=chunks,
         changes=dict(changes),
-        errors=[DocumentError(doc_id, error) for doc_id, error in read.execute(failed)],
-        warnings=[DocumentWarnings(name, json.loads(said)) for name, said in read.execute(warned)],
+        errors=[DocumentError(*found) for found in read.execute(failed)],
+        warnings=[DocumentWarnings(name, json.loads(said), where)
+                  for name, said, where in read.execute(warned)],
         warned=int(read.scalar(warned_count) or 0),
         tokens_ahead=_tokens_ahead(read, row.job_id) if row.state in OPEN_STATES else 0,
-    )
+        readers=json.loads(row.readers),
+    )  # fmt: skip
 
 
 def _tokens_ahead(read: sa.Connection, job_id: str) -> int:

@@ -20,6 +20,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from retriever import Scope
+from retriever.readers import EVERYBODY, EVERYTHING, View
 from retriever.sql.expressions import among, upsert
 from service.errors import DatabaseUnavailable
 from service.gateway.documents.jobs.job_records import (
@@ -53,7 +55,7 @@ _ACCEPTED = jobs.c.state != "spooling"
 _OF_TENANTS = documents.join(jobs)
 _UNFINISHED = sa.select(
     *documents.c["number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content",
-                 "spooled", "chunks"], jobs.c.tenant
+                 "spooled", "chunks"], *jobs.c["tenant", "view"]
 ).select_from(_OF_TENANTS).order_by(documents.c.number)  # fmt: skip
 
 
@@ -86,11 +88,16 @@ class JobStore:
 
     # -- acceptance ------------------------------------------------------------------------------
 
-    def begin(self, tenant: str) -> str:
-        """Create a job that is invisible until `accept`; return its id."""
+    def begin(self, tenant: str, view: View = EVERYTHING) -> str:
+        """Create a job that is invisible until `accept`; return its id.
+
+        Args:
+            tenant: Whose it is.
+            view: What its sender may read.
+        """
         now = time.time()
         row: dict[str, Any] = {"job_id": uuid.uuid4().hex, "tenant": tenant, "state": "spooling",
-                               "created": now, "updated": now}  # fmt: skip
+                               "created": now, "updated": now, "view": view.name}  # fmt: skip
         if self._shared:
             row["owner"] = self._me
         else:  # after all others
@@ -119,6 +126,7 @@ class JobStore:
         idempotency_key: str | None,
         digest: bytes,
         *,
+        readers: Collection[str] = (),
         check: Callable[[int, int], None] | None = None,
     ) -> None:
         """Commit the job: from here on it is worked off, whatever happens to this process.
@@ -127,6 +135,7 @@ class JobStore:
             job_id: Of `begin`.
             idempotency_key: Another job of the tenant may not have it.
             digest: Of its documents.
+            readers: Of its documents.
             check: Called with (documents, bytes) that the tenant will have once this job is done,
                 and all before it; what it raises refuses the job. Jobs of the tenant are accepted
                 one at a time then, over all gateways.
@@ -136,7 +145,8 @@ class JobStore:
             DatabaseUnavailable: PostgreSQL does not answer, or has forgotten the job because this
                 gateway was silent for too long.
         """
-        accepted = {"idempotency_key": idempotency_key, "digest": digest, "state": "queued"}
+        accepted = {"idempotency_key": idempotency_key, "digest": digest, "state": "queued",
+                    "readers": _encoded(readers)}  # fmt: skip
         with self._database.write() as write:
             if check is not None:
                 self._check_stored(write, job_id, check)
@@ -174,14 +184,27 @@ class JobStore:
             row = read.execute(JOB.where(*named)).first()
             return None if row is None else load_job(read, row, max_errors)
 
-    def page(self, tenant: str, limit: int, before: int | None, state: str | None) -> JobPage:
-        """Return jobs, newest first, of those with a number below `before`."""
+    def page(
+        self,
+        tenant: str,
+        limit: int,
+        before: int | None,
+        state: str | None,
+        view: View = EVERYTHING,
+    ) -> JobPage:
+        """Return jobs, newest first, of those with a number below `before`: those whose documents
+        a view shows, all of them."""
         query = JOB.where(jobs.c.tenant == tenant, _ACCEPTED)
         if before is not None:
             query = query.where(jobs.c.number < before)
         if state is not None:
             query = query.where(jobs.c.state == state)
         with self._database.read() as read:
+            if view.groups is not None:
+                own = sa.select(jobs.c.readers).where(jobs.c.tenant == tenant).distinct()
+                there = read.scalars(own).all()
+                shown = [each for each in there if all(map(view.shows, json.loads(each)))]
+                query = query.where(among(jobs.c.readers, shown))
             rows = read.execute(query.order_by(jobs.c.number.desc()).limit(limit + 1)).all()
             found = [load_job(read, row) for row in rows[:limit]]
         return JobPage(found, str(rows[limit - 1].number) if len(rows) > limit else None)
@@ -200,25 +223,24 @@ class JobStore:
             write.execute(change.values(state="cancelled", **_FREE))
             self._update_states(write, [job_id])
 
-    def cancel_documents(
-        self, tenant: str, collection: str, doc_ids: Sequence[str] | None
-    ) -> list[str]:
+    def cancel_documents(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
         """Cancel documents that are deleted before they were indexed.
 
         Args:
-            tenant: Whose they are.
-            collection: Where they were to go.
+            scope: Where they were to go; those that its view does not show are left alone.
             doc_ids: Their ids; None: all of the collection.
 
         Returns:
-            The ids of those that were waiting.
+            The readers of those that were waiting, by their ids.
         """
         named = sa.true() if doc_ids is None else among(documents.c.doc_id, doc_ids)
-        waiting = sa.select(*documents.c["number", "job_id", "doc_id"]).select_from(_OF_TENANTS)
-        waiting = waiting.where(in_state("pending"), jobs.c.tenant == tenant)
+        waiting = sa.select(*documents.c["number", "job_id", "doc_id", "meta"])
+        waiting = waiting.select_from(_OF_TENANTS)
+        waiting = waiting.where(in_state("pending"), jobs.c.tenant == scope.tenant)
         with self._freeing() as write:
-            query = waiting.where(documents.c.collection == collection, named)
-            rows = write.execute(query).all()
+            query = waiting.where(documents.c.collection == scope.collection, named)
+            found = [(row, _readers(row.meta)) for row in write.execute(query)]
+            rows = [row for row, readers in found if scope.view.shows(readers)]
             job_ids = [row.job_id for row in rows]
             lock_jobs(write, job_ids)
             numbers = among(documents.c.number, [row.number for row in rows])
@@ -226,7 +248,7 @@ class JobStore:
             error = "deleted before it was indexed"
             write.execute(change.values(state="cancelled", error=error, **_FREE))
             self._update_states(write, job_ids)
-        return sorted({row.doc_id for row in rows})
+        return {row.doc_id: readers for row, readers in found if scope.view.shows(readers)}
 
     # -- documents -------------------------------------------------------------------------------
 
@@ -406,6 +428,7 @@ class JobStore:
         return IngestDocument(
             row.doc_id, row.collection, row.kind or "", content, **json.loads(row.meta or "{}"),
             tenant=row.tenant, number=row.number, job_id=row.job_id, chunks=row.chunks,
+            view=View.named(row.view),
         )  # fmt: skip
 
     def _content(self, document: IngestDocument) -> dict[str, Any]:
@@ -416,3 +439,12 @@ class JobStore:
         if self._shared:
             return {"content": content.path.read_bytes(), "spooled": None}
         return {"content": None, "spooled": content.path.name}
+
+
+def _encoded(readers: Collection[str]) -> str:
+    return json.dumps(sorted(set(readers) - {EVERYBODY}))
+
+
+def _readers(meta: str | None) -> str:
+    found: str = json.loads(meta or "{}").get("readers", EVERYBODY)
+    return found

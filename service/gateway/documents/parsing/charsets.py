@@ -19,6 +19,8 @@ SAMPLE_BYTES = 65_536  # that detection looks at
 MIN_BYTES = 40  # from fewer no charset can be told
 MIN_COHERENCE = 0.1  # of letters with those of a language, for a text of MIN_BYTES
 MAX_CHAOS = 0.1
+MAX_CHAOS_COHERENT = 0.2  # of a text that has the letters of a language, without doubt
+MIN_COHERENT = 0.5
 MAX_BROKEN = 0.01  # share of UTF-8 that may be broken, of what is beyond ASCII
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -33,8 +35,13 @@ _AS_BROWSERS = {
 }  # fmt: skip
 _GUESSED = [
     "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874",
-    "koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949",
+    "koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "iso8859_2", "iso8859_7",
 ]  # fmt: skip
+_CENTRAL = ("cp1250", "iso8859_2")
+# Charsets that hold all letters of a language. Others tie with them, because they hold most.
+_HOME = {"Turkish": ("cp1254",)} | dict.fromkeys(
+    ("Croatian", "Czech", "Hungarian", "Polish", "Romanian", "Slovak", "Slovene"), _CENTRAL
+)
 
 
 def _leads(codec: str, first: int, last: int) -> Callable[[str], bool]:
@@ -56,8 +63,14 @@ _USUAL = {
     "cp949": _leads("cp949", 0xB0, 0xC8), "cp932": _kana, "euc_jp": _kana,
 }  # fmt: skip
 MIN_USUAL = {"gb18030": 0.7, "big5": 0.7, "cp949": 0.8, "cp932": 0.2, "euc_jp": 0.2}
-_ESCAPES = re.compile(rb"\x1b(?:\$[@B]|\([BJ])")  # ISO-2022-JP is pure ASCII otherwise
+# Charsets that are pure ASCII but for what escapes begin.
+_ESCAPES = {
+    "iso2022_jp": re.compile(rb"\x1b(?:\$[@B]|\([BJ])"),
+    "iso2022_kr": re.compile(rb"\x1b\$\)C"),
+}
 _COMMON = re.compile("[\t\n\r -~。，、؟،।]")
+_SIGN = "\x80-\x9f¢-©¬®-¹¼-¾×÷¨¯´¸ˇ˘˙˛˝ˆ˜†‡‰⌠-╿▀-■"
+_SIGN_IN_WORD = re.compile(f"[{_SIGN}](?=[^\\W\\d_])|(?<=[^\\W\\d_])[{_SIGN}]")
 _BEYOND_ASCII = re.compile(rb"[\x80-\xff]")
 HINT = "save it as UTF-8, or convert it with: iconv -f CHARSET -t UTF-8"
 
@@ -88,8 +101,10 @@ def decode(content: bytes, label: str = "") -> Decoded:
         return _strictly_or_nearly(content, name)
     if b"\0" in content:
         raise InvalidRequest("it holds NUL characters, so it is no text: save it as UTF-8 text")
-    if _ESCAPES.search(content) and not _BEYOND_ASCII.search(content):
-        return _strictly_or_nearly(content, "iso2022_jp")
+    if b"\x1b" in content and not _BEYOND_ASCII.search(content):
+        for name, escape in _ESCAPES.items():
+            if escape.search(content):
+                return _strictly_or_nearly(content, name)
     try:
         return Decoded(content.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -117,10 +132,16 @@ def codec_of(label: str) -> str:
 
 
 def _without_mark(content: bytes) -> str:
-    """Return the codec of text that is UTF-16: in the right order of bytes it has blanks, line ends
-    and stops, in the wrong one hardly any."""
+    """Return the codec of text that is UTF-32, which nothing else is by accident, or UTF-16: in the
+    right order of bytes it has blanks, line ends and stops, in the wrong one hardly any."""
     if len(content) % 2 or b"\0" not in content:
         return ""
+    for name in ("utf-32-le", "utf-32-be"):
+        try:
+            content.decode(name)
+        except UnicodeDecodeError:
+            continue
+        return name
     texts = {name: content.decode(name, "replace") for name in ("utf-16-le", "utf-16-be")}
     common = {name: len(_COMMON.findall(text)) for name, text in texts.items()}
     name = max(common, key=lambda one: common[one])
@@ -173,22 +194,24 @@ def _guessed(content: bytes, first: int) -> Decoded:
 
     sample = content[:SAMPLE_BYTES]
     beyond = len(_BEYOND_ASCII.findall(sample))
-    found: list[tuple[float, bool, str]] = []  # the best is the least
+    found: list[tuple[float, bool, float, str]] = []  # the best is the least
     for match in from_bytes(sample, cp_isolation=_GUESSED) if len(content) >= MIN_BYTES else []:
         name = next((one for one in _GUESSED if one in match.could_be_from_charset), "")
-        if not name or match.chaos >= MAX_CHAOS:
+        coherent = match.coherence >= MIN_COHERENT
+        if not name or match.chaos >= (MAX_CHAOS_COHERENT if coherent else MAX_CHAOS):
             continue
         if name in _USUAL:
             # Two bytes that make a usual letter, again and again, are no accident.
             letters = [char for char in str(match) if char > "\x7f"]
             usual = sum(map(_USUAL[name], letters)) / max(len(letters), 1)
             if usual >= MIN_USUAL[name] and beyond >= MIN_BYTES:
-                found.append((match.chaos - 2 - (_USUAL[name] is _kana), False, name))
+                found.append((match.chaos - 2 - (_USUAL[name] is _kana), False, 0.0, name))
         elif match.coherence >= MIN_COHERENCE:
-            # Western letters and Turkish ones tie, because the others are common to both.
-            turkish = name == "cp1254" and match.language == "Turkish"
-            found.append((-round(match.coherence, 2), not turkish, name))
-    for _, _, name in sorted(found, key=lambda one: (one[0], one[1], _GUESSED.index(one[2]))):
+            strange = name not in _HOME.get(match.language, _GUESSED)
+            # A sign that touches a letter was one, too, in the charset of who wrote it.
+            wrong = len(_SIGN_IN_WORD.findall(str(match))) / max(beyond, 1)
+            found.append((round(wrong - match.coherence, 2), strange, match.chaos, name))
+    for *_, name in sorted(found, key=lambda one: (*one[:3], _GUESSED.index(one[3]))):
         try:
             text = content.decode(name)
         except UnicodeDecodeError:

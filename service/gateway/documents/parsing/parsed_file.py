@@ -27,10 +27,12 @@ class Bounds:
     Attributes:
         pages: Pages, slides, sheets or chapters.
         chars: Characters of its text.
+        ocr_pages: Pages that are read by OCR.
     """
 
     pages: int
     chars: int
+    ocr_pages: int = 0
 
     def check_pages(self, count: int, what: str) -> None:
         """Raise InvalidRequest if so many pages, or `what` they are called, are too many."""

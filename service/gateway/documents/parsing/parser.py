@@ -20,11 +20,13 @@ from typing import IO, Any, Self
 from retriever import Document, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing.file_kinds import why_no_text
 from service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
     ParsedFile,
     ParseWarning,
 )
+from service.gateway.documents.parsing.pdf.ocr_limits import PAGE_CPU_S, installed
 from service.settings import Settings
 from service.shared.worker_settings import MIB
 
@@ -41,12 +43,14 @@ class FileLimits:
         chars: Characters of its text.
         cpu_s: Seconds of CPU.
         memory_bytes: Memory of the parser process.
+        ocr_pages: Pages that are read by OCR; each adds to the seconds.
     """
 
     pages: int
     chars: int
     cpu_s: int
     memory_bytes: int
+    ocr_pages: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -55,6 +59,7 @@ class FileLimits:
             settings.max_file_chars,
             settings.file_cpu_s,
             settings.file_memory_mib * MIB,
+            settings.ocr_pages if installed() else 0,
         )
 
     @property
@@ -66,16 +71,19 @@ class FileLimits:
     @property
     def wall_s(self) -> float:
         """Seconds to wait for the process; on a busy machine CPU seconds take longer."""
-        return 10.0 * self.cpu_s + 10.0
+        return 10.0 * (self.cpu_s + self.ocr_pages * PAGE_CPU_S) + 10.0
 
 
-async def parse_file(kind: str, content: bytes | Path, limits: FileLimits) -> ParsedFile:
-    """Parse content, or a file on disk, in a process of its own.
+async def parse_file(
+    kind: str, content: bytes | Path, limits: FileLimits, charset: str = ""
+) -> ParsedFile:
+    """Parse content, or a file on disk, in a process of its own; text is read in this charset
+    unless it is UTF-8.
 
     Raises:
         InvalidRequest: The file cannot be parsed; the message says why.
     """
-    answer = await _run(kind, content, limits)
+    answer = await _run(content, limits, [kind, charset])
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))
     marks = [tuple(mark) for mark in answer["marks"]]
@@ -86,25 +94,25 @@ async def parse_file(kind: str, content: bytes | Path, limits: FileLimits) -> Pa
     return ParsedFile(answer["text"], answer["title"], marks, warnings)
 
 
-async def _run(kind: str, content: bytes | Path, limits: FileLimits) -> dict[str, Any]:
+async def _run(content: bytes | Path, limits: FileLimits, what: list[str]) -> dict[str, Any]:
     if isinstance(content, bytes):
-        return await _run_on(PIPE, content, kind, limits)
+        return await _run_on(PIPE, content, limits, what)
     try:
         with content.open("rb") as file:
-            return await _run_on(file, None, kind, limits)
+            return await _run_on(file, None, limits, what)
     except OSError as error:
         raise InvalidRequest(GONE.format(error.strerror)) from error
 
 
 async def _run_on(
-    stdin: int | IO[bytes], content: bytes | None, kind: str, limits: FileLimits
+    stdin: int | IO[bytes], content: bytes | None, limits: FileLimits, what: list[str]
 ) -> dict[str, Any]:
     """Run the process on a file, or on content that it is fed."""
     # The environment holds only the path to its modules, none of our secrets.
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "service.gateway.documents.parsing.parser_process",
-        kind, str(limits.pages),
-        str(limits.chars), str(limits.cpu_s), str(limits.memory_bytes),
+        *what, str(limits.pages),
+        str(limits.chars), str(limits.cpu_s), str(limits.memory_bytes), str(limits.ocr_pages),
         stdin=stdin, stdout=PIPE, stderr=DEVNULL, start_new_session=True,
         env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
@@ -170,7 +178,7 @@ class DocumentParser:
         if item.kind == "text" and (text := await _plain(content)) is not None:
             _check_words(text)
             return Document(item.doc_id, text, title, metadata, readers=item.readers), ()
-        parsed = await parse_file(item.kind, content, self._limits)
+        parsed = await parse_file(item.kind, content, self._limits, item.charset)
         _check_words(parsed.text)
         title = title or _short(parsed.title or PurePath(item.doc_id).stem)
         marks = _marks(parsed)
@@ -199,6 +207,8 @@ async def _plain(content: bytes | Path) -> str | None:
             content = await asyncio.to_thread(content.read_bytes)
         except OSError as error:
             raise InvalidRequest(GONE.format(error.strerror)) from error
+    if why := why_no_text(content):
+        raise InvalidRequest(why)
     try:
         return None if b"\0" in content else content.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,9 +1,10 @@
 """Parses one file in a process of its own: the file on stdin, JSON on stdout.
 
     python -m service.gateway.documents.parsing.parser_process \\
-        KIND MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES
+        KIND CHARSET MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES OCR_PAGES
 
 The kernel enforces the limits: a file that takes too much ends this process and nothing else.
+OCR, once it begins, may take more, up to the hard limits.
 Prints the fields of ParsedFile, or {"error": what to do}.
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 import resource
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +22,9 @@ from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
+    ParseWarning,
 )
+from service.gateway.documents.parsing.pdf.ocr_limits import MEMORY_BYTES, PAGE_CPU_S
 
 PRIORITY = 10  # answers come first
 # Module and function that read a kind. Office's formats and EPUB are told apart
@@ -30,28 +33,32 @@ PARSERS = {
     "csv": ("tables.csv_files", "parse"),
     "eml": ("mail", "parse"),
     "html": ("markup.html", "parse"),
+    "image": ("pdf.image_files", "parse"),
     "md": ("markup.text_files", "parse_markdown"),
     "office": ("office.formats", "parse"),
     "pdf": ("pdf.document", "parse"),
     "rst": ("markup.text_files", "parse_rst"),
     "text": ("markup.text_files", "parse_text"),
 }
+TEXTS = ("csv", "html", "md", "rst", "text")
 
 
 def main() -> None:
     os.nice(PRIORITY)
-    kind, *limits = sys.argv[1:]
-    pages, chars, cpu_s, memory = map(int, limits)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    kind, charset, *limits = sys.argv[1:]
+    pages, chars, cpu_s, memory, ocr_pages = map(int, limits)
+    most_memory = memory + (MEMORY_BYTES if ocr_pages else 0)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, most_memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1 + ocr_pages * PAGE_CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    # openpyxl loads numpy where it finds it, which takes longer than most files, and much memory.
-    sys.modules["numpy"] = None  # type: ignore[assignment]
+    if kind == "office":
+        # openpyxl loads numpy where it finds it: slower than most files are.
+        sys.modules["numpy"] = None  # type: ignore[assignment]
     answer: dict[str, Any]
     try:
-        answer = _parse(kind, sys.stdin.buffer.read(), Bounds(pages, chars))
+        answer = _parse(kind, sys.stdin.buffer.read(), Bounds(pages, chars, ocr_pages), charset)
     except InvalidRequest as error:
         answer = {"error": error.message}
     except MemoryError:
@@ -70,15 +77,22 @@ def _damaged(kind: str, error: Exception) -> str:
     return f"it is damaged, or not readable {kind}{reason}: open it and save it anew"
 
 
-def _parse(kind: str, content: bytes, bounds: Bounds) -> dict[str, Any]:
+def _parse(kind: str, content: bytes, bounds: Bounds, charset: str = "") -> dict[str, Any]:
     if kind in PARSERS:
         # Only this format's libraries are loaded: each takes a part of a second.
         module, function = PARSERS[kind]
         parse = getattr(import_module(f"service.gateway.documents.parsing.{module}"), function)
     else:
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")
+    warnings: tuple[ParseWarning, ...] = ()
+    if charset and kind in TEXTS:
+        # Who sends a file knows more than its own label does, as for browsers.
+        from service.gateway.documents.parsing.charsets import decode
+
+        decoded = decode(content, charset)
+        content, warnings = decoded.text.encode(), decoded.warnings
     parsed: ParsedFile = parse(content, bounds)
-    return asdict(parsed)
+    return asdict(replace(parsed, warnings=(*warnings, *parsed.warnings)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -13,10 +14,12 @@ from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFi
 from service.gateway.json_content import NOT_UTF8, from_validation, has_more_values, validated
 from service.gateway.schemas.admin import DocumentIn
 from service.gateway.schemas.fields import composed
+from service.gateway.search.search_query import readers_of
 
 # In JSON every character of a document may take six bytes (\u0041), and its metadata some more.
 JSON_BYTES_PER_BYTE = 6
 JSON_LINE_EXTRA_BYTES = 65_536
+MAX_CHARSET_CHARS = 40  # names of charsets have at most 30
 
 
 def line_limit(document_bytes: int) -> int:
@@ -55,8 +58,10 @@ def parse_line(line: bytes, number: int, max_values: int) -> DocumentIn:
         raise InvalidRequest(f"{place}: {cause.message}", field=cause.field or place) from None
 
 
-def json_document(document: DocumentIn, collection: str) -> IngestDocument:
-    """Return a document that is sent as JSON, for a collection."""
+def json_document(
+    document: DocumentIn, collection: str, readers: Sequence[str] = ()
+) -> IngestDocument:
+    """Return a document that is sent as JSON, for a collection and, if it names none, readers."""
     return IngestDocument(
         document.doc_id,
         collection,
@@ -64,6 +69,7 @@ def json_document(document: DocumentIn, collection: str) -> IngestDocument:
         document.text.encode(),
         document.title,
         document.metadata,
+        readers=readers_of(readers if document.readers is None else document.readers),
     )
 
 
@@ -75,6 +81,8 @@ def file_document(
     *,
     title: str,
     metadata: dict[str, Any],
+    readers: Sequence[str] = (),
+    charset: str = "",
 ) -> IngestDocument:
     """Return a file as a document called `name`.
 
@@ -88,7 +96,19 @@ def file_document(
         title = PurePath(name).stem
     # Validated as if it came in JSON, so that the same rules hold for names and metadata.
     fields = {"doc_id": name, "text": "", "title": title, "metadata": metadata}
-    checked = validated({**fields, "collection": collection}, DocumentIn)
+    checked = validated({**fields, "collection": collection, "readers": list(readers)}, DocumentIn)
     return IngestDocument(
-        checked.doc_id, collection, kind, content, checked.title, checked.metadata
+        checked.doc_id,
+        collection,
+        kind,
+        content,
+        checked.title,
+        checked.metadata,
+        charset=charset[:MAX_CHARSET_CHARS],
+        readers=readers_of(checked.readers or ()),
     )
+
+
+def split_readers(text: str) -> list[str]:
+    """Return the groups of a parameter or a form's field, in which commas stand between them."""
+    return [group.strip() for group in text.split(",")] if text.strip() else []

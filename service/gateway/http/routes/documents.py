@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query
 
 from retriever import DocFilter, DocumentInfo, Scope
+from retriever.readers import groups_of
 from service.errors import InvalidRequest, NotFound
 from service.gateway.documents.deletion_store import Receipt
 from service.gateway.documents.document_service import no_document
@@ -35,7 +36,7 @@ MAX_FILTER_CHARS = 8192
 
 
 async def _scope(principal: Administering, collection: CollectionName = "default") -> Scope:
-    return document_scope(principal.tenant, collection)
+    return document_scope(principal, collection)
 
 
 ScopeDep = Annotated[Scope, Depends(_scope)]
@@ -59,7 +60,7 @@ async def documents(
 ) -> DocumentList:
     """Documents by doc_id; pass `next_cursor` as `cursor` for the next page."""
     where = DocFilter(where=metadata_filter(_conditions(filter)), named=composed(q))
-    page = await service.page(document_scope(principal.tenant, collection), limit, cursor, where)
+    page = await service.page(document_scope(principal, collection), limit, cursor, where)
     return DocumentList(documents=[_info(d) for d in page.documents], next_cursor=page.next_cursor)
 
 
@@ -117,7 +118,7 @@ async def delete_many(
             where = DocFilter(None, metadata_filter(body.filter))
         except InvalidRequest as error:
             raise InvalidRequest(f"filter: {error.message}", field="filter") from error
-    scope = document_scope(principal.tenant, body.collection)
+    scope = document_scope(principal, body.collection)
     return _receipt(await service.delete_matching(scope, body.doc_ids, where))
 
 
@@ -144,7 +145,7 @@ async def unpin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Document
 @router.get("/collections")
 async def collections(principal: Administering, service: DocumentsDep) -> CollectionList:
     """Collections that have documents; the first document makes one, the last one ends it."""
-    found = await service.collections(principal.tenant)
+    found = await service.collections(principal)
     return CollectionList(
         collections=[CollectionOut(collection=name, **asdict(counts)) for name, counts in found]
     )
@@ -157,7 +158,7 @@ async def delete_collection(
     service: DocumentsDep,
 ) -> ReceiptOut:
     """Remove all documents of a collection: text, vectors, and KV in every tier."""
-    scope = document_scope(principal.tenant, collection)
+    scope = document_scope(principal, collection)
     return _receipt(await service.delete_matching(scope, None, None))
 
 
@@ -181,8 +182,10 @@ def _conditions(text: str | None) -> dict[str, Any] | None:
 
 
 def _receipt(receipt: Receipt) -> ReceiptOut:
+    fields = asdict(receipt)
+    del fields["readers"]
     state = "owed" if receipt.completed is None else "completed"
-    return ReceiptOut.model_validate({**asdict(receipt), "state": state})
+    return ReceiptOut.model_validate({**fields, "state": state})
 
 
 def _info(
@@ -191,5 +194,5 @@ def _info(
     marks: list[MarkOut] | None = None,
     warnings: list[WarningOut] | None = None,
 ) -> DocumentOut:
-    fields = {**asdict(info), "metadata": dict(info.metadata)}
+    fields = {**asdict(info), "metadata": dict(info.metadata), "readers": groups_of(info.readers)}
     return DocumentOut(**fields, text=text, marks=marks, warnings=warnings)

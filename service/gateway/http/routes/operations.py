@@ -114,6 +114,7 @@ async def _status(gateway: Gateway) -> dict[str, Any]:
             "prefix_mode": fmt.prefix_mode,
         },
         "corpus": corpus,
+        "ingest": None if ready is None else gateway.corpus.pace(ready.model),
         "in_flight": gateway.limiter.in_flight,
         "worker": {
             "pid": gateway.worker_pid,

@@ -30,6 +30,7 @@ function facts(document, collection) {
     ["Size", `${plural(document.num_chars, "character")}, ${plural(document.num_tokens, "token")}, ${plural(document.num_chunks, "chunk")}`],
     ["Updated", moment(document.updated)],
     ["Pinned", document.pinned ? "yes" : "no"],
+    ["Readers", document.readers.join(", ") || "everybody"],
     ...Object.entries(document.metadata)
       .filter(([name]) => name !== "outline")
       .map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]),

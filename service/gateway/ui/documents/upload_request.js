@@ -3,9 +3,10 @@
 import { ROOT, authorization, refusal, unreachable } from "../lib/api.js";
 
 /** The job of an accepted file; `progress(share)` is called on the way, from 0 to 1. */
-export function upload(file, name, collection, progress) {
+export function upload(file, name, collection, readers, progress) {
   const lines = /\.(jsonl|ndjson)$/i.test(name);
   const url = new URL("admin/precompute", ROOT);
+  if (readers) url.searchParams.set("readers", readers);
   let body = file;
   if (lines) url.searchParams.set("collection", collection);
   else {

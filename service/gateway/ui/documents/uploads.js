@@ -23,8 +23,9 @@ export function uploads(added) {
 
   function add(files) {
     const collection = byId("upload-collection").value.trim() || "default";
+    const readers = byId("upload-readers").value.trim();
     for (const { file, name } of files) {
-      const item = { file, name, collection };
+      const item = { file, name, collection, readers };
       item.row = uploadRow(name, file.size, () => enqueue(item));
       list.append(item.row.node);
       enqueue(item);
@@ -41,7 +42,7 @@ export function uploads(added) {
     sending += 1;
     try {
       const { row } = item;
-      item.job = (await upload(item.file, item.name, item.collection, row.sending)).job_id;
+      item.job = (await upload(item.file, item.name, item.collection, item.readers, row.sending)).job_id;
       row.sending(1);
       following.push(item);
       poll();

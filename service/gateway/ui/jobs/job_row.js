@@ -21,6 +21,7 @@ export function jobRow(job, cancel) {
       el("span", { class: "counts" }, countsOf(job)),
       el("span", { class: "quiet" }, remaining(job)),
       problems(job),
+      warned(job),
     ),
     el("td", { class: "wide-only" }, Object.entries(job.changes).map(([change, n]) => `${count(n)} ${change}`).join(", ")),
     el("td", { class: "row-actions" }, isOpen(job) ? button : null),
@@ -39,6 +40,14 @@ function remaining(job) {
   if (!isOpen(job)) return "";
   if (job.waiting) return `waits: ${job.waiting}`;
   return job.eta_s === null ? "" : `${about(job.eta_s)} left`;
+}
+
+/** What was stored, but not all of it; the job names the first hundred such documents. */
+function warned(job) {
+  if (!job.warned) return null;
+  const lines = job.warnings.flatMap(({ doc_id, warnings }) => warnings.map(({ message }) => el("li", {}, `${doc_id}: ${message}`)));
+  const summary = `${plural(job.warned, "document")} stored, but not all of ${job.warned === 1 ? "it" : "them"}`;
+  return el("details", { class: "problems" }, el("summary", {}, summary), el("ul", {}, lines));
 }
 
 /** The reason is in plain sight; the others, if there are more, behind it. */

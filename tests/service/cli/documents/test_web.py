@@ -82,14 +82,14 @@ def test_urls_become_documents(
 ) -> None:
     site.page("/kettle.pdf", "application/octet-stream", make_pdf(["A lid."]))
     site.page("/latin.html", "text/html; charset=ISO-8859-1", "<p>Grüße".encode("latin-1"))
-    site.page("/image", "image/png", b"\x89PNG")
+    site.page("/film", "video/mp4", b"ftyp")
     site.page("/wrong", "text/plain", b"caf\xe9")
     site.pages["/zipped"] = (200, {"Content-Encoding": "gzip"}, b"")
     site.redirect("/moved", "/plain")
     site.redirect("/loop", "/loop")
     site.redirect("/elsewhere", "http://localhost:1/secret")
     site.redirect("/file", "file:///etc/passwd")
-    names = ("page.html", "kettle.pdf", "latin.html", "image", "wrong", "zipped", "moved", "loop")
+    names = ("page.html", "kettle.pdf", "latin.html", "film", "wrong", "zipped", "moved", "loop")
     lines = [f"{site.url}/{name}" for name in (*names, "elsewhere", "file", "gone", "page.html#b")]
     others = ["http://no.host.invalid/", "ftp://127.0.0.1/x", "http://u:p@127.0.0.1/", "words"]
     (tmp_path / "urls").write_text("# pages\n\n" + "\n".join([*lines, *others]) + "\n")

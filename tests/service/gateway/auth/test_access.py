@@ -31,17 +31,6 @@ BODIES: dict[str, Any] = {
 
 
 @pytest.fixture
-def create(data: Path, capsys: pytest.CaptureFixture[str]) -> Create:
-    """create("--tenant", "red"): a key, made as an operator makes it."""
-
-    def make(*arguments: str) -> str:
-        assert main(["keys", "create", "--data-dir", str(data), *arguments]) == 0
-        return capsys.readouterr().out.strip()
-
-    return make
-
-
-@pytest.fixture
 def keyed(folder: Path, data: Path, create: Create) -> Iterator[Rig]:
     """A service that has one key, which the rig's own client uses."""
     key = create()

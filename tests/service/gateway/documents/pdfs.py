@@ -37,14 +37,21 @@ def make_pdf(pages: Sequence[str], *, title: str = "") -> bytes:
     return out + f"trailer\n{trailer}\nstartxref\n{table}\n%%EOF\n".encode()
 
 
+_TURNED = ("1 0 0 1", "0 1 -1 0", "-1 0 0 -1", "0 -1 1 0")
+
+
 @dataclass(frozen=True)
 class Drawn:
-    """A text on a page, whose lower left corner is at (x, y) in points."""
+    """A text on a page, which begins at (x, y) in points.
+
+    `turn` are the quarters by which it is turned: 1 runs up the page, 3 down.
+    """
 
     x: float
     y: float
     text: str
     size: float = 11
+    turn: int = 0
 
 
 def draw_pdf(
@@ -104,7 +111,7 @@ def draw_pdf(
     kids = []
     for number, page in enumerate(pages):
         texts = [
-            f"BT /F1 {d.size} Tf {d.x} {d.y} Td "
+            f"BT /F1 {d.size} Tf {_TURNED[d.turn]} {d.x} {d.y} Tm "
             f"<{''.join(f'{codes[char]:02X}' for char in d.text)}> Tj ET"
             for d in page
         ]

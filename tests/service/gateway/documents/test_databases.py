@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from retriever import Scope
 from retriever.sql.errors import AlreadyThere
 from service.errors import InvalidRequest, NotFound, QuotaExceeded
 from service.gateway.auth.keys import KeyStore
@@ -119,11 +120,11 @@ def test_pages_of_jobs(store: JobStore) -> None:
 
 def test_documents_that_wait_can_be_cancelled(store: JobStore) -> None:
     job_id = accept(store, "a", "b")
-    assert store.cancel_documents("", "c", ["b", "x"]) == ["b"]
-    assert store.cancel_documents("", "other", None) == []
+    assert store.cancel_documents(Scope("", "c"), ["b", "x"]) == {"b": ""}
+    assert store.cancel_documents(Scope("", "other"), None) == {}
     (left,) = store.pending(9, 999)
     assert left.doc_id == "a" and store.still_in("pending", [left.number, 999]) == {left.number}
-    assert store.cancel_documents("", "c", None) == ["a"]
+    assert store.cancel_documents(Scope("", "c"), None) == {"a": ""}
     job = store.get(job_id, "")
     assert job is not None and (job.state, job.cancelled) == ("cancelled", 2)
 

@@ -45,6 +45,47 @@ def test_a_file_as_the_body(
     assert rig.http.get("/admin/documents/docs/a.x").status_code == 404, "another collection"
 
 
+@pytest.mark.parametrize("form", [True, False])
+@pytest.mark.parametrize(
+    ("media_type", "content", "text"),
+    [
+        # Too short for a guess; and a page that says otherwise, as a copy saved elsewhere does.
+        ("text/plain; charset=windows-1251", "Цапля".encode("cp1251"), "Цапля"),
+        ('text/csv; charset="KOI8-R"', "Птица;Город".encode("koi8-r"), "Птица | Город"),
+        (
+            "text/html; charset=iso-8859-7",
+            '<meta charset="windows-1252"><p>Ερωδιός'.encode("iso-8859-7"),
+            "Ερωδιός",
+        ),
+        # Labels are often wrong, but valid UTF-8 is no accident.
+        ("text/plain; charset=iso-8859-1", "Größe".encode(), "Größe"),
+        ("text/markdown; charset=martian", b"# Head", "# Head"),
+    ],
+    ids=["text", "csv", "html", "utf-8", "unknown"],
+)
+def test_a_charset_that_the_sender_names(
+    rig: Rig, media_type: str, content: bytes, text: str, *, form: bool
+) -> None:
+    if form:
+        response = rig.http.post("/admin/precompute", files={"file": ("a", content, media_type)})
+    else:
+        headers = {"Content-Type": media_type}
+        response = rig.http.post(
+            "/admin/precompute", content=content, headers=headers, params={"doc_id": "a"}
+        )
+    job = rig.finished(response.json()["job_id"])
+    assert job["state"] == "succeeded", job
+    stored = rig.http.get("/admin/documents/a").json()
+    assert stored["text"] == text and not job["warned"]
+
+
+def test_a_charset_that_is_not_the_files_is_refused(rig: Rig) -> None:
+    content = "Größe der Küche".encode("cp1252")
+    files = {"file": ("a.txt", content, "text/plain; charset=euc-jp")}
+    job = rig.finished(rig.http.post("/admin/precompute", files=files).json()["job_id"])
+    assert job["state"] == "failed" and "euc-jp, and is not" in job["errors"][0]["message"]
+
+
 def test_a_form_of_several_kinds(rig: Rig) -> None:
     """Fields hold for the files behind them; a file that cannot be read fails alone."""
     boundary = "b0undary"

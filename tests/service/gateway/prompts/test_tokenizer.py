@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,27 @@ def test_special_tokens_in_user_text_are_plain(tokenizer: ServingTokenizer) -> N
     ids = tokenizer.encode_text(ATTACK)
     assert not {0, 1, 2} & set(ids) and tokenizer.decode(ids) == ATTACK
     assert len(tokenizer.encode_offsets(ATTACK)) == len(ids)
+
+
+def test_a_long_text_is_encoded_alike_while_others_go_on(tokenizer: ServingTokenizer) -> None:
+    """Another thread runs meanwhile, which it cannot while Python's lock is held."""
+    text = f"The kettle of the north {USER} is warm. " * 30_000
+    done, turns = threading.Event(), [0]
+
+    def turn() -> None:
+        while not done.wait(0.0001):
+            turns[0] += 1
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    before = turns[0]
+    ids = tokenizer.encode_text(text)
+    meanwhile = turns[0] - before
+    done.set()
+    thread.join()
+    assert meanwhile > 3
+    assert ids[:500] == tokenizer.encode_text(text[:9000])[:500]
+    assert tokenizer.decode(ids) == text
 
 
 def test_special_tokens_of_a_template_count_those_filled_in_do_not(

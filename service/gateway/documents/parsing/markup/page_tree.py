@@ -38,6 +38,8 @@ _RULE = re.compile(r"([^{}@;]+)\{([^{}]*)\}")
 _AT_BLOCK = re.compile(
     r"@(?:media|supports|keyframes|-\w+-keyframes)[^{}]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}"
 )
+# What programs that write documentation put around each page: Sphinx, DocBook.
+_NAVIGATION = "[role=navigation], .sphinxsidebar, .navheader, .navfooter"
 MAX_RULES = 2000  # of style sheets, that are looked at
 MATH_PARSER = etree.XMLParser(recover=True, resolve_entities=False, no_network=True)
 
@@ -53,6 +55,8 @@ def page_tree(text: str) -> tuple[LexborHTMLParser, Counter[str]]:
     for node in _outermost(tree.css("math")):
         _write_formula(node)
     for node in _outermost(tree.css(".katex-html, .MathJax_Preview")):  # says a formula again
+        node.decompose()
+    for node in _outermost([*tree.css(_NAVIGATION), *_permalinks(tree)]):
         node.decompose()
     for node in _outermost(tree.css("ruby rt, ruby rp")):
         left_out["readings_left_out"] += node.tag == "rt"
@@ -101,6 +105,14 @@ def _write_formula(node: LexborNode) -> None:
     if parent is not None and "mwe-math" in (parent.attributes.get("class") or ""):
         node = parent
     node.replace_with(f" {text} " if text else "")
+
+
+def _permalinks(tree: LexborHTMLParser) -> Iterator[LexborNode]:
+    """Yield the links to headings beside these, which are seen under the mouse: ¶, #, §."""
+    for node in tree.css('a.headerlink, a[href^="#"]'):
+        text = node.text().strip()
+        if len(text) == 1 and not text.isalnum():
+            yield node
 
 
 def _hidden(tree: LexborHTMLParser) -> list[LexborNode]:

@@ -1,5 +1,5 @@
 """Markdown and reStructuredText: the text is kept as it is, because models read both well. Only
-Markdown's tables are rewritten, so that every row names its columns.
+tables are rewritten, so that every row names its columns.
 
 Headings are found by CommonMark's rules, so a `#` in a code block is none, and by docutils, which
 includes no other file and runs nothing.
@@ -11,6 +11,7 @@ import re
 from itertools import pairwise
 
 from service.gateway.documents.parsing.charsets import Decoded, decode
+from service.gateway.documents.parsing.markup import rst_tables
 from service.gateway.documents.parsing.markup.markdown_tables import LINE_END, with_named_rows
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
@@ -21,6 +22,7 @@ from service.gateway.documents.parsing.parsed_file import (
 )
 
 _PICTURE_DATA = re.compile(r"data:[\w.+/-]+(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=_%-]{100,}")
+_XML_CHARSET = re.compile(rb"""<\?xml\b[^>]{0,99}?\bencoding\s*=\s*["']([\w.:-]{1,40})["']""", re.A)
 
 
 def _without_picture_data(decoded: Decoded) -> Decoded:
@@ -71,8 +73,12 @@ def parse_rst(content: bytes, bounds: Bounds) -> ParsedFile:
     from docutils.core import publish_doctree
 
     decoded = _without_picture_data(decode(content))
-    text = decoded.text
-    tree = publish_doctree(text, settings_overrides=_SETTINGS)
+
+    def read(text: str) -> nodes.document:
+        return publish_doctree(text, settings_overrides=_SETTINGS)
+
+    text = rst_tables.with_named_rows(decoded.text, read, bounds)
+    tree = read(text)
     titles = [
         title.rawsource.strip() or title.astext()
         for title in tree.findall(nodes.title)
@@ -96,6 +102,7 @@ def _find(text: str, titles: list[str]) -> list[Mark]:
 
 
 def parse_text(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a plain text: only its charset is to be found."""
-    decoded = _without_picture_data(decode(content))
+    """Parse a plain text: only its charset is to be found. XML, which is text, too, may name it."""
+    named = _XML_CHARSET.match(content)
+    decoded = _without_picture_data(decode(content, named[1].decode() if named else ""))
     return ParsedFile(decoded.text, warnings=decoded.warnings)

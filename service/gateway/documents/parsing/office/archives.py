@@ -12,6 +12,7 @@ MAX_ENTRIES = 20_000
 MAX_UNPACKED_BYTES = 512 << 20  # of all entries: zipfile reads no more than an entry declares
 MAX_XML_BYTES = 128 << 20  # of one entry that is XML: as a tree it takes several times as much
 _ENCRYPTED_OFFICE = "EncryptedPackage".encode("utf-16-le")
+_OUTLOOK = "__substg1.0_".encode("utf-16-le")
 _DECLARATION_BYTES = 4096
 
 
@@ -24,6 +25,8 @@ def open_zip(content: bytes) -> ZipFile:
     if content.startswith(OLE_START):
         if _ENCRYPTED_OFFICE in content:
             raise InvalidRequest("it is encrypted: remove the password first")
+        if _OUTLOOK in content:
+            raise InvalidRequest("it is a mail of Outlook (.msg): save it as .eml")
         raise InvalidRequest("it is a file of an old Office: save it as .docx, .pptx or .xlsx")
     try:
         archive = ZipFile(BytesIO(content))

@@ -25,6 +25,7 @@ from service.gateway.documents.parsing.office.docx_styles import (
 from service.gateway.documents.parsing.office.docx_text import (
     PAGE_BREAK,
     Found,
+    edge_text,
     paragraph_text,
     unwrapped,
 )
@@ -113,10 +114,8 @@ class _Walk:
         seen: set[str] = set()
         for part in self._edges:
             root = drawings.xml_of(part.blob)
-            found = Found()
-            texts = (paragraph_text(p, self._styles, found) for p in root.iter(qn("w:p")))
-            text = one_line(" ".join(texts).replace(PAGE_BREAK, " "))
-            if sum(map(str.isalpha, text)) > 12 and text not in seen:
+            text = edge_text(root, self._styles)
+            if text and text not in seen:
                 seen.add(text)
                 name = "Header" if part.partname.rpartition("/")[2].startswith("h") else "Footer"
                 self.out.block(f"{name}: {text}")

@@ -10,6 +10,7 @@ from docx.oxml.ns import qn
 
 from service.gateway.documents.parsing.formulas import formula
 from service.gateway.documents.parsing.office.docx_styles import Styles, switched_on, value
+from service.gateway.documents.parsing.parsed_file import one_line
 
 PAGE_BREAK = "\f"
 _COMPATIBILITY = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
@@ -39,6 +40,7 @@ _WRAPPERS = {
     qn("w:sdt"), qn("w:sdtContent"), qn("w:customXml"), qn("w:smartTag"), qn("w:ins"),
     qn("w:moveTo"), _COMPATIBILITY + "AlternateContent", _COMPATIBILITY + "Choice",
 }  # fmt: skip
+MAX_COUNTING = 12  # letters beside the number of a page: "page 3 of 9"
 
 
 @dataclass
@@ -175,3 +177,13 @@ def _field(data: Any) -> str:
         if chosen.isdecimal() and int(chosen) < len(entries):
             return str(entries[int(chosen)])
     return ""
+
+
+def edge_text(root: Any, styles: Styles) -> str:
+    """Return the text of a header or footer; "" if it only counts pages."""
+    texts = (paragraph_text(p, styles, Found()) for p in root.iter(qn("w:p")))
+    text = one_line(" ".join(texts).replace(PAGE_BREAK, " "))
+    fields = [e.text or "" for e in root.iter(qn("w:instrText"))]
+    fields += [e.get(qn("w:instr"), "") for e in root.iter(qn("w:fldSimple"))]
+    counts = any("PAGE" in field for field in fields)
+    return text if sum(map(str.isalpha, text)) > (MAX_COUNTING if counts else 0) else ""

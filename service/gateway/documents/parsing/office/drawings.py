@@ -9,6 +9,7 @@ from lxml import etree
 
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
+_TITLE = f"{_C}title"
 _DIAGRAM = "{http://schemas.openxmlformats.org/drawingml/2006/diagram}"
 _PARSER = etree.XMLParser(resolve_entities=False, no_network=True)
 
@@ -35,9 +36,9 @@ def smartart_lines(data: Any) -> Iterator[str]:
 
 
 def chart_title(chart: Any) -> str:
-    """Return the title of a chart, as it was entered."""
-    title = chart.find(f".//{_C}title")
-    return "" if title is None else "".join(t.text or "" for t in title.iter(f"{_A}t"))
+    """Return the titles of a chart and of its axes, as they were entered, a line for each."""
+    titles = ("".join(t.text or "" for t in title.iter(f"{_A}t")) for title in chart.iter(_TITLE))
+    return "\n".join(title.strip() for title in titles if title.strip())
 
 
 def chart_rows(chart: Any) -> Iterator[list[str]]:

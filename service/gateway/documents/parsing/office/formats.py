@@ -20,6 +20,8 @@ _KINDS = {
     "META-INF/container.xml": "epub",
 }
 
+_OPEN_DOCUMENT = b"application/vnd.oasis.opendocument."
+
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a file of any of these formats.
@@ -31,6 +33,8 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     with open_zip(content) as archive:
         kind = kind_of(archive)
         if kind is None:
+            if _is_open_document(archive):
+                raise InvalidRequest("it is an OpenDocument file: save it as .docx, .pptx or .xlsx")
             raise InvalidRequest("it is an archive, but no .docx, .pptx, .xlsx or .epub: unpack it")
         if kind != "epub":
             check_no_entities(archive)
@@ -45,3 +49,8 @@ def kind_of(archive: ZipFile) -> str | None:
     """Return the format by what is in the archive, not by its name; None if it is unknown."""
     names = {name.replace("\\", "/").lower() for name in archive.namelist()}
     return next((kind for name, kind in _KINDS.items() if name.lower() in names), None)
+
+
+def _is_open_document(archive: ZipFile) -> bool:
+    names = archive.namelist()
+    return "mimetype" in names and archive.open("mimetype").read(64).startswith(_OPEN_DOCUMENT)

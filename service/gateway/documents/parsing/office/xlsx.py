@@ -1,7 +1,8 @@
 """XLSX: every visible sheet as a table whose rows name their columns.
 
 Kept: values as people see them, also those of formulas; a formula without a saved value as it is
-written. Not kept: hidden sheets, rows and columns, charts, comments, pictures.
+written; behind the rows comments and what is in text boxes. Not kept: hidden sheets, rows and
+columns with their comments; pictures; of charts, which show what cells hold, all but the titles.
 
 Cells are read by openpyxl's reader of a sheet, which its read-only worksheets use, too: these pass
 on neither merged nor hidden cells, and its others take fifty times the file's size of memory.
@@ -12,23 +13,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date, datetime, time
 from io import BytesIO
 from typing import Any
 
 from openpyxl import load_workbook
 from openpyxl.styles.numbers import BUILTIN_FORMATS
-from openpyxl.utils.cell import range_boundaries
+from openpyxl.utils.cell import coordinate_to_tuple, range_boundaries
 from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 from openpyxl.worksheet._reader import FORMULA_TAG, WorkSheetParser
 
 from service.gateway.documents.parsing.office.number_formats import formatted
+from service.gateway.documents.parsing.office.sheet_parts import parts_of
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
     ParseWarning,
     TextBuilder,
+    left_out_warnings,
+    meaningful_title,
     one_line,
     places_warning,
 )
@@ -59,6 +62,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     out = TextBuilder(bounds)
     hidden: list[str] = []
     unsaved: list[str] = []
+    hidden_cells: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     for sheet in book.worksheets:
         if not isinstance(sheet, ReadOnlyWorksheet):
@@ -70,9 +74,17 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         out.mark("sheet", sheet.title)
         out.block(f"## {sheet.title}")
         reader = _Sheet(sheet)
-        if not add_rows(out, reader.rows(), laid_out=True):
+        has_rows = add_rows(out, reader.rows(), laid_out=True)
+        hidden_cells.update(reader.hidden)
+        parts = parts_of(book._archive, sheet._worksheet_path)
+        left_out.update(parts.left_out)
+        if not (has_rows or parts.texts or parts.comments):
             out.block("(no rows)")
-        left_out.update(reader.hidden)
+        for text in parts.texts:
+            out.block(text)
+        for cell, text in parts.comments:
+            if not reader.hides(cell):
+                out.block(f"Comment on {cell}: {text}")
         if reader.formulas:
             unsaved.append(sheet.title)
     warnings = [
@@ -80,11 +92,12 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         for said, places in ((FORMULAS, unsaved), (HIDDEN_SHEETS, hidden))
         if places
     ]
-    if left_out:
-        said = " and ".join(f"{count} {what}" for what, count in sorted(left_out.items()))
+    if hidden_cells:
+        said = " and ".join(f"{count} {what}" for what, count in sorted(hidden_cells.items()))
         message = f"hidden cells are left out: {said}"
-        warnings.append(ParseWarning("hidden_cells", message, count=left_out.total()))
-    return replace(out.finish(book.properties.title or ""), warnings=tuple(warnings))
+        warnings.append(ParseWarning("hidden_cells", message, count=hidden_cells.total()))
+    warnings += left_out_warnings(left_out)
+    return out.finish(meaningful_title(book.properties.title or ""), warnings)
 
 
 class _Sheet:
@@ -98,7 +111,17 @@ class _Sheet:
     def __init__(self, sheet: Any) -> None:
         self.hidden: Counter[str] = Counter()
         self.formulas = 0
+        self._hidden_rows: set[int] = set()
+        self._hidden_columns: set[int] = set()
         self._sheet, self._book = sheet, sheet.parent
+
+    def hides(self, cell: str) -> bool:
+        """Return whether a cell (`B3`) is in a row or column that is hidden, once all are read."""
+        try:
+            column, row = coordinate_to_tuple(cell)[::-1]
+        except ValueError:
+            return False
+        return row in self._hidden_rows or column in self._hidden_columns
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows that are not hidden, and a blank one where rows are missing."""
@@ -128,11 +151,13 @@ class _Sheet:
                 expected = number + 1
                 if parser.row_dimensions.pop(str(number), {}).get("hidden") in _TRUE:
                     self.hidden["rows"] += any(values.values())
+                    self._hidden_rows.add(number)
                     continue
                 columns = _hidden_columns(parser)
                 hidden_columns |= {str(c) for c in columns if values.get(c)}
                 yield _laid_out(values, active, columns)
             self.formulas = parser.formulas
+            self._hidden_columns = _hidden_columns(parser)
         if hidden_columns:
             self.hidden["columns"] += len(hidden_columns)
 

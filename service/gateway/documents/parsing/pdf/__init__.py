@@ -1,1 +1,1 @@
-"""PDF: characters of its pages to words, lines and paragraphs."""
+"""Pages of PDF and pictures: characters, or what OCR reads, to words, lines and paragraphs."""

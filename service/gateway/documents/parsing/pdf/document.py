@@ -5,6 +5,8 @@ Running headers and footers are kept where they first stand. PDFium reads the ch
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
@@ -20,8 +22,13 @@ from service.gateway.documents.parsing.parsed_file import (
 )
 from service.gateway.documents.parsing.pdf.layout import Line, lines_of
 from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
+from service.gateway.documents.parsing.pdf.ocr import LONG_SIDE, MAX_SCALE, Ocr
+from service.gateway.documents.parsing.pdf.ocr_limits import installed
 from service.gateway.documents.parsing.pdf.running_lines import without_running_lines
 from service.gateway.documents.parsing.pdf.words import read_page
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FEW_CHARS = 100  # less than this on a page that a picture covers: a scan with a stamp on it
 _USUAL = ".,;:-\u2013\u2014_=*()/%$\u20ac\u2022\x02"  # in tables, rules and leaders
@@ -45,17 +52,19 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     bounds.check_pages(len(document), "pages")
     if document.get_formtype() != raw.FORMTYPE_NONE:
         document.init_forms()
-    reading = _Reading(document)
+    reading = _Reading(document, bounds.ocr_pages)
     chars = 0
     for number in range(len(document)):
         chars += reading.page(number)
         bounds.check_chars(chars)
+    if reading.all_blank:
+        raise InvalidRequest("there is nothing on its pages")
     if not any(reading.pages) and not any(reading.remarks):
-        raise InvalidRequest("it holds no text, only pictures: run it through OCR first")
+        raise InvalidRequest(f"it holds no text, only pictures: {_advice()} first")
     if reading.all_unreadable:
         raise InvalidRequest(
             "its fonts do not say which characters they show, so its text cannot be read: "
-            "print it to a new PDF, or run it through OCR"
+            f"print it to a new PDF, or {_advice()}"
         )
     return reading.finish(bounds)
 
@@ -63,8 +72,9 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 class _Reading:
     """Collects what is on a document's pages."""
 
-    def __init__(self, document: pdfium.PdfDocument) -> None:
+    def __init__(self, document: pdfium.PdfDocument, ocr_pages: int) -> None:
         self._document = document
+        self._ocr = Ocr(ocr_pages)
         self.pages: list[list[Line]] = []
         self.remarks: list[list[str]] = []
         self._empty: list[str] = []
@@ -83,26 +93,37 @@ class _Reading:
             self._empty.append(label)
             return 0
         found = read_page(self._document, page)
-        lines, readings = lines_of(found.words, found.entries)
+        text = "".join(word.text for word in found.words)
+        missing: list[str] | None = None
+        if found.unmapped > 0.2 * len(text) or _is_rubbish(text):
+            missing = self._unreadable
+        elif not text and not found.entries:
+            if next(page.get_objects(max_depth=1), None) is not None:  # it is not blank
+                missing = self._empty
+        elif len(text) < FEW_CHARS and _covered(page) > COVERED:
+            missing = self._scans
+        words = found.words
+        if missing is not None:
+            if seen := self._ocr.words(*_picture(page), label) if self._ocr.on else []:
+                words = seen
+            else:
+                missing.append(label)
+        lines, readings = lines_of(words, found.entries)
         self.pages.append(lines)
         self.remarks.append(found.remarks)
         self._readings += readings
-        text = "".join(word.text for word in found.words)
-        chars = len(text)
-        if found.unmapped > 0.2 * chars or _is_rubbish(text):
-            self._unreadable.append(label)
-        if not lines:
-            if next(page.get_objects(max_depth=1), None) is not None:  # it is not blank
-                self._empty.append(label)
-        elif chars < FEW_CHARS and _covered(page) > COVERED:
-            self._scans.append(label)
         page.close()
-        return chars + sum(map(len, found.remarks))
+        return sum(len(word.text) for word in words) + sum(map(len, found.remarks))
 
     @property
     def all_unreadable(self) -> bool:
         """Whether no page with text can be read."""
         return len(self._unreadable) == sum(map(bool, self.pages)) > 0
+
+    @property
+    def all_blank(self) -> bool:
+        """Whether there is nothing to see on any page."""
+        return not (any(self.pages) or any(self.remarks) or self._empty)
 
     def finish(self, bounds: Bounds) -> ParsedFile:
         out = TextBuilder(bounds)
@@ -123,19 +144,19 @@ class _Reading:
             for code, message, places in (
                 (
                     "pages_without_text",
-                    "pages without text, which may be scans: {places}; run the file through OCR",
+                    f"pages without text, which may be scans: {{places}}; {_advice()}",
                     self._empty,
                 ),
                 (
                     "pages_mostly_pictures",
                     "pages that a picture covers, with hardly any text, which may be scans: "
-                    "{places}; run the file through OCR",
+                    f"{{places}}; {_advice()}",
                     self._scans,
                 ),
                 (
                     "text_without_unicode",
                     "pages with fonts that do not say which characters they show, whose text is "
-                    "wrong: {places}; print the file to a new PDF, or run it through OCR",
+                    f"wrong: {{places}}; print the file to a new PDF, or {_advice()}",
                     self._unreadable,
                 ),
             )
@@ -158,7 +179,24 @@ class _Reading:
                 )
             )
         warnings += left_out_warnings({"readings_left_out": self._readings})
+        warnings += self._ocr.warnings()
         return warnings
+
+
+def _advice() -> str:
+    return "run it through OCR" if installed() else "install kvstitch[ocr], or run it through OCR"
+
+
+def _picture(page: pdfium.PdfPage) -> tuple[np.ndarray, float]:
+    """Draw a page without its form fields; returns the picture and the points of a pixel."""
+    import numpy as np
+
+    scale = min(LONG_SIDE / max(page.get_size()), MAX_SCALE)
+    bitmap = page.render(scale=scale, may_draw_forms=False)
+    pixels = bitmap.to_numpy()
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+    return np.ascontiguousarray(pixels[:, :, :3]), 1 / scale
 
 
 def _is_rubbish(text: str) -> bool:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from service.gateway.documents.parsing.pdf.words import Word
 
 MIN_COLUMN_ROWS = 3
+MIN_COLUMN_CHARS = 14  # of a line; one of Chinese or Japanese counts as two
 _CJK = "\u2e80-\u2fdf\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
 IS_CJK = re.compile(f"[{_CJK}\U00020000-\U0003ffff]")
 _KANA = re.compile("[\u3040-\u30ff\uff66-\uff9f\\s]+")
@@ -255,11 +256,16 @@ def _is_prose(rows: Sequence[Row]) -> bool:
     texts = [row.text for row in rows]
     if statistics.median(len(t.split()) + len(IS_CJK.findall(t)) / 2 for t in texts) < 3:
         return False
+    several = sum(len(row.segments) > 1 for row in rows)
+    if 2 * several > len(rows) and not _columns_from(list(rows), 0)[0]:
+        return False  # cells stand in it
+    if statistics.median(len(t) + len(IS_CJK.findall(t)) for t in texts) < MIN_COLUMN_CHARS:
+        return False  # keys, terms or options, each beside what it means
     letters = sum(sum(map(str.isalpha, text)) for text in texts)
     if letters < 0.6 * sum(len("".join(text.split())) for text in texts):
         return False
     width = max(row.x1 for row in rows) - min(row.x0 for row in rows)
-    return sum(row.x1 - row.x0 for row in rows) >= 0.6 * width * len(rows)
+    return sum(row.x1 - row.x0 for row in rows) >= 0.7 * width * len(rows)
 
 
 def _mostly_from_right(rows: Sequence[Row]) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from service.gateway.documents.parsing.pdf.layout import IS_CJK, Line
 from service.gateway.documents.parsing.pdf.words import HYPHEN
 
-_DIVIDED = re.compile(rf"(\w+)([-\u00ad\u2010{HYPHEN}])$")
+_DIVIDED = re.compile(rf"((?:\w+[-\u2010])*\w+)([-\u00ad\u2010{HYPHEN}])$")
+_ENGLISH_COMPOUND = re.compile(r"[a-z]+(?:-[a-z]+)+")
 _START = re.compile(r"\w+")
 _COMPOUND = re.compile(r"\w+(?:[-\u2010]\w+)*")
 _LEADER = re.compile(r"(?:[ \t]*\.){5,}[ \t]*")  # dots of a table of contents
@@ -33,7 +34,8 @@ class Vocabulary:
             return compound  # Part-number, AB-12, 5-10: the hyphen is part of it
         if compound.lower() in self._words and whole.lower() not in self._words:
             return compound
-        return whole
+        # state-of-the-art, but E-Mail-Adresse: what German joins begins with capitals.
+        return compound if _ENGLISH_COMPOUND.fullmatch(start) else whole
 
 
 def paragraphs(pages: Sequence[list[Line]], vocabulary: Vocabulary) -> list[str]:

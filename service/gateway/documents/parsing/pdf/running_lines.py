@@ -12,6 +12,7 @@ from service.gateway.documents.parsing.pdf.layout import Line
 
 MIN_PAGES = 3  # that show a line before it counts as running
 MAX_LINES = 3  # of a header, of a footer
+MAX_PAGE_DIGITS = 3  # longer numbers are those of invoices and years
 EDGE_GAP = 1.4  # between it and the text, in heights of a line
 _NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
 _DASHES = r"[-\u2013\u2014|/. ]*"
@@ -27,31 +28,56 @@ def without_running_lines(pages: Sequence[list[Line]]) -> list[list[Line]]:
     """Return the pages' lines without headers and footers that stood on a page before.
 
     A line runs if at least MIN_PAGES pages show the same at the same height, apart from numbers,
-    and if it is set apart from the page's text, or holds no number. Larger type is a title.
+    and if it is set apart from the page's text, or holds no number. Larger type is a title. A line
+    whose number is another, and not the page's, is kept: it says which invoice this is.
     """
     edges = [_edges(lines) for lines in pages]
     sizes = [line.row.height for lines in pages for line in lines]
     usual = statistics.median(sizes) if sizes else 0.0
     shown: Counter[Place] = Counter()
-    for found in edges:
-        shown.update({_place(line) for line in found if line.row.height <= 1.2 * usual})
-    running = {place for place, count in shown.items() if count >= MIN_PAGES}
-    seen: set[str] = set()
-    out: list[list[Line]] = []
+    above_text: Counter[Place] = Counter()
     for lines, found in zip(pages, edges, strict=True):
+        places = {_place(line) for line in found if line.row.height <= 1.2 * usual}
+        shown.update(places)
+        # On a page of nothing but such lines they are its text.
+        if len(found) < len(lines):
+            above_text.update(places)
+    running = {
+        place
+        for place, count in shown.items()
+        if count >= MIN_PAGES and (above_text[place] > 1 or _BARE_NUMBER.fullmatch(place[0]))
+    }
+    seen: dict[str, tuple[int, list[str]]] = {}  # text → the last page that showed it, its numbers
+    out: list[list[Line]] = []
+    for page, (lines, found) in enumerate(zip(pages, edges, strict=True)):
         drop: set[int] = set()
         for line in found:
             place = _place(line)
             if any((place[0], place[1] + step) in running for step in (-1, 0, 1)):
-                if place[0] in seen or _BARE_NUMBER.fullmatch(place[0]):
+                numbers = _NUMBER.findall(line.text)
+                before = seen.get(place[0])
+                bare = _BARE_NUMBER.fullmatch(place[0])
+                if bare or (before is not None and _go_on(*before, page, numbers)):
                     drop.add(id(line))
-                seen.add(place[0])
+                seen[place[0]] = page, numbers
         out.append([line for line in lines if id(line) not in drop])
     return out
 
 
 def _place(line: Line) -> Place:
     return _NUMBER.sub("#", " ".join(line.text.split())), round(line.row.middle / 4)
+
+
+def _go_on(before: int, numbers: Sequence[str], page: int, now: Sequence[str]) -> bool:
+    """Return whether a line's numbers are those of an earlier page, or counted with the pages."""
+    for old, new in zip(numbers, now, strict=True):
+        if old == new or not new.isdecimal():  # Roman ones are of pages
+            continue
+        if len(new) > MAX_PAGE_DIGITS or not old.isdecimal():
+            return False
+        if int(new) - int(old) != page - before:
+            return False
+    return True
 
 
 def _edges(lines: list[Line]) -> list[Line]:

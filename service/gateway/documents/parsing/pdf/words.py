@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -57,15 +59,14 @@ class PageWords:
     """What stands on a page.
 
     Attributes:
-        words: In the order in which the page draws them.
-        turned: Whether most are not written from left to right or right to left.
+        words: In the order in which the page draws them. Their boxes are those of the page as it
+            is held to read most of its words: tables are often turned by a quarter.
         unmapped: Characters whose font does not say what they are.
         entries: Values of form fields, and typed texts that lie on the page.
         remarks: Notes that readers attached, with their authors.
     """
 
     words: list[Word]
-    turned: bool
     unmapped: int
     entries: list[Word]
     remarks: list[str]
@@ -75,35 +76,48 @@ def read_page(document: pdfium.PdfDocument, page: pdfium.PdfPage) -> PageWords:
     """Read a page's words, form fields and remarks."""
     text = page.get_textpage()
     try:
-        words, turned, unmapped = _words(text.raw)
+        words, quarters, unmapped = _words(text.raw)
     finally:
         text.close()
     entries, remarks = _annotations(document, page)
-    return PageWords(words, turned, unmapped, entries, remarks)
+    quarter, count = max(quarters.items(), key=lambda one: one[1], default=(0, 0))
+    if quarter in (1, 3) and 2 * count > len(words):
+        for word in (*words, *entries):
+            _turn(word, quarter)
+    return PageWords(words, unmapped, entries, remarks)
 
 
-def _words(text: Any) -> tuple[list[Word], bool, int]:
+def _turn(word: Word, quarter: int) -> None:
+    """Turn a word back that runs up the page (1) or down it (3)."""
+    for _ in range(quarter):
+        word.x0, word.x1, word.y0, word.y1 = word.y0, word.y1, -word.x1, -word.x0
+
+
+def _words(text: Any) -> tuple[list[Word], Counter[int], int]:
+    """Return words, how many are turned by so many quarters, and unmapped characters."""
     unicode, box_of = raw.FPDFText_GetUnicode, raw.FPDFText_GetLooseCharBox
     box = raw.FS_RECTF()
     words: list[Word] = []
     chars: list[str] = []
-    first = last = unmapped = turned = 0
+    quarters: Counter[int] = Counter()
+    first = last = unmapped = 0
     breaks = apart = True
 
     def end() -> None:
-        nonlocal breaks, apart, turned, unmapped
+        nonlocal breaks, apart, unmapped
         if chars:
             box_of(text, first, box)
             x0, x1, y0, y1 = box.left, box.right, box.bottom, box.top
             box_of(text, last, box)
             x0, x1 = min(x0, box.left), max(x1, box.right)
+            y0, y1 = min(y0, box.bottom), max(y1, box.top)
             word = Word(_plain("".join(chars)), x0, x1, y0, y1, breaks, apart)
             words.append(word)
             # Of a word either all characters are known or none.
             if raw.FPDFText_HasUnicodeMapError(text, first) == 1:
                 unmapped += len(chars)
-            angle = raw.FPDFText_GetCharAngle(text, first) % 3.14159
-            turned += 0.3 < angle < 2.84
+            # PDFium counts angles clockwise.
+            quarters[-round(raw.FPDFText_GetCharAngle(text, first) / (math.pi / 2)) % 4] += 1
             chars.clear()
             breaks = apart = False
 
@@ -123,7 +137,7 @@ def _words(text: Any) -> tuple[list[Word], bool, int]:
             last = index
             chars.append(chr(code))
     end()
-    return words, turned * 2 > len(words), unmapped
+    return words, quarters, unmapped
 
 
 def _plain(text: str) -> str:

@@ -26,6 +26,8 @@ TURKISH = (
           for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-32")],
         (CHINESE.encode("utf-16-be") + " 9\n".encode("utf-16-be"), CHINESE + " 9\n"),
         ("営業時間".encode("iso2022_jp"), "営業時間"),
+        ("영업 시간은 9시".encode("iso2022_kr"), "영업 시간은 9시"),
+        *[("Größe 🚢, 9 m".encode(name), "Größe 🚢, 9 m") for name in ("utf-32-le", "utf-32-be")],
     ],
 )  # fmt: skip
 def test_what_is_sure(content: bytes, text: str) -> None:
@@ -56,6 +58,10 @@ def test_labels_mean_what_they_mean_to_browsers(label: str, codec: str, text: st
     [
         (POLISH, "cp1250"), (RUSSIAN, "cp1251"), (RUSSIAN, "koi8-r"), (TURKISH, "cp1254"),
         (JAPANESE, "cp932"), (JAPANESE, "euc-jp"), (CHINESE, "gbk"),
+        ("Az őrök őszintén űzték a tűzoltót, hűvös őszi éjjelen, mert túl gyűrött volt a fűző, és "
+         "a legidősebb nő a vásárból jött, ahol ködös idő volt.", "cp1250"),
+        ("Šuma je šuštala, a dječak je našao žabu što šepa; većina ljudi šuti i čeka da kiša "
+         "prestane, jer još uvijek misle da će žetva biti lošija.", "iso8859_2"),
         ("Le garçon a mangé une pêche près de la forêt où il était né l’été dernier.", "cp1252"),
     ],
 )  # fmt: skip
@@ -99,3 +105,9 @@ async def test_every_kind_of_text(kind: str) -> None:
     found = await parsed(kind, content.encode("cp1251"))
     assert "чашка" in found.text
     assert [warning.code for warning in found.warnings] == ["charset_guessed"]
+
+
+async def test_xml_that_is_read_as_text_names_its_charset() -> None:
+    feed = '<?xml version="1.0" encoding="koi8-r"?>\n<title>Учёт</title>'
+    found = await parsed("text", feed.encode("koi8_r"))
+    assert (found.text, found.warnings) == (feed, ())

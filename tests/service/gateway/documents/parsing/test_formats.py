@@ -171,6 +171,7 @@ BIG_SHEET = (
     'ref="A1:XFD1048576"/><sheetData><row r="{row}"><c r="A{row}"><v>7</v></c></row></sheetData>'
     "</worksheet>"
 )
+ODT = "application/vnd.oasis.opendocument.text"
 
 
 def encrypted_zip() -> bytes:
@@ -189,7 +190,9 @@ def encrypted_zip() -> bytes:
         ("office", DOCX[: len(DOCX) // 2], "damaged"),
         ("office", DOCX[:2000] + bytes(2000) + DOCX[4000:], "not readable|damaged"),
         ("office", make_zip({"a.txt": "x"}), "an archive, but no .docx"),
+        ("office", make_zip({"mimetype": ODT, "content.xml": "x"}), "an OpenDocument file"),
         ("office", OLE, "old Office"),
+        ("office", OLE + "__substg1.0_001A001E".encode("utf-16-le"), "save it as .eml"),
         ("office", OLE + "EncryptedPackage".encode("utf-16-le"), "remove the password"),
         ("office", encrypted_zip(), "remove the password"),
         ("office", changed_zip(DOCX, {"word/bomb.xml": b" " * (129 << 20)}), "unpacks to more"),

@@ -89,7 +89,7 @@ def bomb() -> bytes:
         (b"%PDF-1.4 and no more", "not readable pdf"),
         (make_pdf(["x"] * 11), "11 pages, the limit is 10"),
         (make_pdf(["x" * 11_000]), "more than 10000 characters"),
-        (make_pdf([""]), "OCR"),
+        (make_pdf([""]), "nothing on its pages"),
         (bomb(), "memory|readable|CPU|OCR"),
     ],
     ids=["broken", "pages", "text", "empty", "bomb"],
@@ -134,3 +134,20 @@ async def test_bytes_of_pictures_in_markdown_are_left_out() -> None:
     assert "QUJD" not in parsed.text and "Grease it." in parsed.text
     assert [parsed.text[start:][:6] for start, *_ in parsed.marks] == ["# Pump", "## Oil"]
     assert [(warning.code, warning.count) for warning in parsed.warnings] == [("pictures", 3)]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (rb"{\rtf1\ansi The ferry is red.}", "save it as .docx"),
+        (b"%!PS-Adobe-3.0\n(The ferry is red) show", "make a PDF of it"),
+        (b"GIF89a\x01\x00\x01\x00", "a GIF"),
+        (b"\x1f\x8b\x08\x00\x00", "unpack it"),
+    ],
+)
+async def test_what_nobody_reads_as_text_is_not_stored_as_text(content: bytes, says: str) -> None:
+    """Their names say nothing, and half of them are valid UTF-8."""
+    with pytest.raises(InvalidRequest, match=says):
+        await DocumentParser(LIMITS).document(IngestDocument("a.x", "default", "text", content))
+    said = b"Files of Word once began with {\\rtf1, those for printers with %!PS."
+    assert await DocumentParser(LIMITS).document(IngestDocument("a", "default", "text", said))

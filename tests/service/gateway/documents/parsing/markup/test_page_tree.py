@@ -57,6 +57,20 @@ def test_what_is_seen_stays(shown: str) -> None:
     assert "seen" in found.text and found.warnings == ()
 
 
+def test_what_is_around_every_page_of_documentation_is_left_out() -> None:
+    found = read(
+        '<body><div class="related" role="navigation">next | previous</div>'
+        '<table class="navheader"><tr><td>Chapter 4</td></tr></table>'
+        '<h1>Valves<a class="headerlink" href="valves.html#v" title="Permalink">\uf0c1</a></h1>'
+        '<h2>Opening <a class="mark" href="#opening">#</a></h2>'
+        '<p>See <a href="#s7">§ 7</a>, note <a href="#n1">1</a>, the <a href="x.html">§</a>.</p>'
+        '<div class="sphinxsidebar"><h3>This page</h3></div></body>'
+    )
+    assert found.text == "Valves\nOpening\nSee § 7, note 1, the §."
+    assert [label for _, _, label in found.marks] == ["Valves", "Opening"]
+    assert found.warnings == ()
+
+
 MI = "<mi>x</mi>"
 
 

@@ -266,6 +266,21 @@ def test_headers_are_kept_once() -> None:
     assert found.text == "Text.\n\nHeader: Marlowe Board, strictly confidential"
 
 
+@pytest.mark.parametrize(
+    ("header", "kept"),
+    [
+        (p(r("DRAFT")), "DRAFT"),
+        (p('<w:r><w:pict><v:textpath string="SECRET"/></w:pict></w:r>'), "SECRET"),
+        (p(r("Page ") + '<w:fldSimple w:instr=" PAGE ">' + r("3") + "</w:fldSimple>"), ""),
+        (p(r("Page 3") + "<w:r><w:instrText> NUMPAGES </w:instrText></w:r>"), ""),
+        (p(r("7")), ""),
+    ],
+)
+def test_short_headers_are_kept_unless_they_count_pages(header: str, kept: str) -> None:
+    found = read(p(r("Text.")), header=f"<w:hdr {NAMES}>{header}</w:hdr>")
+    assert found.text == ("Text.\n\nHeader: " + kept if kept else "Text.")
+
+
 def test_a_marked_header_of_a_table_and_cells_before_it() -> None:
     def row(*cells: str, more: str = "") -> str:
         inside = "".join(f"<w:tc>{p(r(cell))}</w:tc>" for cell in cells)

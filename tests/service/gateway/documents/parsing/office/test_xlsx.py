@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from io import BytesIO
+from zipfile import ZipFile
 
 import pytest
 from openpyxl import Workbook
+from openpyxl.chart import BarChart, Reference
+from openpyxl.comments import Comment
 
 from service.gateway.documents.parsing.office.number_formats import formatted
 from service.gateway.documents.parsing.office.xlsx import parse
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
+from tests.service.gateway.documents.office_files import changed_zip
 
 
 def saved(book: Workbook) -> ParsedFile:
@@ -48,6 +52,69 @@ def test_titles_groups_and_merged_cells() -> None:
         "Route: North | Summer Trips: 9 | Summer Price: 2.5 | Winter Trips, Winter Price: none",
         "Route: South | Summer Trips: 1 | Summer Price: 2 | Winter Trips: 3 | Winter Price: 4",
     ]
+
+
+def test_comments_stand_behind_the_rows_unless_their_cell_is_hidden() -> None:
+    book = sheet(["Valve", "Bar", "Owner"], ["V-7", 16, "Quastel"], ["V-8", 25, "Ostrander"])
+    assert book.active is not None
+    for cell, text in {
+        "B2": "Measured cold.\nAsk Quastel.",
+        "C2": "on leave",
+        "B3": "gone",
+    }.items():
+        book.active[cell].comment = Comment(text, "Ada")
+    book.active.column_dimensions["C"].hidden = True
+    book.active.row_dimensions[3].hidden = True
+    found = saved(book)
+    assert lines(found) == ["Valve: V-7 | Bar: 16", "Comment on B2: Measured cold. Ask Quastel."]
+    assert [warning.code for warning in found.warnings] == ["hidden_cells"]
+
+
+DRAWING = """<xdr:wsDr xmlns:xdr="http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing"
+ xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"><xdr:twoCellAnchor><xdr:sp>
+ <xdr:txBody><a:p><a:r><a:t>Prices hold </a:t></a:r><a:r><a:t>until May.</a:t></a:r></a:p>
+ <a:p><a:r><a:t>Then ask.</a:t></a:r></a:p></xdr:txBody></xdr:sp></xdr:twoCellAnchor>
+ <xdr:oneCellAnchor><xdr:pic/></xdr:oneCellAnchor></xdr:wsDr>"""
+THREAD = """<ThreadedComments
+ xmlns="http://schemas.microsoft.com/office/spreadsheetml/2018/threadedcomments">
+ <threadedComment ref="A2"><text>Is this the old valve?</text></threadedComment>
+ <threadedComment ref="A2"><text>No, the new one.</text></threadedComment></ThreadedComments>"""
+THREAD_TYPE = "http://schemas.microsoft.com/office/2017/10/relationships/threadedComment"
+
+
+def test_text_boxes_titles_of_charts_and_threads_of_comments() -> None:
+    """Excel writes a thread once more as a note, which says that the program is too old."""
+    book = sheet(["Valve", "Bar"], ["V-7", 16])
+    chart = BarChart()
+    chart.title = "Pressure by valve"
+    chart.add_data(Reference(book.active, 2, 1, 2, 2), titles_from_data=True)
+    assert book.active is not None
+    book.active.add_chart(chart, "D1")
+    book.active["A2"].comment = Comment("[Threaded comment] Your version of Excel …", "tc")
+    out = BytesIO()
+    book.save(out)
+    relations = "xl/worksheets/_rels/sheet1.xml.rels"
+    with ZipFile(out) as archive:
+        rels = archive.read(relations).decode()
+    more = f'<Relationship Id="t" Type="{THREAD_TYPE}" Target="/xl/threadedComments/t.xml"/>'
+    content = changed_zip(
+        out.getvalue(),
+        {
+            "xl/drawings/drawing1.xml": DRAWING,
+            "xl/threadedComments/t.xml": THREAD,
+            relations: rels.replace("</Relationships>", f"{more}</Relationships>"),
+        },
+    )
+    found = parse(content, Bounds(10, 100_000))
+    assert lines(found) == [
+        "Valve: V-7 | Bar: 16",
+        "Prices hold until May.",
+        "Then ask.",
+        "Pressure by valve",
+        "Comment on A2: Is this the old valve?",
+        "Comment on A2: No, the new one.",
+    ]
+    assert [(warning.code, warning.count) for warning in found.warnings] == [("pictures", 1)]
 
 
 def test_hidden_rows_columns_and_sheets_are_left_out_and_said() -> None:

@@ -198,3 +198,93 @@ def test_encrypted_files_that_need_no_password_and_one_that_does() -> None:
 )  # fmt: skip
 def test_titles_that_programs_write(title: str, kept: str) -> None:
     assert read(column(60, LEFT), title=title).title == kept
+
+
+def test_terms_stay_beside_what_they_mean() -> None:
+    """Each of the terms has three words, and they fill their column."""
+    terms = ["Page up or b", "Page down or f", "Home or less"]
+    meanings = ["scroll backward one screenful", "scroll forward one screenful", "go to the begin"]
+    rows = zip(column(72, terms), column(200, meanings), strict=True)
+    found = read([drawn for row in rows for drawn in row]).text
+    assert found.splitlines()[0] == "Page up or b scroll backward one screenful"
+
+
+@pytest.mark.parametrize(("turn", "along", "down"), [(1, (0, 1), (1, 0)), (3, (0, -1), (-1, 0))])
+def test_a_page_that_is_turned_to_be_read(
+    turn: int, along: tuple[int, int], down: tuple[int, int]
+) -> None:
+    """Wide tables are written along the long side of the page."""
+    cells = [["Valve", "Burst pressure", "Owner"], ["V-7", "16 bar", "Quastel"]]
+    drawn = [
+        Drawn(300 + 150 * c * along[0] + 13 * r * down[0],
+              400 + 150 * c * along[1] + 13 * r * down[1], text, turn=turn)
+        for r, row in enumerate(cells) for c, text in enumerate(row)
+    ]  # fmt: skip
+    assert read(drawn).text.split("\n") == ["Valve Burst pressure Owner", "V-7 16 bar Quastel"]
+
+
+def test_blank_pages_are_not_called_scans() -> None:
+    with pytest.raises(InvalidRequest, match="there is nothing on its pages"):
+        read([], [])
+
+
+def test_pages_that_look_alike_keep_what_is_their_own() -> None:
+    """Forms of three lines have no header, and an invoice's number is not its page's."""
+    forms = [
+        column(60, [f"Report of day {n}", f"The water is {3 * n} cm.", "All is well."])
+        for n in range(1, 6)
+    ]
+    text = document.parse(draw_pdf(forms), BOUNDS).text
+    assert [f"Report of day {n}" in text for n in range(1, 6)] == [True] * 5
+    assert text.count("cm.") == text.count("All is well.") == 5
+    invoices = [
+        [
+            Drawn(60, 780, f"Invoice {4000 + 7 * n}"),
+            *column(60, [f"Item {n}{k} of the order." for k in "abcde"]),
+            Drawn(60, 40, f"Harbour office, page {n}"),
+        ]
+        for n in range(1, 6)
+    ]
+    text = document.parse(draw_pdf(invoices), BOUNDS).text
+    assert [f"Invoice {4000 + 7 * n}" in text for n in range(1, 6)] == [True] * 5
+    assert text.count("Harbour office") == 1
+
+
+def test_hyphens_of_compounds_stay_where_a_line_ends() -> None:
+    lines = [
+        "A state-of-the-",
+        "art kettle, an E-Mail-Adres-",
+        "se and Anne-",
+        "Marie at 20-",
+        "30.",
+    ]
+    text = document.parse(draw_pdf([column(60, lines)]), BOUNDS).text
+    assert " ".join(text.split()) == (
+        "A state-of-the-art kettle, an E-Mail-Adresse and Anne-Marie at 20-30."
+    )
+
+
+def test_a_table_of_wordy_cells_is_read_by_rows() -> None:
+    cells = [
+        ("Product", "Warranty in years", "Price"),
+        ("Kettle of steel", "two years from sale", "20"),
+        ("Toaster with a lid", "one year from sale", "35"),
+        ("Urn for forty cups", "five years from sale", "99"),
+    ]
+    drawn = [
+        Drawn(x, 700 - 16 * number, cell)
+        for number, row in enumerate(cells)
+        for x, cell in zip((50, 220, 420), row, strict=True)
+    ]
+    text = document.parse(draw_pdf([drawn]), BOUNDS).text
+    assert text.split("\n") == [" ".join(row) for row in cells]
+    # Three columns of prose beside one another are columns all the same.
+    beside = [
+        f"{name} {word} waits at the weir"
+        for word in ("alpha", "beta", "gamma")
+        for name in ("left", "mid", "right")
+    ]
+    drawn = [Drawn(40 + 180 * (n % 3), 700 - 14 * (n // 3), t, 9) for n, t in enumerate(beside)]
+    assert document.parse(draw_pdf([drawn]), BOUNDS).text.split("\n") == [
+        beside[n] for start in range(3) for n in range(start, 9, 3)
+    ]

@@ -1,0 +1,65 @@
+"""Pictures as files: what is written in them, by OCR."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from service.errors import InvalidRequest
+from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
+from service.gateway.documents.parsing.pdf.layout import Line, lines_of
+from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
+from service.gateway.documents.parsing.pdf.ocr import LONG_SIDE, Ocr
+from service.gateway.documents.parsing.pdf.ocr_limits import installed
+
+
+def parse(content: bytes, bounds: Bounds) -> ParsedFile:
+    """Parse a PNG, JPEG or TIFF, whose pictures are pages.
+
+    Raises:
+        InvalidRequest: OCR is off, or it is damaged, exceeds a limit or holds no text.
+    """
+    if not bounds.ocr_pages or not installed():
+        raise InvalidRequest(
+            "it is a picture: to read what is written in it, install kvstitch[ocr] and leave "
+            "KVSTITCH_OCR_PAGES above 0"
+        )
+    from PIL import Image
+
+    ocr = Ocr(bounds.ocr_pages)
+    try:
+        pages = _read(content, bounds, ocr)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InvalidRequest(f"it has more than {Image.MAX_IMAGE_PIXELS} pixels") from error
+    except OSError as error:
+        raise InvalidRequest("it is damaged: open it and save it anew") from error
+    out = TextBuilder(bounds)
+    vocabulary = Vocabulary(line.text for page in pages for line in page)
+    for number, text in enumerate(paragraphs(pages, vocabulary), 1):
+        if len(pages) > 1:
+            out.mark("page", str(number))
+        out.block(text)
+    if not any(pages):
+        raise InvalidRequest("it is a picture in which OCR can read nothing")
+    return out.finish(warnings=ocr.warnings())
+
+
+def _read(content: bytes, bounds: Bounds, ocr: Ocr) -> list[list[Line]]:
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    pages = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "TIFF"))
+        count = getattr(image, "n_frames", 1)
+        bounds.check_pages(count, "pictures")
+        for number in range(count):
+            image.seek(number)
+            upright = ImageOps.exif_transpose(image).convert("RGBA")
+            upright.thumbnail((LONG_SIDE, LONG_SIDE))
+            paper = Image.new("RGBA", upright.size, "white")
+            red_first = np.asarray(Image.alpha_composite(paper, upright).convert("RGB"))
+            words = ocr.words(np.ascontiguousarray(red_first[:, :, ::-1]), 0.5, str(number + 1))
+            pages.append(lines_of(words)[0])
+    return pages

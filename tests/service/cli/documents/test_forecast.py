@@ -1,0 +1,102 @@
+"""`kvstitch ingest` says beforehand what it will take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.cli import main
+from service.cli.documents.folder import scan
+from service.cli.documents.forecast import forecast
+from service.gateway.documents.stored_size import MEASURED_TOKENS, StoredSize
+from service.messages.replies import ModelInfo, Precomputed
+from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.rig import Rig
+
+__all__ = ["data", "folder", "rig"]
+MIB = 1024**2
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for number in range(4):
+        (docs / f"{number}.txt").write_text("word " * 200)
+    (docs / "scan.pdf").write_bytes(b"%" * 4000)
+    return docs
+
+
+def status(**fields: Any) -> dict[str, Any]:
+    return {
+        "model": {"codec": "raw"},
+        "ingest": {"tokens_per_s": 10.0, "kv_bytes_per_token": 1000.0},
+        "tiers": {
+            "memory": {"capacity_bytes": 1_000_000.0, "used_bytes": 450_000.0},
+            "ssd": {"capacity_bytes": 1e9, "used_bytes": 0.0},
+            "redis": {"capacity_bytes": 0.0},
+        },
+        **fields,
+    }
+
+
+def test_tokens_bytes_time_and_room(files: Path) -> None:
+    made = forecast(scan([str(files)]).sources, 5, status())
+    assert made is not None and (made.documents, made.file_bytes) == (5, 8000)
+    assert made.tokens == 1100  # 4,000 bytes of text, and a tenth of the PDF's
+    assert (made.kv_bytes, made.seconds) == (1_100_000, 110.0)
+    lines = "\n".join(made.lines())
+    assert "5 documents, 7.8 KiB: about 1,100 tokens, 1.0 MiB of KV (raw)" in lines
+    assert "about 2 min" in lines
+    assert "memory has room for 50 %, ssd has room for all" in lines and "redis" not in lines
+    assert "--codec int8" in lines
+
+
+def test_a_rate_that_nobody_knows_is_not_made_up(files: Path) -> None:
+    unknown = status(ingest={"tokens_per_s": None, "kv_bytes_per_token": 1.0})
+    made = forecast(scan([str(files)]).sources, 5, unknown)
+    assert made is not None and made.seconds is None
+    assert "when the first of them are stored" in "\n".join(made.lines())
+    assert "int8" not in "\n".join(made.lines())  # all tiers have room
+
+
+@pytest.mark.parametrize("without", ["ingest", "model"])
+def test_a_service_that_says_nothing(files: Path, without: str) -> None:
+    assert forecast(scan([str(files)]).sources, 5, status(**{without: None})) is None
+
+
+def test_it_is_said_before_and_measured_afterwards(
+    rig: Rig, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["ingest", *(str(files / f"{n}.txt") for n in range(4)), "--url", rig.url]
+    assert main(given) == 0
+    said = capsys.readouterr().err
+    assert "4 documents, 3.9 KiB: about 1,000 tokens" in said
+    assert rig.http.get("/status").json()["ingest"]["kv_bytes_per_token"] > 0
+    assert main([*given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forecast"]["tokens"] == 1000
+
+
+def model(**fields: Any) -> ModelInfo:
+    given: dict[str, Any] = {
+        "name": "m", "fingerprint": "f", "family": "llama", "layers": 2, "kv_heads": 1,
+        "head_dim": 8, "dtype": "bfloat16", "max_context": 64, "kv_bytes_per_token": 1600,
+        "codec": "raw", "device": "cpu", **fields,
+    }  # fmt: skip
+    return ModelInfo(**given)
+
+
+def test_bytes_per_token_are_expected_by_codec_and_then_measured() -> None:
+    stored = StoredSize(copies=2)
+    assert stored.bytes_per_token(model()) == 3200
+    assert stored.bytes_per_token(model(codec="int8")) == 1700
+    assert stored.bytes_per_token(model(dtype="float32", codec="int8")) == 850
+    reply = Precomputed("1", 1, "stored", 5000, 1.0)
+    stored.add(reply, MEASURED_TOKENS - 1)
+    assert stored.bytes_per_token(model()) == 3200
+    stored.add(Precomputed("1", 1, "present", 0, 0.0), 5000)
+    stored.add(reply, 1)
+    assert stored.bytes_per_token(model()) == pytest.approx(10_000 / MEASURED_TOKENS)

@@ -1,0 +1,104 @@
+"""Tables of reStructuredText become lines that name their columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.gateway.documents.parsing.markup.text_files import parse_rst
+from service.gateway.documents.parsing.parsed_file import Bounds
+
+BOUNDS = Bounds(10, 10_000)
+GRID = """\
++----------+------------------+
+| Product  | Price            |
+|          | in euros         |
++==========+==================+
+| Kettle   | 20               |
+|          |                  |
+|          | * steel: 25      |
+|          | * glass: 30      |
++----------+------------------+
+| Toaster  | 35               |
++          +------------------+
+|          | 40 with a lid    |
++----------+------------------+
+"""
+GRID_ROWS = [
+    "Product: Kettle | Price in euros: 20; steel: 25; glass: 30",
+    "Product: Toaster | Price in euros: 35",
+    "Product: Toaster | Price in euros: 40 with a lid",
+]
+SIMPLE = """\
+======  =====  ========
+Product        Warranty
+-------------  --------
+Kind    Size   Years
+======  =====  ========
+Kettle  small  2
+Urn     large  3, with
+               a receipt
+======  =====  ========
+"""
+LIST = """\
+.. list-table:: Birds of Lorvik
+   :header-rows: 1
+
+   * - Bird
+     - Place
+   * - Heron
+     - ``weir``
+   * - Coot
+     -
+"""
+CSV = """\
+.. csv-table:: Prices
+   :header: "Product", "Price"
+
+   "Kettle, small", 20
+   Urn, 60
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        (GRID, GRID_ROWS),
+        (
+            SIMPLE,
+            [
+                "Product Kind: Kettle | Product Size: small | Warranty Years: 2",
+                "Product Kind: Urn | Product Size: large | Warranty Years: 3, with a receipt",
+            ],
+        ),
+        (LIST, ["Birds of Lorvik", "Bird: Heron | Place: weir", "Bird: Coot"]),
+        (CSV, ["Prices", "Product: Kettle, small | Price: 20", "Product: Urn | Price: 60"]),
+    ],
+    ids=["grid", "simple", "list", "csv"],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_rows_name_their_columns(table: str, rows: list[str], end: str) -> None:
+    text = f"Manual\n======\n\nBefore.\n\n{table}\nParts\n-----\n\nAfter.\n"
+    parsed = parse_rst(text.replace("\n", end).encode(), BOUNDS)
+    lines = parsed.text.splitlines()
+    assert lines[:5] == ["Manual", "======", "", "Before.", ""]
+    assert lines[5 : 5 + len(rows)] == rows
+    assert lines[5 + len(rows) :] == ["", "Parts", "-----", "", "After."]
+    assert [(mark[2], parsed.text[mark[0] :][:5]) for mark in parsed.marks] == [
+        ("Manual", "Manua"),
+        ("Parts", "Parts"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Drawn::\n\n" + "".join(f"   {line}\n" for line in GRID.splitlines()),
+        GRID.replace("| Kettle   | 20 ", "| Kettles of steel | 20 "),  # a broken one
+        "=====\nTitle\n=====\n\nText.",
+        "===  ===\nnever ended",
+        ".. csv-table::\n   :file: /etc/passwd\n",
+    ],
+    ids=["code", "broken", "title", "open", "file"],
+)
+def test_what_is_no_table_stays_as_it_is(text: str) -> None:
+    assert parse_rst(text.encode(), BOUNDS).text == text
