@@ -23,7 +23,7 @@ from tests.fakes.issuer import AUDIENCE, Issuer, issuing, part
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.rig import Rig, running, until
 
-OF_ISSUER = {"oidc_audience": AUDIENCE, "oidc_refetch_s": 0.01}
+OF_ISSUER: dict[str, Any] = {"oidc_audience": AUDIENCE, "oidc_refetch_s": 0.01}
 Open = Callable[..., Rig]
 
 
@@ -129,7 +129,7 @@ def test_claims_that_are_wrong(issued: Rig, module_issuer: Issuer, name: str) ->
 
 
 def test_a_subject_that_is_no_text(issued: Rig, module_issuer: Issuer) -> None:
-    private = module_issuer.keys["first"][1]
+    private: Any = module_issuer.keys["first"][1]
     claims = part(module_issuer.claims(sub=7))
     signed = f"{part({'alg': 'RS256', 'kid': 'first'})}.{claims}"
     signature = jwt.algorithms.RSAAlgorithm(jwt.algorithms.RSAAlgorithm.SHA256).sign(
@@ -142,7 +142,8 @@ def test_a_subject_that_is_no_text(issued: Rig, module_issuer: Issuer) -> None:
 def test_clocks_may_differ_a_little(issued: Rig, module_issuer: Issuer) -> None:
     """By oidc_clock_skew_s, 30 s here."""
     now = int(time.time())
-    for late in ({"exp": now - 10}, {"nbf": now + 10}, {"iat": now + 10}):
+    lates: list[dict[str, Any]] = [{"exp": now - 10}, {"nbf": now + 10}, {"iat": now + 10}]
+    for late in lates:
         assert asked(issued, module_issuer.token(**late)).status_code == 200
     refused(issued, module_issuer.token(exp=now - 31), "exp", "expired")
     refused(issued, module_issuer.token(nbf=now + 90), "nbf", "clock")
@@ -372,7 +373,8 @@ def test_scopes_come_from_claims(issuer: Issuer, serving: Open) -> None:
     assert asked(rig, nothing).status_code == 403
     assert asked(rig, nothing, "/admin/jobs").status_code == 200
     named = "https://example.com/roles"
-    other = issuer.token(**{named: ["rag-ops"]})
+    claims: dict[str, Any] = {named: ["rag-ops"]}
+    other = issuer.token(**claims)
     assert asked(rig, other, "/status").status_code == 403
 
 
@@ -394,6 +396,7 @@ def test_the_tenant_comes_from_a_claim(issuer: Issuer, serving: Open) -> None:
         token = issuer.token(org={"id": tenant})
         assert rig.http.post("/v1/rag/generate", json=body, headers=bearer(token)).is_success
     assert [m.tenant for m in worker.seen(Generate) if isinstance(m, Generate)] == ["red", "blue"]
+    wrong: dict[str, Any]
     for wrong in ({}, {"org": "red"}, {"org": {"id": ""}}, {"org": {"id": None}}):
         refused(rig, issuer.token(**wrong), "org.id", "lacks the claim 'org.id'")
     for wrong in ({"org": {"id": 5}}, {"org": {"id": "r\n"}}, {"org": {"id": "r" * 65}}):
