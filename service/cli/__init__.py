@@ -16,7 +16,18 @@ from functools import partial
 
 from kvstitch.client import errors
 from service import __version__
-from service.cli import administration, ask, bulk, cluster, evaluation, model, serve, status, tune
+from service.cli import (
+    administration,
+    ask,
+    bulk,
+    cluster,
+    evaluation,
+    mcp,
+    model,
+    serve,
+    status,
+    tune,
+)
 from service.cli.doctor import doctor
 from service.cli.documents import documents, ingest, jobs
 from service.cli.options import DEFAULT_URL
@@ -84,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
         ("worker", "run a worker that gateways share", serve.add_worker_arguments),
         ("ingest", "put documents into a running service", ingest.add_arguments),
         ("ask", "ask a running service", ask.add_arguments),
+        ("mcp", "a running service's tools for agents, on stdin and stdout", mcp.add_arguments),
         ("eval", "how well it finds what your questions should find", evaluation.add_arguments),
         ("bulk", "very many documents into a fleet's tiers, on Ray", bulk.add_arguments),
         ("jobs", "what became of accepted documents", jobs.add_arguments),

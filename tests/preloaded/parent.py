@@ -24,6 +24,7 @@ PRELOADED = (
     "service.worker.__main__",
     "service.gateway.server",
     "service.cli.serve",
+    "mcp.server.streamable_http_manager",
     "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",
     "uvicorn.protocols.websockets.auto",

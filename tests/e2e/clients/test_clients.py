@@ -70,6 +70,12 @@ def test_pydantic_ai(run_python: RunClient) -> None:
         assert found[kind] in ANIMALS
 
 
+def test_agents_over_mcp(run_python: RunClient) -> None:
+    found = run_python("mcp_agents.py")
+    assert found["pydantic_ai"] == ["goat [1]", "quentin"]
+    assert found["agents"] == [["search", "ask", "documents"], "goat [1]", "quentin"]
+
+
 def test_instructor(run_python: RunClient) -> None:
     found = run_python("instructor_client.py")
     assert found["TOOLS"] in ANIMALS and found["JSON_SCHEMA"] in ANIMALS

@@ -149,7 +149,7 @@ def running(
         worker.address = address
     options: dict[str, Any] = {"command": command} if command else {}
     gateway = Gateway(
-        load(model=str(folder), data_dir=data, port=0, **settings),
+        load(**{"model": str(folder), "data_dir": data, "port": 0, **settings}),
         folder,
         embedder=embedder or HashingEmbedder(),
         processes=ProcessOptions(

@@ -23,6 +23,7 @@ from retriever.readers import View
 from service.messages.requests import Generate, Precompute, Purge
 from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.fakes.worker import FakeWorker
+from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
 
@@ -299,6 +300,29 @@ def receipt(world: World, who: Member, rng: random.Random) -> Iterator[httpx.Res
         yield who.http.get(f"/admin/receipts/{receipt_id}")
 
 
+def tools(world: World, who: Member, rng: random.Random) -> Iterator[httpx.Response]:
+    def call(tool: str, **arguments: Any) -> httpx.Response:
+        return who.http.post("/mcp", **mcp_call(tool, arguments))
+
+    for asked in questions(world, rng):
+        text = asked.pop("text")
+        del asked["retrieval"]
+        yield call("search", query=text, **asked)
+        yield call("ask", question=text, **asked)
+    for collection in ("default", "second"):
+        yield call("documents", collection=collection, limit=1000)
+    for each in some(world, rng):
+        yield call("documents", named=each.words[0], collection=each.collection)
+        yield call("documents", filter={"word": each.words[3]}, collection=each.collection)
+        found = call("documents", doc_id=each.doc_id, collection=each.collection)
+        if each in who.hidden([each]):
+            nothing = call("documents", doc_id=f"nothing{each.suffix}", collection=each.collection)
+            assert found.json()["result"]["isError"], "as what does not exist"
+            assert nothing.text.replace("nothing", each.words[0]) == found.text
+        else:
+            yield found
+
+
 def get(path: str) -> Calls:
     def calls(world: World, who: Member, rng: random.Random) -> Iterator[httpx.Response]:
         yield who.http.get(path)
@@ -325,6 +349,7 @@ CALLS: dict[str, Calls] = {
     "DELETE /admin/jobs/{job_id}": job("DELETE"),
     "POST /admin/precompute": overwrite,
     "POST /admin/deletions": delete_many,
+    "POST /mcp": tools,
     "GET /metrics": get("/metrics"),
     "GET /status": get("/status"),
 }
@@ -337,7 +362,7 @@ AT_THE_END: dict[str, Calls] = {
 }
 NOTHING_OF_DOCUMENTS = {
     "POST /v1/rerank", "POST /v1/embeddings", "GET /v1/models", "GET /v1/models/{model_id:path}",
-    "GET /v1/methods", "GET /admin/gate", "POST /admin/gate/reset", "GET /health",
+    "GET /v1/methods", "GET /admin/gate", "DELETE /mcp", "POST /admin/gate/reset", "GET /health",
     "GET /health/live", "GET /health/ready", "GET /", "GET /docs",
 }  # fmt: skip
 

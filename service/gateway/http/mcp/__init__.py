@@ -1,0 +1,1 @@
+"""The Model Context Protocol at /mcp: the service as tools of an agent."""
