@@ -11,6 +11,7 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── Unroutable                4xx  phrase of the status    no such path or method
 │   └── UnsupportedMediaType  415  unsupported_media_type  the body has a type nobody can ingest
 ├── Unauthenticated           401  invalid_api_key         no API key, or not a valid one
+│   └── InvalidToken          401  invalid_token           `field` says which claim of it is wrong
 ├── Forbidden                 403  missing_scope           the API key lacks a scope
 │   ├── BoundToAdapter        403  adapter_not_allowed     the API key is bound to another adapter
 │   └── ForeignOrigin         403  foreign_origin          a page of another site wants to write
@@ -25,6 +26,7 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
 ├── WorkerUnavailable         503  worker_unavailable      the worker is starting or gone
 │   └── TierUnreached         503  worker_unavailable      a storage tier did not take a purge
+├── IdentityUnavailable       503  identity_unavailable    the issuer's public keys cannot be read
 ├── DatabaseUnavailable       503  database_unavailable    PostgreSQL does not answer
 ├── RerankerFailed            503  reranker_failed         the reranker's endpoint failed or is late
 ├── DiskFull                  507  disk_full               nothing can be stored until there is room
@@ -115,6 +117,10 @@ class Unauthenticated(KvstitchError):
     code, status = "invalid_api_key", 401
 
 
+class InvalidToken(Unauthenticated):
+    code = "invalid_token"
+
+
 class Forbidden(KvstitchError):
     code, status = "missing_scope", 403
 
@@ -169,6 +175,10 @@ class WorkerUnavailable(KvstitchError):
 
 class TierUnreached(WorkerUnavailable):
     pass
+
+
+class IdentityUnavailable(KvstitchError):
+    code, status = "identity_unavailable", 503
 
 
 class DatabaseUnavailable(KvstitchError):

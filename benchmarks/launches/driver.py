@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -40,7 +41,7 @@ class Kernel:
         self._tally = tally
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return self._launch
+        return partial(self._launch, GRID=grid)
 
     def _launch(self, *args: Any, **options: Any) -> None:
         self._tally.book("triton", self._work.__name__)

@@ -11,7 +11,7 @@ KvstitchError
     │   ├── BodyTooLarge      the body or a document exceeds a limit
     │   ├── PromptTooLong     the prompt exceeds the model's context
     │   └── Unsupported       a known field of OpenAI's that is not supported
-    ├── Unauthenticated       no API key, or not a valid one
+    ├── Unauthenticated       no API key or token, or not a valid one
     ├── Forbidden             the API key lacks a scope
     ├── NotFound              unknown document, job, receipt or path
     │   └── ModelNotFound     a model name that is not served
@@ -168,6 +168,7 @@ BY_CODE: dict[str, type[ServiceError]] = {
     "unsupported": Unsupported,
     "unsupported_media_type": InvalidRequest,
     "invalid_api_key": Unauthenticated,
+    "invalid_token": Unauthenticated,
     "missing_scope": Forbidden,
     "adapter_not_allowed": Forbidden,
     "foreign_origin": Forbidden,
@@ -181,6 +182,7 @@ BY_CODE: dict[str, type[ServiceError]] = {
     "overloaded": Unavailable,
     "worker_unavailable": Unavailable,
     "database_unavailable": Unavailable,
+    "identity_unavailable": Unavailable,
     "reranker_failed": RerankerFailed,
     "disk_full": DiskFull,
     "deadline_exceeded": DeadlineExceeded,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from retriever.readers import ALL_GROUPS, View
 from service.cli.output import console, emit, table
 from service.cli.service_client import WrongArgument
-from service.gateway.auth.key_text import SCOPES
 from service.gateway.auth.quotas import Limits
 from service.gateway.schemas.fields import composed
 from service.settings import default_data_dir, load
+from service.settings.fields import SCOPES
 
 if TYPE_CHECKING:
     from service.gateway.auth.keys import KeyStore, StoredKey

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from retriever import Embedder, Retriever
 from service.errors import InvalidSetting, KvstitchError
@@ -41,6 +41,9 @@ from service.grammars.processes import GrammarProcesses
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
 from service.shared.tracing import Tracing
+
+if TYPE_CHECKING:
+    from service.gateway.auth.tokens import TokenVerifier
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +99,12 @@ class Gateway:
             settings.tenant_tokens_per_minute,
         )
         self._quotas = Quotas(per_tenant, self._counters)
+        self._tokens = self._token_verifier()
         self.access = Access(
-            self._databases.keys, self._quotas, allow_anonymous=settings.allow_anonymous
+            self._databases.keys,
+            self._quotas,
+            allow_anonymous=settings.allow_anonymous,
+            tokens=self._tokens,
         )
         self.limiter = ConcurrencyLimiter(
             max_running=settings.max_running * settings.workers,
@@ -230,6 +237,8 @@ class Gateway:
         await self.corpus.close()
         await self._workers.close()
         await self._counters.close()
+        if self._tokens is not None:
+            await self._tokens.close()
         self.embeddings.close()
         await asyncio.to_thread(self._forms.close)
         await self.retriever.close()
@@ -272,6 +281,17 @@ class Gateway:
             lambda: self.settings.tenant_secret or self._databases.tenants_secret(),
             self.metrics,
         )
+
+    def _token_verifier(self) -> TokenVerifier | None:
+        if not self.settings.oidc_issuer:
+            return None
+        try:
+            from service.gateway.auth.tokens import TokenVerifier
+        except ImportError as error:
+            raise InvalidSetting(
+                "oidc_issuer is set, and PyJWT is not installed: pip install 'kvstitch[oidc]'"
+            ) from error
+        return TokenVerifier(self.settings)
 
     async def _load(self) -> None:
         try:

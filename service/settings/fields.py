@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator
+
+SCOPES: Final = ("generate", "ingest", "admin", "metrics")
+"""What an API key or a token may do (docs/api-admin.md#keys)."""
 
 
 def default_data_dir() -> Path:
@@ -29,6 +33,16 @@ def demo_model() -> Path:
 def parts(value: str) -> list[str]:
     """Return what stands between the commas, without blanks."""
     return [part for part in map(str.strip, value.split(",")) if part]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def named_folders(value: str) -> dict[str, Path]:

@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.errors import InvalidSetting
 from service.settings.answering import ModelSettings, RetrievalSettings
 from service.settings.fields import named_folders, parts
+from service.settings.identity import IdentitySettings
 from service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
 from service.settings.storage import PlaceSettings, TierSettings
 from service.shared import fleet_secret
@@ -31,6 +32,7 @@ class Settings(
     ModelSettings,
     PlaceSettings,
     AccessSettings,
+    IdentitySettings,
     ProcessSettings,
     TierSettings,
     RetrievalSettings,
@@ -169,5 +171,6 @@ def _explain(fault: Any) -> str:
     name = ".".join(str(part) for part in fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    given = "…" if name == "fleet_secret" and fault["input"] else repr(fault["input"])
+    secret = name in Settings.model_fields and not Settings.model_fields[name].repr
+    given = "…" if secret and fault["input"] else repr(fault["input"])
     return f"{name} ({PREFIX}{name.upper()}) = {given}: {message}"

@@ -17,12 +17,12 @@ from service.cli.doctor import Finding, fail, ok, warn
 from service.cli.doctor.data_folder import served_by
 from service.cli.output import size
 from service.errors import KvstitchError
-from service.gateway.auth.access import is_loopback
 from service.gateway.auth.keys import StoredKey
 from service.gateway.databases import key_store
 from service.gateway.fleet.discovery import look_up
 from service.gateway.server import listen
 from service.settings import Settings
+from service.settings.fields import is_loopback
 from service.shared.worker_settings import MIB
 
 PATIENCE_S = 2.0

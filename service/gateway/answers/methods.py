@@ -205,14 +205,14 @@ def chosen_adapter(asked: str | None, principal: Principal, ready: Ready) -> str
     bound = principal.adapter
     if bound and asked not in (None, bound):
         raise BoundToAdapter(
-            f"the API key {principal.key_id} is bound to the adapter {bound!r}: leave adapter out, "
+            f"{principal.credential} is bound to the adapter {bound!r}: leave adapter out, "
             "or use another key",
             field="adapter",
         )
     name = asked if asked is not None else bound
     if name and name not in {each.name for each in ready.adapters}:
         names = ", ".join(sorted(each.name for each in ready.adapters)) or "none"
-        of_key = f" (that of the API key {principal.key_id})" if bound else ""
+        of_key = f" (that of {principal.credential})" if bound else ""
         raise InvalidRequest(
             f"there is no adapter {name!r}{of_key}: this service has {names}", field="adapter"
         )

@@ -1,27 +1,35 @@
 """Decides who a request is from and what it may do.
 
-    header ── key ── key store ── Principal(tenant, view) ── required scope ── quotas ── route
+    header ─┬─ key ─── key store ─┬─ Principal(tenant, view) ── required scope ── quotas ── route
+            └─ token ─ issuer ────┘
 
-A service without keys is open, and every sender is ANONYMOUS. As soon as the first key has been
-made every request needs one, unless `allow_anonymous` is set.
+A service without keys and without an issuer of tokens is open, and every sender is ANONYMOUS. As
+soon as the first key has been made, or an issuer is set, every request needs one, unless
+`allow_anonymous` is set.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from retriever.readers import EVERYTHING, View
 from service.errors import Forbidden, InvalidSetting, Unauthenticated
-from service.gateway.auth.key_text import KEY_PREFIX, SCOPES
+from service.gateway.auth.claims import Identity
+from service.gateway.auth.key_text import KEY_PREFIX
 from service.gateway.auth.keys import StoredKey
 from service.gateway.auth.quotas import Limits, Quotas
+from service.settings.fields import SCOPES, is_loopback
 
 _KEY_NEEDED: Final = (
     "an API key is needed: send it as `Authorization: Bearer kvs_…` or `x-api-key: kvs_…` "
     "(`kvstitch keys create` makes one)"
+)
+_KEY_OR_TOKEN_NEEDED: Final = (
+    "an API key or a token is needed: send it as `Authorization: Bearer …`; the issuer of tokens "
+    "that is set gives you one"
 )
 
 
@@ -35,9 +43,9 @@ class Principal:
 
     Attributes:
         tenant: Whose documents it sees; "" is the unnamed tenant.
-        key_id: Of its API key; "": it has none.
-        scopes: What the key may do.
-        limits: The key's quotas.
+        key_id: Of its API key, or `sub:` and the subject of its token; "": it has neither.
+        scopes: What the key or token may do.
+        limits: Its quotas.
         spend_tokens: Counts tokens of prompt and answer against the quotas of key and tenant.
         adapter: The LoRA adapter that the key is bound to; "": none.
         view: What it may read of the tenant's documents.
@@ -51,7 +59,15 @@ class Principal:
     adapter: str = ""
     view: View = EVERYTHING
 
+    @property
+    def credential(self) -> str:
+        """What it was let in by, for messages."""
+        if self.key_id.startswith(SUBJECT):
+            return f"the token of {self.key_id.removeprefix(SUBJECT)}"
+        return f"the API key {self.key_id}"
 
+
+SUBJECT: Final = "sub:"
 ANONYMOUS = Principal("", "", frozenset(SCOPES))
 
 
@@ -63,46 +79,65 @@ class Keys(Protocol):
     def any(self) -> bool: ...
 
 
-class Access:
-    """Looks every key up anew, so that a revoked key is refused as soon as it is known."""
+class Tokens(Protocol):
+    """Verifies tokens of an issuer; see `TokenVerifier`."""
 
-    def __init__(self, keys: Keys, quotas: Quotas, *, allow_anonymous: bool) -> None:
+    async def verify(self, token: str) -> Identity: ...
+
+
+class Access:
+    """Looks every key up anew, so that a revoked key is refused as soon as it is known.
+
+    Args:
+        keys: The API keys.
+        quotas: Count what senders use.
+        allow_anonymous: Whether requests are served without either.
+        tokens: Verifies what is no API key; None: tokens are not taken.
+    """
+
+    def __init__(
+        self, keys: Keys, quotas: Quotas, *, allow_anonymous: bool, tokens: Tokens | None = None
+    ) -> None:
         self._keys = keys
+        self._tokens = tokens
         self._quotas = quotas
         self._allow_anonymous = allow_anonymous
 
     @property
     def open(self) -> bool:
-        """Whether a request without a key is served."""
-        return self._allow_anonymous or not self._keys.any()
+        """Whether a request without a key or token is served."""
+        return self._allow_anonymous or (self._tokens is None and not self._keys.any())
 
     def check_exposure(self, host: str) -> None:
         """Raise InvalidSetting if anyone could use the service at this address without a key."""
         if self.open and not self._allow_anonymous and not is_loopback(host):
             raise InvalidSetting(
                 f"host is {host}, which others can reach, and there is no API key: make one with "
-                "`kvstitch keys create`, or set KVSTITCH_ALLOW_ANONYMOUS=true if something else "
-                "decides who gets through"
+                "`kvstitch keys create`, set KVSTITCH_OIDC_ISSUER, or set "
+                "KVSTITCH_ALLOW_ANONYMOUS=true if something else decides who gets through"
             )
 
-    def authenticate(self, headers: Mapping[str, str]) -> Principal:
+    async def authenticate(self, headers: Mapping[str, str]) -> Principal:
         """Return the sender of a request with these headers.
 
         Raises:
-            Unauthenticated: A key is needed, or this one is not valid.
+            Unauthenticated: A key or token is needed, or this one is not valid.
+            IdentityUnavailable: A token cannot be verified now.
         """
         sent_key = _key_in(headers)
+        if self._tokens is not None and sent_key is not None and _is_token(sent_key):
+            return self._of_token(await self._tokens.verify(sent_key))
         is_open = self.open
         if sent_key is None or (is_open and not sent_key.startswith(KEY_PREFIX)):
             if is_open:
                 return ANONYMOUS
-            raise Unauthenticated(_KEY_NEEDED)
+            raise Unauthenticated(_KEY_NEEDED if self._tokens is None else _KEY_OR_TOKEN_NEEDED)
         key = self._keys.find(sent_key)
         if key is None:
             raise Unauthenticated(
                 "the API key is not valid: it was mistyped, revoked, or has expired"
             )
-        return self._principal(key)
+        return self._of_key(key)
 
     async def admit(self, principal: Principal, scope: str, *, counted: bool) -> None:
         """Let a request through.
@@ -118,18 +153,32 @@ class Access:
         """
         if scope not in principal.scopes:
             raise Forbidden(
-                f"the API key {principal.key_id} lacks the scope {scope!r} (it has "
+                f"{principal.credential} lacks the scope {scope!r} (it has "
                 f"{', '.join(sorted(principal.scopes)) or 'none'}): use another key"
             )
         if counted:
             await self._quotas.enter(principal.tenant, principal.key_id, principal.limits)
 
-    def _principal(self, key: StoredKey) -> Principal:
-        def spend(tokens: int) -> None:
-            self._quotas.spend(key.tenant, key.key_id, key.limits, tokens)
-
+    def _of_key(self, key: StoredKey) -> Principal:
         return Principal(
-            key.tenant, key.key_id, key.scopes, key.limits, spend, key.adapter, key.view
+            key.tenant,
+            key.key_id,
+            key.scopes,
+            key.limits,
+            partial(self._quotas.spend, key.tenant, key.key_id, key.limits),
+            adapter=key.adapter,
+            view=key.view,
+        )
+
+    def _of_token(self, sender: Identity) -> Principal:
+        key_id = f"{SUBJECT}{sender.subject}"
+        return Principal(
+            sender.tenant,
+            key_id,
+            sender.scopes,
+            sender.limits,
+            partial(self._quotas.spend, sender.tenant, key_id, sender.limits),
+            view=sender.view,
         )
 
 
@@ -140,11 +189,6 @@ def _key_in(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key", "").strip() or None
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _is_token(text: str) -> bool:
+    """Return whether a text has the three parts of a JWT; no other key that is sent has them."""
+    return text.count(".") == 2 and not text.startswith(KEY_PREFIX)

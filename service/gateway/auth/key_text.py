@@ -13,7 +13,6 @@ import secrets
 from typing import Final
 
 KEY_PREFIX: Final = "kvs_"
-SCOPES: Final = ("generate", "ingest", "admin", "metrics")
 _KEY = re.compile(r"kvs_([0-9a-f]{16})_([0-9a-f]{64})")
 
 

@@ -21,6 +21,7 @@ from service.gateway.auth import key_text
 from service.gateway.auth.quotas import Limits
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import KEYS, keys
+from service.settings.fields import SCOPES
 
 MAX_NAME_CHARS = 64
 
@@ -76,7 +77,7 @@ class KeyStore:
         name: str = "",
         adapter: str = "",
         view: View = EVERYTHING,
-        scopes: frozenset[str] = frozenset(key_text.SCOPES),
+        scopes: frozenset[str] = frozenset(SCOPES),
         limits: Limits | None = None,
         expires: float | None = None,
     ) -> tuple[str, StoredKey]:
@@ -99,9 +100,9 @@ class KeyStore:
                 have such a name.
         """
         limits = limits or Limits()
-        if unknown := scopes - set(key_text.SCOPES):
+        if unknown := scopes - set(SCOPES):
             raise InvalidRequest(
-                f"there is no scope {sorted(unknown)[0]!r}: use {', '.join(key_text.SCOPES)}",
+                f"there is no scope {sorted(unknown)[0]!r}: use {', '.join(SCOPES)}",
                 field="scopes",
             )
         for field, value in (("tenant", tenant), ("name", name), ("adapter", adapter)):

@@ -301,7 +301,7 @@ async def _allowed(
     async for document in documents:
         if not principal.view.may_give(document.readers):
             raise Forbidden(
-                f"readers of {document.doc_id!r}: the API key {principal.key_id} belongs to "
+                f"readers of {document.doc_id!r}: {principal.credential} belongs to "
                 f"{principal.view.name or 'no group'}, so it may not store documents for "
                 f"{document.readers}: name groups of the key, or use another one"
             )

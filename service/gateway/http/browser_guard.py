@@ -19,10 +19,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import ForeignOrigin, UnknownHost
-from service.gateway.auth.access import is_loopback
 from service.gateway.http.problems import respond
 from service.settings import Settings
-from service.settings.fields import parts
+from service.settings.fields import is_loopback, parts
 
 READING_METHODS = ("GET", "HEAD", "OPTIONS")
 ANY = "*"

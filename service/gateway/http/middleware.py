@@ -159,7 +159,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_public(scope["path"]):
             try:
-                principal = self._access.authenticate(Headers(scope=scope))
+                principal = await self._access.authenticate(Headers(scope=scope))
             except KvstitchError as error:
                 await respond(Request(scope), error)(scope, receive, send)
                 return

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from service.errors import KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
+from service.errors import InvalidToken, KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
 from service.gateway.json_content import from_validation
 
 _OPENAI_ERROR_TYPES = {
@@ -29,6 +29,7 @@ _OPENAI_ERROR_TYPES = {
 }
 # Words that OpenAI's clients decide by, where they are not ours.
 _OPENAI_CODES = {"prompt_too_long": "context_length_exceeded"}
+_REALM = 'Bearer realm="kvstitch"'
 RETRY_AFTER_S = 5.0  # where the error does not say
 # OpenAI's clients expect 400, not 422, for an invalid request.
 OPENAI_PATHS = tuple(
@@ -78,7 +79,9 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
     """Return the response for an error, in the form that the request's path calls for."""
     headers = {}
     if error.status == 401:
-        headers["WWW-Authenticate"] = 'Bearer realm="kvstitch"'
+        headers["WWW-Authenticate"] = _challenge(error)
+    if error.code == "missing_scope":
+        headers["WWW-Authenticate"] = f'{_REALM}, error="insufficient_scope"'
     if error.status == 408:
         headers["Connection"] = "close"  # the rest of the body would come as slowly
     if error.status in (429, 503):
@@ -103,6 +106,14 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
         problem["field"] = sendable(error.field)
     media_type = "application/problem+json"
     return JSONResponse(problem, error.status, headers, media_type=media_type)
+
+
+def _challenge(error: KvstitchError) -> str:
+    """Return what RFC 6750 has clients told; without a token, nothing is said of one."""
+    if not isinstance(error, InvalidToken):
+        return _REALM
+    said = "".join(c for c in error.message if " " <= c <= "~" and c not in '"\\')
+    return f'{_REALM}, error="invalid_token", error_description="{said}"'
 
 
 def openai_error(error: KvstitchError) -> dict[str, Any]:

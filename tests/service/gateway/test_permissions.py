@@ -21,6 +21,7 @@ from fastapi.routing import APIRoute
 import service.gateway.http.routes
 from retriever.readers import View
 from service.messages.requests import Generate, Precompute, Purge
+from tests.fakes.issuer import AUDIENCE, Issuer, issuing
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.model_folders import byte_tokenizer
 from tests.service.gateway.rig import Rig, running, until
@@ -104,14 +105,42 @@ def open_rig(folder: Path, data: Path, create: Create) -> Iterator[Callable[...,
         manager.__exit__(None, None, None)
 
 
-@pytest.fixture
-def world(open_rig: Callable[..., Rig], create: Create) -> Iterator[World]:
+def bearer(rig: Rig, issuer: Issuer, groups: Sequence[str] | None) -> Member:
+    """Somebody with a token, whose groups are claims of it."""
+    claimed = ["everything"] if groups is None else list(groups)
+    token = issuer.token(sub=f"of {claimed}", groups=claimed)
+    http = httpx.Client(base_url=rig.url, timeout=30, headers={"Authorization": f"Bearer {token}"})
+    return Member(http, View(None if groups is None else frozenset(groups)))
+
+
+@pytest.fixture(params=["keys", "tokens"])
+def world(
+    open_rig: Callable[..., Rig], create: Create, request: pytest.FixtureRequest
+) -> Iterator[World]:
     """Documents of random readers in two collections, sent by who may."""
     rng = random.Random(4)
-    rig = open_rig(prefix_mode="primer", companions=2, primers=1)
+    with issuing() as issuer:
+        tokens = {"oidc_issuer": issuer.name, "oidc_audience": AUDIENCE,
+                  "oidc_all_groups": "everything"}  # fmt: skip
+        by_tokens = request.param == "tokens"
+        rig = open_rig(
+            prefix_mode="primer", companions=2, primers=1, **(tokens if by_tokens else {})
+        )
+        yield from made_world(
+            rig,
+            rng,
+            lambda groups: (
+                bearer(rig, issuer, groups) if by_tokens else member(rig, create, groups)
+            ),
+        )
+
+
+def made_world(
+    rig: Rig, rng: random.Random, new_member: Callable[[Sequence[str] | None], Member]
+) -> Iterator[World]:
     subsets = [list(some) for size in range(3) for some in combinations(GROUPS, size)]
     wanted: list[list[str] | None] = [None, [], *rng.sample(subsets[1:], 3)]
-    members = [member(rig, create, groups) for groups in wanted]
+    members = [new_member(groups) for groups in wanted]
     documents = [
         Secret(number, rng.choice(subsets), rng.choice(["default", "default", "second"]),
                rng.choice(["", "", "/text", ".md"]))

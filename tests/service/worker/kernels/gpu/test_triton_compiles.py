@@ -76,7 +76,7 @@ def test_placement_rounds_every_product(
 ) -> None:
     """As torch does: no product is fused into a sum."""
     stored = INT8 if codec == "int8" else BF16
-    types = [stored, FP16, INT64, INT64, FP32, FP32, BF16, BF16, "i64", "i64"]
+    types = [stored, FP16, INT64, INT64, FP32, FP32, BF16, BF16, INT64, *["i64"] * 2, *["i32"] * 2]
     constants = {
         "SCALED": codec == "int8", "HALF": 48, "WIDTH": 64, "ROWS": kv_placement_gpu.ROWS,
         "COLUMNS": kv_placement_gpu.COLUMNS,
