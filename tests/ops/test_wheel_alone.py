@@ -69,7 +69,14 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch = [f"torch=={version('torch')}"]
     if url := os.environ.get("TORCH_INDEX_URL"):
         torch += ["--extra-index-url", url]
-    pip = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "--no-compile"]
+    pip: list[str | Path] = [
+        folder / "venv/bin/python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-compile",
+    ]
     run([*pip, "-c", tools.REPOSITORY / "constraints.txt", *torch, wheel], folder)
     return folder / "venv/bin"
 
