@@ -20,6 +20,7 @@ _FORMATS = (
     ("text", "text/plain", (".txt", ".text")),
     ("md", "text/markdown", (".md", ".markdown")),
     ("rst", "text/x-rst", (".rst",)),
+    ("adoc", "text/asciidoc", (".adoc", ".asciidoc")),
     ("html", "text/html", (".html", ".htm")),
     ("html", "application/xhtml+xml", (".xhtml",)),
     ("csv", "text/csv", (".csv",)),

@@ -133,8 +133,8 @@ async def test_epub() -> None:
     found = await parsed(
         "office", make_epub("The Book", ["<h1>One</h1><p>Goat.</p>", "<h1>Two</h1>x"])
     )
-    assert (found.title, found.text) == ("The Book", "One\nGoat.\n\nTwo\nx")
-    assert marked(found) == [("heading", "One", "One"), ("heading", "Two", "Two")]
+    assert (found.title, found.text) == ("The Book", "# One\nGoat.\n\n# Two\nx")
+    assert marked(found) == [("heading", "One", "#"), ("heading", "Two", "#")]
 
 
 async def test_rst() -> None:
@@ -145,6 +145,21 @@ async def test_rst() -> None:
     assert [(label, text[at:][:5]) for at, _, label in found.marks] == [
         ("Title", "Title"), ("Part :ref:`x`", "Part "),
     ]  # fmt: skip
+
+
+async def test_asciidoc() -> None:
+    """Headings of both forms; lines in blocks of code, examples, comments and tables are none."""
+    text = (
+        "= The Manual\nAda <ada@example.org>\n:toc:\n\n== Parts\n\n----\n== no heading\n----\n\n"
+        "=== Screws\n\n====\n== nor this\n====\n\n|===\n|Part |Price\n\n|lid |2\n|===\n\n"
+        "Care\n----\n\nDry it.\n\n////\n== hidden\n////\n\nCleaning it\n~~~~~~~~~~~\n\n.A title\n"
+        "--------\n== code\n--------\n\n```sh\n== x\n```\n\n== End\n"
+    )
+    found = await parsed("adoc", text.encode())
+    assert found.text == text and found.title == "The Manual"
+    labels = ["The Manual", "Parts", "Screws", "Care", "Cleaning it", "End"]
+    assert [label for _, _, label in found.marks] == labels
+    assert all(text[at:].split("\n")[0].strip("= ") == label for at, _, label in found.marks)
 
 
 @pytest.mark.parametrize("content", [make_eml("Grüße\n"), make_eml("", html="<p>Grüße</p>")])
