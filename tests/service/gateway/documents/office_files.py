@@ -107,7 +107,12 @@ OPEN_DOCUMENT += (
 
 
 def make_open_document(
-    kind: str, body: str, *, styles: str = "", encrypted: bool = False, **files: str
+    kind: str,
+    body: str,
+    *,
+    styles: str = "",
+    encrypted: bool = False,
+    files: Mapping[str, str] | None = None,
 ) -> bytes:
     """A text, spreadsheet or presentation with these elements, and further files by name."""
     content = (
@@ -120,7 +125,7 @@ def make_open_document(
             "mimetype": f"application/vnd.oasis.opendocument.{kind}",
             "content.xml": content,
             "META-INF/manifest.xml": "<manifest:encryption-data/>" if encrypted else "<manifest/>",
-            **files,
+            **(files or {}),
         }
     )
 

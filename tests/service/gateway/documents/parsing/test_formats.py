@@ -188,6 +188,7 @@ BIG_SHEET = (
     "</worksheet>"
 )
 ODT = "application/vnd.oasis.opendocument.text"
+ODT_FILE = make_open_document("text", "<text:h>One</text:h><text:p>x</text:p>")
 
 
 def encrypted_zip() -> bytes:
@@ -255,7 +256,7 @@ async def test_entities_of_a_book_are_not_expanded_without_end() -> None:
         await parse_file("office", content, LIMITS)
 
 
-WHOLE = [DOCX, XLSX, make_pptx("x"), make_epub("B", ["<h1>One</h1>x"])]
+WHOLE = [ODT_FILE, DOCX, XLSX, make_pptx("x"), make_epub("B", ["<h1>One</h1>x"])]
 
 
 @settings(max_examples=16, deadline=None)

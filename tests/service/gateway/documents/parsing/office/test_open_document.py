@@ -25,8 +25,11 @@ HIDDEN = (
 )
 
 
-def read(kind: str, body: str, *, styles: str = "", **files: str) -> ParsedFile:
-    return open_document.parse(make_open_document(kind, body, styles=styles, **files), BOUNDS)
+def read(
+    kind: str, body: str, *, styles: str = "", files: dict[str, str] | None = None
+) -> ParsedFile:
+    content = make_open_document(kind, body, styles=styles, files=files)
+    return open_document.parse(content, BOUNDS)
 
 
 def p(inside: str, style: str = "") -> str:
@@ -87,7 +90,7 @@ def test_words_within_paragraphs() -> None:
             f"<draw:frame><draw:text-box>{p('Do not open.')}</draw:text-box></draw:frame>"
             "<draw:frame><draw:image/></draw:frame>"),
         styles=HIDDEN,
-        **{"Object 1/content.xml": math},
+        files={"Object 1/content.xml": math},
     )  # fmt: skip
     assert lines(found) == [
         "A lid  of glass\tand", "a handle.", "東京", "It is x^2.", "Seen.", "Valves.",
@@ -157,7 +160,7 @@ def test_slides_with_titles_notes_and_hidden_ones() -> None:
 
     body = slide("Kettle", "It boils.") + slide("Old", "x", 'draw:style-name="D"')
     meta = f"<office:document-meta {OPEN_DOCUMENT}><dc:title>Talk</dc:title></office:document-meta>"
-    found = read("presentation", body, styles=HIDDEN, **{"meta.xml": meta})
+    found = read("presentation", body, styles=HIDDEN, files={"meta.xml": meta})
     assert lines(found) == ["## Kettle", "It boils.", "Notes: Slowly."]
     assert found.title == "Talk" and counted(found) == {"hidden_slides": 1}
     assert [mark[1:] for mark in found.marks] == [("slide", "1"), ("heading", "Kettle")]
