@@ -19,6 +19,7 @@ from tests.service.gateway.documents.office_files import (
     make_docx,
     make_eml,
     make_epub,
+    make_open_document,
     make_pptx,
     make_xlsx,
     make_zip,
@@ -187,6 +188,7 @@ BIG_SHEET = (
     "</worksheet>"
 )
 ODT = "application/vnd.oasis.opendocument.text"
+ODT_FILE = make_open_document("text", "<text:h>One</text:h><text:p>x</text:p>")
 
 
 def encrypted_zip() -> bytes:
@@ -205,7 +207,8 @@ def encrypted_zip() -> bytes:
         ("office", DOCX[: len(DOCX) // 2], "damaged"),
         ("office", DOCX[:2000] + bytes(2000) + DOCX[4000:], "not readable|damaged"),
         ("office", make_zip({"a.txt": "x"}), "an archive, but no .docx"),
-        ("office", make_zip({"mimetype": ODT, "content.xml": "x"}), "an OpenDocument file"),
+        ("office", make_zip({"mimetype": ODT, "content.xml": "x"}), "not readable|damaged"),
+        ("office", make_open_document("text", "", encrypted=True), "remove the password"),
         ("office", OLE, "old Office"),
         ("office", OLE + "__substg1.0_001A001E".encode("utf-16-le"), "save it as .eml"),
         ("office", OLE + "EncryptedPackage".encode("utf-16-le"), "remove the password"),
@@ -253,7 +256,7 @@ async def test_entities_of_a_book_are_not_expanded_without_end() -> None:
         await parse_file("office", content, LIMITS)
 
 
-WHOLE = [DOCX, XLSX, make_pptx("x"), make_epub("B", ["<h1>One</h1>x"])]
+WHOLE = [ODT_FILE, DOCX, XLSX, make_pptx("x"), make_epub("B", ["<h1>One</h1>x"])]
 
 
 @settings(max_examples=16, deadline=None)

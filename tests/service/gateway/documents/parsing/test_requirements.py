@@ -20,6 +20,7 @@ from tests.service.gateway.documents.office_files import (
     make_docx,
     make_eml,
     make_epub,
+    make_open_document,
     make_pptx,
     make_xlsx,
 )
@@ -40,6 +41,7 @@ FILES = {
     "docx": make_docx("heron"),
     "pptx": make_pptx("heron"),
     "xlsx": make_xlsx({"S": [["Bird"], ["heron"]]}),
+    "odt": make_open_document("text", "<text:p>heron</text:p>"),
     "epub": make_epub("Book", ["<p>heron</p>"]),
     "pdf": make_pdf(["heron"]),
     "pdf, AES-128": AES_128,
