@@ -202,10 +202,10 @@ class DecoderModel:
             parts = (x, gate, up, weights[1], F.silu if silu else activation)
             if cpu_linear.supports_gated_mlp(*parts, batch=batch):
                 return (yield from cpu_linear.gated_mlp(*parts))
-        both = gate_up(x, batch=batch)
-        if silu and silu_product_gpu.supports(both):
-            return down(silu_product_gpu.silu_product(both), batch=batch)
-        gate, up = both.chunk(2, dim=-1)
+        inner = gate_up(x, batch=batch)
+        if silu and silu_product_gpu.supports(inner):
+            return down(silu_product_gpu.silu_product(inner), batch=batch)
+        gate, up = inner.chunk(2, dim=-1)
         return down(activation(gate).mul_(up), batch=batch)
 
     # -- LoRA adapters ----------------------------------------------------------------------------
