@@ -15,6 +15,7 @@ from benchmarks.speed.paired import Work, run_paired
 from service.worker.api import (
     Placement,
     StagedSegment,
+    Target,
     attend_rows,
     index_causal_attention,
     kv_placement_gpu,
@@ -132,11 +133,10 @@ def _placing(
         for i, span in enumerate(spans)
     ]
     placement = Placement(segments, 2, device)
+    target = Target.of_layer(k_out, v_out)
 
     def ours() -> None:
-        kv_placement_gpu.place(
-            staged, placement, positions=positions, cos=cos, sin=sin, k_out=k_out, v_out=v_out
-        )
+        kv_placement_gpu.place(staged, placement, target, positions=positions, cos=cos, sin=sin)
 
     if device.type == "cuda":
         assert kv_placement_gpu.supports(k_out), "the kernel is not used here"

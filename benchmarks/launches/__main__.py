@@ -53,7 +53,10 @@ def main(given: Sequence[str] | None = None) -> int:
     record = {
         "environment": describe(),
         "case": asdict(case),
-        "counts": {name: asdict(of) for name, of in counts.items()},
+        "counts": {
+            name: {"rows": of.rows, "kinds": of.kinds, "names": of.names}
+            for name, of in counts.items()
+        },
         "host_ms": host_ms,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)

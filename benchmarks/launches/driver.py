@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from service.worker.kernels.gpu import (
     index_causal_attention,
     kv_placement_gpu,
     rotation_gpu,
+    silu_product_gpu,
     triton_support,
 )
 
@@ -27,6 +29,7 @@ TRITON_KERNELS: dict[tuple[Any, str], Callable[..., None]] = {
     (rotation_gpu, "_rotate"): triton_work.rotate_rows,
     (rotation_gpu, "_write"): triton_work.write_rows,
     (kv_placement_gpu, "_kernel"): triton_work.place_rows,
+    (silu_product_gpu, "_kernel"): triton_work.multiply_gated,
     (index_causal_attention, "_kernel"): triton_work.attend_tile,
 }
 """By module and attribute. A kernel that is not here is not used: torch's operations are."""
@@ -40,7 +43,7 @@ class Kernel:
         self._tally = tally
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return self._launch
+        return partial(self._launch, GRID=grid)
 
     def _launch(self, *args: Any, **options: Any) -> None:
         self._tally.book("triton", self._work.__name__)

@@ -25,9 +25,12 @@ def rotate_rows(
 
 
 def write_rows(
-    k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, positions: Tensor, into: Tensor,
-    cos: Tensor, sin: Tensor, *_: Any, SCATTERED: bool, **__: Any,
+    q: Tensor, k: Tensor, v: Tensor, rotated: Tensor, k_all: Tensor, v_all: Tensor,
+    positions: Tensor, into: Tensor, cos: Tensor, sin: Tensor, *_: Any, QUERIES: int,
+    SCATTERED: bool, **__: Any,
 ) -> None:  # fmt: skip
+    if QUERIES:
+        rotated.copy_(_turned(q, cos[positions], sin[positions]))
     k = _turned(k, cos[positions], sin[positions])
     if SCATTERED:
         k_all.view(-1, k.shape[-1])[into] = k.flatten(0, 1)
@@ -38,22 +41,32 @@ def write_rows(
 
 def place_rows(
     values: Tensor, scales: Tensor, programs: Tensor, positions: Tensor, cos: Tensor, sin: Tensor,
-    k_out: Tensor, v_out: Tensor, *_: Any, SCALED: bool, **__: Any,
+    k_out: Tensor, v_out: Tensor, starts: Tensor, out_head: int, out_row: int, staged_layer: int,
+    layer: int, *_: Any, GRID: tuple[int, ...], SCALED: bool, **__: Any,
 ) -> None:  # fmt: skip
-    heads, d = k_out.shape[0], k_out.shape[2]
-    for k, v, k_scale, v_scale, first, row, rows in programs.tolist():
-        span, into = slice(first, first + rows), slice(row, row + rows)
-        end = (first + rows) * heads
-        parts = []
-        for start, scale in ((k, k_scale), (v, v_scale)):
-            x = values[start : start + end * d].view(-1, heads, d)[span]
-            if SCALED:
-                by = scales[scale : scale + end].view(-1, heads)[span].float()
-                x = (x.float() * by[..., None]).to(k_out.dtype)
-            parts.append(x)
-        at = positions[into]
-        k_out[:, into] = _turned(parts[0], cos[at], sin[at]).transpose(0, 1)
-        v_out[:, into] = parts[1].transpose(0, 1)
+    heads, layers = GRID[1:]
+    d = 2 * cos.shape[1]
+    for number in range(layers):
+        start = int(starts[layer + number])
+        for k, v, k_scale, v_scale, first, row, rows, stride in programs.tolist():
+            skipped = (staged_layer + number) * stride
+            span, end = slice(first, first + rows), (first + rows) * heads
+            at = positions[row : row + rows]
+            for at_x, at_scale, out in ((k, k_scale, k_out), (v, v_scale, v_out)):
+                x = values[at_x + skipped :][: end * d].view(-1, heads, d)[span]
+                if SCALED:
+                    by = scales[at_scale + skipped // 2 :][:end].view(-1, heads)[span].float()
+                    x = (x.float() * by[..., None]).to(out.dtype)
+                if out is k_out:
+                    x = _turned(x, cos[at], sin[at])
+                offset = out.storage_offset() + start + row * out_row
+                into = out.as_strided((heads, rows, d), (out_head, out_row, 1), offset)
+                into.copy_(x.transpose(0, 1))
+
+
+def multiply_gated(x: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
+    gate, up = x.chunk(2, -1)
+    out.copy_(F.silu(gate) * up)
 
 
 def attend_tile(

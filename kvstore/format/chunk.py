@@ -50,9 +50,10 @@ class EncodedChunk:
         header = self.header.under(key)
         return self if header is self.header else EncodedChunk(header, self.data)
 
-    def layer_bytes(self, layer: int) -> Tensor:
-        """Return the stored bytes of one layer: uint8, a view of `data`."""
-        start, end = self.header.layer_range(layer)
+    def layer_bytes(self, layer: int, layers: int = 1) -> Tensor:
+        """Return the stored bytes of one layer, or of some from it on: uint8, a view of `data`."""
+        start, _ = self.header.layer_range(layer)
+        _, end = self.header.layer_range(layer + layers - 1)
         return self.data[start:end]
 
     def layer(

@@ -28,7 +28,7 @@ from service.worker.kernels.gpu import (
     kv_placement_gpu,
     ragged_attention_gpu,
 )
-from service.worker.kernels.gpu.kv_placement_gpu import Placement, StagedSegment
+from service.worker.kernels.gpu.kv_placement_gpu import Placement, StagedSegment, Target
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.cacheblend import Method as CacheBlend
@@ -61,7 +61,7 @@ __all__ = [
     "A3", "CALIBRATION_FILE", "OUTLIER_SIGMAS", "Address", "Addressing", "BatchDecoder",
     "CacheBlend", "Capture", "ChunkPrefill", "DecoderModel", "Engine", "FullReuse", "HistoryKV",
     "KVPool", "LegoLink", "Pie", "Placement", "QuestionScout", "SamKV", "ScratchKV", "SequenceKV",
-    "StagedSegment", "Vanilla", "add_folder", "add_lora", "attend_rows", "decode_step",
+    "StagedSegment", "Target", "Vanilla", "add_folder", "add_lora", "attend_rows", "decode_step",
     "decoder_for", "default_pool_tokens", "evict", "eviction_methods", "full_prefill_flops",
     "fusion_methods", "index_causal_attention", "kernel_weights", "kv_placement_gpu", "load_model",
     "make_eviction", "make_fusion", "model_fingerprint", "ragged_attention_gpu",

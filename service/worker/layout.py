@@ -11,12 +11,15 @@ ones: what an earlier prompt has left, and the rest of them, which is computed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from service.worker.device_copies import to_device
 
 
 class Prefix(NamedTuple):
@@ -66,6 +69,9 @@ class Segment:
 class PromptLayout:
     """A prompt of n tokens.
 
+    Sets of rows are made once, in host memory, and never changed. What they are is known there
+    without asking the device.
+
     Attributes:
         ids: token ids `[n]` int64.
         segments: S first, then the documents in order, then earlier turns.
@@ -77,6 +83,10 @@ class PromptLayout:
     segments: tuple[Segment, ...]
     question_start: int
     history: int = 0
+    _on_host: dict[int, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _made: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -114,10 +124,10 @@ class PromptLayout:
             )
         start = len(ids)
         ids.extend(question)
-        tokens = torch.tensor(ids, dtype=torch.long, device=device)
+        tokens = to_device(torch.tensor(ids, dtype=torch.long), device)
         return cls(tokens, tuple(segments), start, history)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         return len(self.ids)
 
@@ -131,15 +141,15 @@ class PromptLayout:
         """The first row of earlier turns; that of Q if there are none."""
         return self.segments[-self.history].start if self.history else self.question_start
 
-    @property
+    @cached_property
     def question_rows(self) -> Tensor:
-        return torch.arange(self.question_start, self.tokens, device=self.ids.device)
+        return self.on_device(torch.arange(self.question_start, self.tokens))
 
-    @property
+    @cached_property
     def all_rows(self) -> Tensor:
-        return torch.arange(self.tokens, device=self.ids.device)
+        return self.on_device(torch.arange(self.tokens))
 
-    @property
+    @cached_property
     def forced_rows(self) -> Tensor:
         """Rows that every method computes at every layer: those of segments that are `computed`,
         and the question.
@@ -147,33 +157,28 @@ class PromptLayout:
         The question's first layers may be reused from an earlier pass
         (`service.worker.forward.layer_ops`).
         """
-        computed = [self._rows(s) for s in self.segments if s.computed and s.tokens]
-        return torch.cat([*computed, self.question_rows])
+        computed = [s for s in self.segments if s.computed]
+        return self._rows(computed, question=True) if computed else self.question_rows
 
-    @property
+    @cached_property
     def cached_document_rows(self) -> Tensor:
         """Document rows whose KV came from the store: the candidates for recomputation."""
-        cached = [self._rows(s) for s in self.documents if not s.computed and s.tokens]
-        empty = torch.empty(0, dtype=torch.long, device=self.ids.device)
-        return torch.cat(cached) if cached else empty
+        return self._rows(s for s in self.documents if not s.computed)
 
     @property
     def stale_documents(self) -> tuple[Segment, ...]:
         """Cached documents whose KV can differ from that of a full prefill."""
         return tuple(s for s in self.documents if s.tokens and not s.computed and not s.exact)
 
-    @property
+    @cached_property
     def stale_document_rows(self) -> Tensor:
         """Rows of `stale_documents`: the only cached ones that recomputing can change."""
-        stale = [self._rows(s) for s in self.stale_documents]
-        empty = torch.empty(0, dtype=torch.long, device=self.ids.device)
-        return torch.cat(stale) if stale else empty
+        return self._rows(self.stale_documents)
 
-    @property
+    @cached_property
     def cached_rows(self) -> Tensor:
         """Every row except those of uncached segments, ascending."""
-        cached = [self._rows(s) for s in self.segments if not s.uncached and s.tokens]
-        return torch.cat([*cached, self.question_rows])
+        return self._rows((s for s in self.segments if not s.uncached), question=True)
 
     def to(self, device: torch.device | str) -> PromptLayout:
         return replace(self, ids=self.ids.to(device))
@@ -182,8 +187,7 @@ class PromptLayout:
         """Return how many of the rows, ascending `[m]`, each segment has."""
         starts = [segment.start for segment in self.segments]
         borders = torch.tensor([*starts, *(segment.end for segment in self.segments)])
-        # One transfer from the device for all segments.
-        before = torch.searchsorted(rows, borders.to(rows.device)).tolist()
+        before = torch.searchsorted(self.on_host(rows), borders).tolist()
         return [
             end - start
             for start, end in zip(before[: len(starts)], before[len(starts) :], strict=True)
@@ -198,8 +202,51 @@ class PromptLayout:
             at += inside
         return PromptLayout(self.ids[rows], tuple(segments), at, self.history)
 
-    def _rows(self, segment: Segment) -> Tensor:
-        return torch.arange(segment.start, segment.end, device=self.ids.device)
+    def union(self, *rows: Tensor) -> Tensor:
+        """Return the ascending union of row sets, each ascending; known in host memory."""
+        for each in rows:
+            if len(each) == self.tokens or all(other is each for other in rows):
+                return each
+        return self.on_device(union(*map(self.on_host, rows)))
+
+    def on_device(self, rows: Tensor) -> Tensor:
+        """Return rows that are in host memory where the prompt is; `on_host` knows them."""
+        there = to_device(rows, self.ids.device)
+        if there is not rows:
+            self._on_host[id(there)] = there, rows
+        return there
+
+    def on_host(self, rows: Tensor) -> Tensor:
+        """Return rows in host memory. It waits for the device only for those that a method chose
+        there, once."""
+        if rows.device.type == "cpu":
+            return rows
+        known = self._on_host.get(id(rows))
+        if known is None or known[0] is not rows:
+            known = self._on_host[id(rows)] = rows, rows.cpu()
+        return known[1]
+
+    def last_of(self, rows: Tensor) -> Tensor:
+        """Return the last of some rows `[1]`; `on_host` knows it."""
+        last = rows[-1:]
+        if last.device.type != "cpu":
+            self._on_host[id(last)] = last, self.on_host(rows)[-1:]
+        return last
+
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Return what `make` returned first for this prompt under this name: host memory's is
+        copied to the device."""
+        if name not in self._made:
+            self._made[name] = to_device(make(), self.ids.device)
+        return self._made[name]
+
+    def _rows(self, segments: Iterable[Segment], *, question: bool = False) -> Tensor:
+        """Return the rows of some segments, in order, and of the question."""
+        spans = [(s.start, s.end) for s in segments]
+        if question:
+            spans.append((self.question_start, self.tokens))
+        parts = [torch.arange(start, end) for start, end in spans]
+        return self.on_device(torch.cat(parts) if parts else torch.empty(0, dtype=torch.long))
 
 
 def union(*rows: Tensor) -> Tensor:

@@ -135,6 +135,7 @@ class IngestLoops:
 
     async def _store_batch(self) -> bool:
         if self._chunks.has_copies and await asyncio.to_thread(self._more_to_come):
+            self._rate.end()
             return False
         self._rate.begin()
         if await self._ingestor.store_batch():
@@ -222,6 +223,7 @@ class IngestLoops:
 
 RATE_WINDOW_S = 60.0  # what counts as recent
 MIN_RATE_S = 0.5  # less is not measured: chunks that were stored already are answered at once
+MIN_RATE_TOKENS = 256.0  # nor is a note of a few words, which mostly waits
 
 
 class TokenRate:
@@ -255,12 +257,13 @@ class TokenRate:
 
     @property
     def per_s(self) -> float | None:
-        """Tokens per second; None if nothing was ever stored."""
+        """Tokens per second; None if less than MIN_RATE_TOKENS were ever stored in one run."""
         if len(self._added) < 2:
             return self._known
         seconds = self._clock() - self._added[0][0]
         tokens = sum(tokens for _, tokens in list(self._added)[1:])
-        return tokens / seconds if seconds >= MIN_RATE_S and tokens else self._known
+        measured = seconds >= MIN_RATE_S and tokens >= MIN_RATE_TOKENS
+        return tokens / seconds if measured else self._known
 
     def seconds_for(self, tokens: float) -> float | None:
         """Return how long so many tokens will take; None if that is not known."""

@@ -234,7 +234,9 @@ def _attend_one_by_one(
             ]
         for query_heads, first, n, kv_heads in spans:
             shape, strides = (kv_heads, n, d), (stride * d, d, 1)
-            keys, values = (x.as_strided(shape, strides, first * d) for x in (k, v))
+            keys, values = (
+                x.as_strided(shape, strides, x.storage_offset() + first * d) for x in (k, v)
+            )
             out_here = attend_last(
                 queries[query_heads], keys, values, scale, rule=rule.of_heads(query_heads)
             )

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from service.worker.forward.transfers import Transfers
+from service.worker.device_copies import to_device
+from service.worker.forward.transfers import GROUP_LAYERS, StagedLayers, Transfers
 from service.worker.kernels.cpu import rotation
 from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
-from service.worker.kv.pool import KVPool
+from service.worker.kernels.gpu.kv_placement_gpu import Target
+from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import CachedSegment
 from service.worker.model.decoder import DecoderModel
@@ -43,6 +46,7 @@ class KVPlacer:
     positions: Tensor
     kv: PromptKV
     _transfers: Transfers | None = None
+    _placed: int = 0  # on a GPU, the layer behind the last that is in place
 
     def __enter__(self) -> KVPlacer:
         return self
@@ -58,22 +62,20 @@ class KVPlacer:
             self._transfers_to(k_all).begin(layer)
 
     def place(self, layer: int) -> None:
-        """Decode a layer, rotate its keys, and write both keys and values to the cache."""
+        """Decode a layer, rotate its keys, and write both keys and values to the cache.
+
+        On a GPU it may have been placed with the one before it.
+        """
+        if layer < self._placed:
+            return
         k_all, v_all = self.kv.prompt_layer(layer, self.layout.tokens)
         rope, positions = self.decoder.ropes[layer], self.positions
         if self._segments and kv_placement_gpu.supports(k_all):
             transfers = self._transfers_to(k_all)
-            staged = transfers.layer(layer)
-            kv_placement_gpu.place(
-                staged.buffer,
-                staged.placement,
-                positions=positions,
-                cos=rope.cos,
-                sin=rope.sin,
-                k_out=k_all,
-                v_out=v_all,
-            )
-            transfers.begin(layer + 1)
+            staged = transfers.group(layer)
+            self._place_group(staged)
+            self._placed = staged.layers.stop
+            transfers.begin(self._placed)
             return
         parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
         if rotation.supports_placement(parts, k_all, v_all, positions):
@@ -84,6 +86,43 @@ class KVPlacer:
             target = k_all[:, span].transpose(0, 1)
             rope.rotate(k.to(k_all.device), positions[span], out=target)
             v_all[:, span].copy_(v.transpose(0, 1))
+
+    def _place_group(self, staged: StagedLayers) -> None:
+        """Place staged layers by one kernel for all that are rotated alike."""
+        layers, ropes = staged.layers, self.decoder.ropes
+        starts = [i for i in layers if i == layers.start or ropes[i] is not ropes[i - 1]]
+        for first, stop in zip(starts, [*starts[1:], layers.stop], strict=True):
+            target = self._pool
+            if target is None:
+                target = Target.of_layer(*self.kv.prompt_layer(first, self.layout.tokens))
+            kv_placement_gpu.place(
+                staged.buffer,
+                staged.placement,
+                target,
+                stop - first,
+                positions=self.positions,
+                cos=ropes[first].cos,
+                sin=ropes[first].sin,
+                staged_layer=first - layers.start,
+                layer=0 if self._pool is None else first,
+            )
+
+    @cached_property
+    def _pool(self) -> Target | None:
+        """Where all layers of the cache lie; None if they do not lie in a pool."""
+        if not isinstance(self.kv, SequenceKV):
+            return None
+        k, _ = self.kv.prompt_layer(0, self.layout.tokens)
+        starts = torch.tensor(self.kv.first_rows()) * k.shape[2]
+        pool = self.kv.pool
+        return Target(
+            pool.all_k,
+            pool.all_v,
+            to_device(starts, k.device),
+            k.shape[0],
+            k.stride(0),
+            k.stride(1),
+        )
 
     @cached_property
     def _segments(self) -> list[tuple[slice, CachedSegment]]:
@@ -104,6 +143,7 @@ class KVPlacer:
                 dtype=k_all.dtype,
                 layers=self.decoder.layers,
                 device=k_all.device,
+                most=1 if self._pool is None else GROUP_LAYERS,
             )
         return self._transfers
 
@@ -133,6 +173,20 @@ def write_rows(
     else:
         k_all.index_copy_(1, rows, rotated)
         v_all.index_copy_(1, rows, v.transpose(0, 1))
+
+
+def write_and_rotate(
+    rope: RotaryTable, kv: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Tensor
+) -> Tensor:
+    """`write_rows` to the layer's cache kv, and return the rows' queries `[m, heads, head_dim]`
+    rotated to their positions."""
+    k_all, v_all = kv
+    if rotation_gpu.supports(k) and rotation_gpu.supports(q) and k_all.dtype == k.dtype:
+        return rotation_gpu.write_with_queries(
+            q, k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin
+        )
+    write_rows(rope, k_all, v_all, k, v, rows)
+    return rope.rotate(q, rows)
 
 
 def write_tokens(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import PromptKV, write_rows
+from service.worker.forward.kv_placement import PromptKV, write_and_rotate
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import RowWeights, Sight
 from service.worker.methods.layer_view import ProjectedRows
@@ -34,7 +34,8 @@ TILE_ROWS = {"cpu": 512}
 # rows of 11,500 tokens on a GPU, where that takes some milliseconds.
 ATTENDED_PAIRS = {"cpu": 1 << 20}
 PAIRS_ELSEWHERE = 1 << 27
-# Rows of a tile on a GPU, which a smaller tile would not fill.
+# Rows of a tile on a GPU, about: tiles there are even, because each reads all weights of the layer,
+# and 48 rows behind 2,048 would read them for nearly nothing.
 ROWS_ELSEWHERE = 2048
 
 
@@ -51,8 +52,16 @@ class SparseRows(NamedTuple):
 
 
 def tile_rows(device: torch.device) -> int:
-    """Return how many rows are computed at once at most."""
+    """Return how many rows are computed at once, about."""
     return TILE_ROWS.get(device.type, ROWS_ELSEWHERE)
+
+
+def row_tiles(rows: int, device: torch.device) -> list[slice]:
+    """Cut so many rows into those that are computed at once."""
+    size = TILE_ROWS.get(device.type)
+    if size is None:
+        size = -(-rows // max(1, round(rows / ROWS_ELSEWHERE)))
+    return tiles(rows, max(1, size))
 
 
 def tiles(rows: int, size: int) -> list[slice]:
@@ -65,13 +74,13 @@ def project(
 ) -> Steps[ProjectedRows]:
     """Compute queries, keys and values of `rows`, and write the latter two to the cache."""
     fresh_q, k, v = yield from qkv(decoder, layer, x)
-    write_rows(decoder.ropes[layer], *kv, k, v, rows)
-    return ProjectedRows(decoder.ropes[layer].rotate(fresh_q, rows), fresh_q, k, v)
+    q = write_and_rotate(decoder.ropes[layer], kv, fresh_q, k, v, rows)
+    return ProjectedRows(q, fresh_q, k, v)
 
 
 def qkv(decoder: DecoderModel, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
     """Project x `[m, hidden]` to q, k and v before RoPE, each `[m, heads, head_dim]`."""
-    cuts = tiles(len(x), tile_rows(x.device))
+    cuts = row_tiles(len(x), x.device)
     if len(cuts) == 1:
         return decoder.qkv(layer, x)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -92,19 +101,25 @@ def attend_and_finish(
     kv: tuple[Tensor, Tensor],
     *,
     sparse: SparseRows | None = None,
+    known: Tensor | None = None,
 ) -> Steps[Tensor]:
     """Compute the rest of a layer after its projections.
 
     Args:
         kv: the layer's keys and values `[kv_heads, n, head_dim]`, all that the rows see in place.
         sparse: rows that do not see all keys; None for none.
+        known: the rows in host memory; None where they are only on the device.
 
     Returns:
         Hidden states after the layer `[m, hidden]`.
     """
     few = SparseRows(0, rows[:0]) if sparse is None else sparse
-    attended = yield from attend(decoder, layer, q[few.number :], rows[few.number :], *kv)
-    if few.number:
+    if not few.number:
+        attended = yield from attend(decoder, layer, q, rows, *kv, known=known)
+    else:
+        others = rows[few.number :]
+        known = None if known is None else known[few.number :]
+        attended = yield from attend(decoder, layer, q[few.number :], others, *kv, known=known)
         k, v = kv[0][:, few.keys], kv[1][:, few.keys]
         first = attend_rows(
             q[: few.number], k, v, rows[: few.number], decoder.scale,
@@ -116,7 +131,7 @@ def attend_and_finish(
 
 def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> Steps[Tensor]:
     """Compute the rest of a layer after its attention; return hidden states `[m, hidden]`."""
-    cuts = tiles(len(x), tile_rows(x.device))
+    cuts = row_tiles(len(x), x.device)
     if len(cuts) == 1:
         return (yield from decoder.finish_steps(layer, x, attended))
     out = torch.empty_like(x)
@@ -127,17 +142,29 @@ def finish(decoder: DecoderModel, layer: int, x: Tensor, attended: Tensor) -> St
 
 
 def attend(
-    decoder: DecoderModel, layer: int, q: Tensor, rows: Tensor, k_all: Tensor, v_all: Tensor
+    decoder: DecoderModel,
+    layer: int,
+    q: Tensor,
+    rows: Tensor,
+    k_all: Tensor,
+    v_all: Tensor,
+    *,
+    known: Tensor | None = None,
 ) -> Steps[Tensor]:
-    """Return attention of the rows, `[m, heads * head_dim]`."""
+    """Return attention of the rows, `[m, heads * head_dim]`.
+
+    Args:
+        known: the rows in host memory; None where they are only on the device.
+    """
     rule = decoder.rules[layer]
     pairs = ATTENDED_PAIRS.get(q.device.type, PAIRS_ELSEWHERE)
     cuts = tiles(len(rows), max(1, pairs // k_all.shape[1]))
     if len(cuts) == 1:
-        return attend_rows(q, k_all, v_all, rows, decoder.scale, rule=rule)
+        last = int(known[0]) if known is not None and len(known) == 1 else None
+        return attend_rows(q, k_all, v_all, rows, decoder.scale, last=last, rule=rule)
     last_rows = [cut.stop - 1 for cut in cuts]
     if len(rows) < k_all.shape[1]:
-        last_rows = rows[last_rows].tolist()
+        last_rows = (rows if known is None else known)[last_rows].tolist()
     out = torch.empty(len(rows), q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
     for cut, last in zip(cuts, last_rows, strict=True):
         if cut.start:
@@ -187,8 +214,7 @@ class AttentionPass:
             rule, rope = decoder.rules[layer], decoder.ropes[layer]
             kv = self.kv.prompt_layer(layer, n)
             q, k, v = decoder.qkv(layer, x)
-            q = rope.rotate(q, rows)
-            write_rows(rope, *kv, k, v, rows)
+            q = write_and_rotate(rope, kv, q, k, v, rows)
             self.flops.project(len(rows))
             seen = cached if sight.seen is None else sight.seen(layer)
             attended = None

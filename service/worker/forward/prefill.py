@@ -21,7 +21,7 @@ from torch import Tensor
 
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.layer_ops import AttentionPass, SparseRows, attend_and_finish, project
-from service.worker.layout import PromptLayout, union
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
@@ -168,8 +168,9 @@ class PromptLoop:
         decoder, layout, progress, flops = self.decoder, self.layout, self.progress, self._flops
         n, last_layer = layout.tokens, decoder.layers - 1
         forced = layout.forced_rows
-        rows = union(rows, forced)
-        first, x = 0, decoder.embed(layout.ids[rows])
+        rows = layout.union(rows, forced)
+        first = 0
+        x = decoder.embed(layout.ids if len(rows) == n else layout.ids[rows])
         observed: list[Tensor] = []
         rows_per_layer: list[int] = []
         memo: dict[str, Any] = {}
@@ -202,19 +203,19 @@ class PromptLoop:
             document_keys = method.document_keys(view)
             chosen = method.select(view)
             if chosen is not None:
-                x, q, rows = _restrict(x, q, rows, union(chosen, forced))
+                x, q, rows = _restrict(x, q, rows, layout.union(chosen, forced), n)
             if layer == last_layer:
                 # After the last layer nothing reads the other rows' outputs.
                 final_rows = rows
-                x, q, rows = _restrict(x, q, rows, rows[-1:])
+                x, q, rows = x[-1:], q[-1:], layout.last_of(rows)
             rows_per_layer.append(len(rows))
-            sparse = None
+            known, sparse = layout.on_host(rows), None
             if document_keys is not None:
-                sparse = SparseRows(int((rows < layout.question_start).sum()), document_keys)
+                sparse = SparseRows(int((known < layout.question_start).sum()), document_keys)
             flops.finish(len(rows))
-            _count_attention(flops, rows, sparse)
+            _count_attention(flops, layout, known, sparse)
             x = yield from attend_and_finish(
-                decoder, layer, x, q, rows, (k_all, v_all), sparse=sparse
+                decoder, layer, x, q, rows, (k_all, v_all), sparse=sparse, known=known
             )
             yield None
         flops.unembed(1)
@@ -257,16 +258,21 @@ class PromptLoop:
         )
 
 
-def _count_attention(flops: FlopCount, rows: Tensor, sparse: SparseRows | None) -> None:
+def _count_attention(
+    flops: FlopCount, layout: PromptLayout, rows: Tensor, sparse: SparseRows | None
+) -> None:
+    """Count attention of rows in host memory."""
     if sparse is None:
         flops.attend_causally(rows)
         return
     flops.attend_causally(rows[sparse.number :])
-    seen = torch.searchsorted(sparse.keys, rows[: sparse.number], right=True)
+    seen = torch.searchsorted(layout.on_host(sparse.keys), rows[: sparse.number], right=True)
     flops.attend(float(seen.sum()))
 
 
-def _restrict(x: Tensor, q: Tensor, rows: Tensor, subset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _restrict(
+    x: Tensor, q: Tensor, rows: Tensor, subset: Tensor, n: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return hidden states and queries of a subset of the rows, and that subset."""
-    index = torch.searchsorted(rows, subset)
+    index = subset if len(rows) == n else torch.searchsorted(rows, subset)
     return x[index], q[index], subset

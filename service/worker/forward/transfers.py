@@ -1,11 +1,14 @@
-"""Copies stored layers to a GPU: the next layer is copied while the GPU computes the current one.
+"""Copies stored layers to a GPU: the next ones are copied while the GPU computes the current ones.
 
-    copying stream     │ copy 0 │          │ copy 1 │            │ copy 2 │
-    computing stream            │ place 0 │ layer 0 ...│ place 1 │ layer 1 ...
+    copying stream     │ 0 │      │ 1 │      │ 2 and 3   │            │ 4 to 7 ...
+    computing stream       │ place 0 │ layer 0 ...│ place 1 │ layer 1 ...│ place 2, 3 │ layer 2 ...
 
-All segments of a layer lie one after the other in one buffer on the device, so that one kernel
-places them. KV in codecs that it can decode is copied as it is stored; KV in other codecs is
-decoded on the device first. A layer is only copied ahead if it has been read from the store.
+A segment's layers lie one after the other in its chunk, so several are one copy, and one kernel
+places them. The first layer is copied alone, because everything waits for it; then the groups
+become larger. They end where a layer has not been read from the store yet, and at `GROUP_BYTES`.
+
+The segments have places in one buffer on the device that fit the largest group. KV in codecs that
+the kernel can decode is copied as it is stored; KV in other codecs is decoded on the device first.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from service.worker.methods.layer_view import CachedSegment
 
 ALIGNMENT = 256
 """Of segments in the buffer, in bytes; copies and loads are fastest there."""
+GROUP_LAYERS, GROUP_BYTES = 16, 1 << 28
+"""Bounds of a group. Of long prompts few layers are copied at once: there a launch is cheap beside
+a copy, and the device's memory is for KV."""
 
 
 Encoded = EncodedChunk | EncodedBlocks
@@ -67,7 +73,7 @@ class Aside(InTurn):
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        # The layer that was placed last is read from the same buffer.
+        # The layers that were placed last are read from the same buffer.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
@@ -80,9 +86,10 @@ class Aside(InTurn):
 
 
 @dataclass(frozen=True)
-class StagedLayer:
-    """One layer's stored bytes on the device, uint8, and what lies where in them."""
+class StagedLayers:
+    """Stored bytes of some layers on the device, uint8, and what lies where in them."""
 
+    layers: range
     buffer: Tensor
     placement: Placement
 
@@ -103,6 +110,7 @@ class Transfers:
         segments: stored KV of the segments, none empty.
         rows: of the prompt, where each segment begins and ends.
         shape: KV heads and head dim of the cache.
+        most: layers that may be copied at once.
         side: runs the copies; by default beside the computation on a GPU, immediately elsewhere.
     """
 
@@ -115,91 +123,139 @@ class Transfers:
         dtype: torch.dtype,
         layers: int,
         device: torch.device,
+        most: int = GROUP_LAYERS,
         side: InTurn | None = None,
     ) -> None:
         self._segments = segments
         # Asked once: a check against a protocol takes longer than a copy.
         self._arriving = [s if isinstance(s, ArrivingSegment) else None for s in segments]
+        self._still_arriving = [s for s in self._arriving if s is not None]
         self._rows = rows
         self._shape = shape
         self._dtype = dtype
         self._layers = layers
         self._device = device
+        self._most = most
         self._side = side or (Aside(device) if device.type == "cuda" else InTurn())
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         self._placements: dict[tuple[_Form, ...], Placement] = {}
-        self._ahead: tuple[int, StagedLayer] | None = None
+        self._ahead: StagedLayers | None = None
+        self._groups = 0
 
-    def layer(self, layer: int) -> StagedLayer:
-        """Return a layer on the device, until the next is asked for; it must have arrived."""
+    def group(self, layer: int) -> StagedLayers:
+        """Return this layer, and perhaps some behind it, on the device, until `begin`; it must have
+        arrived."""
         ahead, self._ahead = self._ahead, None
-        staged = ahead[1] if ahead is not None and ahead[0] == layer else self._copy_layer(layer)
+        staged = ahead if ahead is not None and ahead.layers.start == layer else self._copy(layer)
         self._side.needed()
         return staged
 
     def begin(self, layer: int) -> None:
-        """Start copying the layer that is needed next, if it exists and has arrived.
+        """Start copying the layer that is needed next, if it exists and has arrived, with some
+        behind it.
 
         The layer before it must have been placed.
         """
-        if layer < self._layers and all(s is None or s.arrived(layer) for s in self._arriving):
-            self._ahead = layer, self._copy_layer(layer)
+        if layer < self._layers and self._arrived(layer):
+            self._ahead = self._copy(layer)
 
     def finish(self) -> None:
         """Wait until no copy reads host memory any more."""
         self._ahead = None
         self._side.finish()
 
-    def _copy_layer(self, layer: int) -> StagedLayer:
-        sources: list[Encoded | None] = []
-        for segment, arriving in zip(self._segments, self._arriving, strict=True):
-            encoded = segment if isinstance(segment, EncodedChunk | EncodedBlocks) else None
-            sources.append(encoded if arriving is None else arriving.stored(layer))
-        forms = tuple(map(self._form, sources, self._rows))
+    def _arrived(self, layer: int) -> bool:
+        return all(segment.arrived(layer) for segment in self._still_arriving)
+
+    def _copy(self, layer: int) -> StagedLayers:
+        sources = [self._sources(layer)]
+        forms = self._forms(sources[0])
+        most = min(self._most_layers(forms), 1 << max(0, self._groups - 1), self._layers - layer)
+        self._groups += 1
+        # Layers of segments that are still being read may differ in form from one to the next.
+        while len(sources) < most and self._arrived(layer + len(sources)):
+            following = sources[0]
+            if self._still_arriving:
+                following = self._sources(layer + len(sources))
+                if self._forms(following) != forms:
+                    break
+            sources.append(following)
         placement = self._placements.get(forms)
         if placement is None:
             placement = self._placements[forms] = self._placement(forms)
         with self._side.copying():
-            for segment, source, form, staged in zip(
-                self._segments, sources, forms, placement.segments, strict=True
-            ):
-                self._copy(segment, source, layer, form, staged.k)
-        return StagedLayer(self._buffer, placement)
+            for number, (form, staged) in enumerate(zip(forms, placement.segments, strict=True)):
+                of_segment = [source[number] for source in sources]
+                self._copy_segment(self._segments[number], of_segment, layer, form, staged.k)
+        return StagedLayers(range(layer, layer + len(sources)), self._buffer, placement)
+
+    def _sources(self, layer: int) -> list[Encoded | None]:
+        """Return the encoded KV of a layer by segment, None where it is decoded."""
+        sources: list[Encoded | None] = []
+        for segment, arriving in zip(self._segments, self._arriving, strict=True):
+            encoded = segment if isinstance(segment, EncodedChunk | EncodedBlocks) else None
+            sources.append(encoded if arriving is None else arriving.stored(layer))
+        return sources
+
+    def _forms(self, sources: Sequence[Encoded | None]) -> tuple[_Form, ...]:
+        return tuple(map(self._form, sources, self._rows))
+
+    def _most_layers(self, forms: Sequence[_Form]) -> int:
+        nbytes = sum(form.nbytes for form in forms)
+        return max(1, min(self._most, self._layers, GROUP_BYTES // nbytes))
 
     def _form(self, source: Encoded | None, rows: slice) -> _Form:
         tokens = rows.stop - rows.start
-        if source is not None and source.spec.codec in kv_placement_gpu.CODECS:
+        if source is not None and _placed_as_stored(source):
             return _encoded(source.spec, tokens)
         kv_heads, head_dim = self._shape
         half = tokens * kv_heads * head_dim * self._dtype.itemsize
         return _Form(2 * half, (0, half))
 
     def _placement(self, forms: Sequence[_Form]) -> Placement:
-        """Put the segments one after the other, in a buffer that is large enough."""
-        segments, end = [], 0
+        """Put the segments one after the other, in a buffer that is large enough for a group."""
+        segments, end, most = [], 0, self._most_layers(forms)
         for form, rows in zip(forms, self._rows, strict=True):
-            starts = [end + start for start in form.starts]
-            tokens, scaled = rows.stop - rows.start, len(starts) > 2
-            segments.append(StagedSegment(rows.start, tokens, scaled, *starts))
-            end += -(-form.nbytes // ALIGNMENT) * ALIGNMENT
+            k, v, *scales = (end + start for start in form.starts)
+            of_k, of_v = scales or (0, 0)
+            tokens = rows.stop - rows.start
+            segments.append(
+                StagedSegment(rows.start, tokens, bool(scales), k, v, of_k, of_v, form.nbytes)
+            )
+            end += -(-form.nbytes * most // ALIGNMENT) * ALIGNMENT
         if end > len(self._buffer):
             self._buffer = torch.empty(end, dtype=torch.uint8, device=self._device)
         return Placement(segments, self._dtype.itemsize, self._device)
 
-    def _copy(
-        self, segment: CachedSegment, source: Encoded | None, layer: int, form: _Form, at: int
+    def _copy_segment(
+        self,
+        segment: CachedSegment,
+        sources: Sequence[Encoded | None],
+        layer: int,
+        form: _Form,
+        at: int,
     ) -> None:
-        """Copy a segment's layer to byte `at` of the buffer."""
-        target = self._buffer[at : at + form.nbytes]
-        if source is not None and source.spec.codec in kv_placement_gpu.CODECS:
-            target.copy_(source.layer_bytes(layer), non_blocking=True)
+        """Copy a segment's layers from `layer` on to byte `at` of the buffer and behind."""
+        first = sources[0]
+        if isinstance(first, EncodedChunk) and _placed_as_stored(first):
+            target = self._buffer[at : at + len(sources) * form.nbytes]
+            target.copy_(first.layer_bytes(layer, len(sources)), non_blocking=True)
             return
-        if source is not None:
-            k, v = source.layer(layer, device=self._device, non_blocking=True)
-        else:
-            k, v = segment.layer(layer)
-        for x, part in zip((k, v), target.view(self._dtype).chunk(2), strict=True):
-            part.view(x.shape).copy_(x, non_blocking=True)
+        for number, source in enumerate(sources):
+            target = self._buffer[at + number * form.nbytes :][: form.nbytes]
+            if source is not None and _placed_as_stored(source):
+                target.copy_(source.layer_bytes(layer + number), non_blocking=True)
+                continue
+            if source is not None:
+                k, v = source.layer(layer + number, device=self._device, non_blocking=True)
+            else:
+                k, v = segment.layer(layer + number)
+            for x, part in zip((k, v), target.view(self._dtype).chunk(2), strict=True):
+                part.view(x.shape).copy_(x, non_blocking=True)
+
+
+def _placed_as_stored(source: Encoded) -> bool:
+    return source.spec.codec in kv_placement_gpu.CODECS
 
 
 @lru_cache(maxsize=1024)

@@ -35,6 +35,8 @@ class KVPool:
         spare: index of a row in every layer that belongs to no sequence; unused places of a padded
             batch write there.
         k: keys after RoPE, for each layer `[rows, head_dim]`; `v` are the values.
+        all_k: keys of all layers, of which `k` are the parts `[layers, rows, head_dim]`; `all_v`
+            are the values.
         on_full: makes room for a sequence of so many tokens, where memory is only lent; False if it
             cannot.
     """
@@ -54,9 +56,10 @@ class KVPool:
         self.ranks = ranks
         self.tokens = tokens
         self.spare = kv_heads * tokens
-        shape = (self.spare + 1, head_dim)
-        self.k = [zeros_in_huge_pages(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.v = [zeros_in_huge_pages(shape, dtype=dtype, device=device) for _ in range(layers)]
+        shape = (layers, self.spare + 1, head_dim)
+        self.all_k = zeros_in_huge_pages(shape, dtype=dtype, device=device)
+        self.all_v = zeros_in_huge_pages(shape, dtype=dtype, device=device)
+        self.k, self.v = list(self.all_k.unbind()), list(self.all_v.unbind())
         self._allocators = [ExtentAllocator(self.spare) for _ in range(layers)]
         self.on_full: Callable[[int], bool] | None = None
         self.lead: Lead | None = None
@@ -169,6 +172,12 @@ class SequenceKV:
         views = k.as_strided(shape, strides, at[0]), v.as_strided(shape, strides, at[1])
         self._views[layer, tokens] = views
         return views
+
+    def first_rows(self) -> list[int]:
+        """Return where each layer begins in `pool.all_k`, in rows from its first; only before
+        eviction."""
+        rows = self.pool.all_k.shape[1]
+        return [layer * rows + start for layer, start in enumerate(self.start[:, 0].tolist())]
 
     @repeated
     def set_length(self, tokens: int) -> None:

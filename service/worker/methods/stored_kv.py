@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.worker.device_copies import to_device
 from service.worker.methods.layer_view import CachedSegment, LayerView
 
 
@@ -38,6 +39,8 @@ class Shift:
         document_of: number of each row's document; any where the weight is 0 `[rows]`.
         weights: of each row, 0 for those that are computed or of no such document `[rows, 1]`.
         positions: of these rows `[rows]`.
+        spread: makes of the probes' values what is added to every row, `[rows, p]` in the model's
+            dtype; on a GPU, where one product takes less than its parts do to be launched.
     """
 
     documents: Sequence[Probed]
@@ -47,6 +50,7 @@ class Shift:
     document_of: Tensor
     weights: Tensor
     positions: Tensor
+    spread: Tensor | None
 
     @classmethod
     def of(cls, view: LayerView, probes: Tensor, weights: Tensor | float) -> Shift | None:
@@ -60,9 +64,10 @@ class Shift:
             None if there is nothing to shift.
         """
         layout, device = view.layout, view.k.device
-        each = torch.zeros(layout.tokens, dtype=view.k.dtype, device=device)
-        document_of = torch.zeros(layout.tokens, dtype=torch.int64, device=device)
-        places = torch.searchsorted(view.rows, probes)
+        computed, probes = layout.on_host(view.rows), layout.on_host(probes)
+        document_of = torch.zeros(layout.tokens, dtype=torch.int64)
+        moved = torch.zeros(layout.tokens, dtype=torch.bool)
+        places = torch.searchsorted(computed, probes)
         documents: list[Probed] = []
         fresh: list[Tensor] = []
         spans: list[slice] = []
@@ -75,51 +80,79 @@ class Shift:
             if not count or stored is None or segment.uncached:
                 continue
             span = slice(segment.start, segment.end)
-            each[span] = weights[span].to(each.dtype) if isinstance(weights, Tensor) else weights
+            moved[span] = True
             document_of[span] = len(documents)
-            documents.append(Probed(stored, (probes[of_segment] - segment.start).cpu()))
+            documents.append(Probed(stored, probes[of_segment] - segment.start))
             fresh.append(places[of_segment])
             spans.append(span)
         if not documents:
             return None
-        each[view.rows] = 0
+        moved[computed] = False
         rows = slice(spans[0].start, spans[-1].stop)
+        given = weights[rows] if isinstance(weights, Tensor) else torch.tensor(weights)
+        each = to_device(moved[rows], device) * given.to(view.k.dtype)
+        average = to_device(_averages([len(part) for part in fresh]), device)
+        document_of = to_device(document_of[rows], device)
+        spread = None
+        if device.type == "cuda":
+            spread = (average.index_select(0, document_of) * each[:, None]).to(view.k.dtype)
         return cls(
             documents,
-            torch.cat(fresh),
-            _averages([len(part) for part in fresh]).to(device),
+            to_device(torch.cat(fresh), device),
+            average,
             rows,
-            document_of[rows],
-            each[rows, None],
-            torch.arange(rows.start, rows.stop, device=device),
+            document_of,
+            each[:, None],
+            layout.all_rows[rows],
+            spread,
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
         """Shift the keys (by a mean that is taken before RoPE) and values of a layer in place."""
         stored = [document.stored.layer(view.layer) for document in self.documents]
+        fresh = [view.fresh_k] * keys + [view.fresh_v] * values
+        old = [self._old([kv[0] for kv in stored])] * keys
+        old += [self._old([kv[1] for kv in stored])] * values
+        if self.spread is None:
+            by: Sequence[Tensor] = [self._by(*pair) for pair in zip(fresh, old, strict=True)]
+        else:
+            by = self._by_spread(self.spread, fresh, old)
         if keys:
-            by = self._by(view.fresh_k, [k for k, _ in stored])
-            view.k[:, self.rows] += view.rotate(by, self.positions).transpose(0, 1)
+            view.k[:, self.rows].add_(view.rotate(by[0], self.positions).transpose(0, 1))
         if values:
-            by = self._by(view.fresh_v, [v for _, v in stored])
-            view.v[:, self.rows] += by.transpose(0, 1)
+            view.v[:, self.rows].add_(by[-1].transpose(0, 1))
 
-    def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
-        """Return what is added to every row `[rows, kv_heads, head_dim]`.
-
-        In the model's dtype: its rounding is far below that of the KV it is added to.
-        """
+    def _old(self, stored: Sequence[Tensor]) -> Tensor:
+        """Return the probes' stored keys or values `[p, kv_heads, head_dim]`, where they are."""
         kept = [
             kv.index_select(0, each.tokens.to(kv.device))
             for each, kv in zip(self.documents, stored, strict=True)
         ]
         if len({each.device for each in kept}) > 1:  # earlier turns come from the KV pool
-            kept = [each.to(fresh.device) for each in kept]
-        old = torch.cat(kept).to(fresh.device).flatten(1)
+            kept = [to_device(each, self.fresh.device) for each in kept]
+        return torch.cat(kept)
+
+    def _by(self, fresh: Tensor, old: Tensor) -> Tensor:
+        """Return what is added to every row `[rows, kv_heads, head_dim]`.
+
+        In the model's dtype: its rounding is far below that of the KV it is added to.
+        """
+        old = old.to(fresh.device).flatten(1)
         new = fresh.index_select(0, self.fresh).flatten(1)
         means = (self.average @ (new.float() - old.float())).to(fresh.dtype)
         by = means.index_select(0, self.document_of).mul_(self.weights)
         return by.view(-1, *fresh.shape[1:])
+
+    def _by_spread(
+        self, spread: Tensor, fresh: Sequence[Tensor], old: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """`_by` for keys and values at once: one copy and four kernels."""
+        new = torch.cat(list(fresh), 1).index_select(0, self.fresh)
+        both = torch.cat(list(old), 1)
+        if both.device.type == "cpu":
+            both = to_device(both, new.device)
+        by = spread @ (new - both).flatten(1)
+        return by.view(len(spread), *new.shape[1:]).chunk(len(fresh), 1)
 
 
 def _averages(counts: Sequence[int]) -> Tensor:
@@ -141,6 +174,8 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
         `[n]` fp32, summed over KV heads and channels; zero for a token that has no stored KV or
         was not computed at this layer.
     """
+    if view.k.device.type == "cuda":
+        return view.over_all_heads(_in_one_pass(view, keys=keys, values=values))
     # Index of every token's row in `view.rows`, -1 for tokens that are not computed here.
     row_of_token = torch.full((view.layout.tokens,), -1, device=view.rows.device)
     row_of_token[view.rows] = torch.arange(len(view.rows), device=view.rows.device)
@@ -157,6 +192,31 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
             gap = fresh[segment_rows[computed]].float() - old.to(fresh.device)[computed].float()
             deviation[segment.start + computed] += gap.square().sum((1, 2))
     return view.over_all_heads(deviation)
+
+
+def _in_one_pass(view: LayerView, *, keys: bool, values: bool) -> Tensor:
+    """`squared_deviation` on a GPU, of all segments together, without waiting for it."""
+    layout, every = view.layout, len(view.rows) == view.layout.tokens
+    deviation = torch.zeros(layout.tokens, device=view.k.device)
+    segments = [
+        (segment, stored.layer(view.layer))
+        for segment, stored in zip(layout.segments, view.cached, strict=True)
+        if stored is not None and not segment.uncached and segment.tokens
+    ]
+    of_stored = torch.zeros(layout.tokens)
+    for segment, _ in segments:
+        of_stored[segment.start : segment.end] = 1
+    weight = layout.once("whether KV is stored", lambda: of_stored)
+    for number, fresh in enumerate((view.fresh_k, view.fresh_v)):
+        if not (keys, values)[number]:
+            continue
+        shape = layout.tokens, *fresh.shape[1:]
+        old = torch.zeros(shape, dtype=fresh.dtype, device=fresh.device)
+        for segment, stored in segments:
+            old[segment.start : segment.end].copy_(stored[number], non_blocking=True)
+        gap = (fresh.float() - (old if every else old[view.rows])).square().sum((1, 2))
+        deviation = deviation + gap if every else deviation.index_add(0, view.rows, gap)
+    return deviation * weight
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:

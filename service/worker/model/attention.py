@@ -43,6 +43,7 @@ def attend_rows(
     rows: Tensor,
     scale: float,
     *,
+    last: int | None = None,
     key_rows: Tensor | None = None,
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
@@ -54,6 +55,7 @@ def attend_rows(
         v: `[kv_heads, n, head_dim]`.
         rows: ascending positions of the queries, `[m]`.
         scale: factor of the scores before the softmax.
+        last: the last of the rows, where that is known without asking the device.
         key_rows: ascending positions of the keys, `[n]`; 0..n-1 by default.
         rule: what the layer adds to causal attention.
 
@@ -65,7 +67,10 @@ def attend_rows(
     m, heads, d = q.shape
     kv_heads, n = k.shape[0], k.shape[1]
     if m == 1:
-        seen = int(rows[0]) + 1 if key_rows is None else int((key_rows <= rows[0]).sum())
+        if key_rows is None:
+            seen = (int(rows[0]) if last is None else last) + 1
+        else:
+            seen = int((key_rows <= rows[0]).sum())
         return attend_last(q[0], k[:, :seen], v[:, :seen], scale).unsqueeze(0)
     if prefill_attention.supports(q, k, v):
         counts = rows + 1 if key_rows is None else torch.searchsorted(key_rows, rows, right=True)

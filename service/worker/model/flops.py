@@ -7,7 +7,7 @@ FLOP counts of transformers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -30,24 +30,15 @@ class FlopCount:
     """A running total for one prompt."""
 
     shape: Shape
-    _counted: float = 0.0
-    # What is multiplied with a sum that may still be being computed on a GPU: to read it at every
-    # layer would make the GPU wait for Python at every layer.
-    _later: list[tuple[float, Tensor]] = field(default_factory=list)
+    total: float = 0.0
+    """Operations counted so far."""
     _rows: Tensor | None = None
-
-    @property
-    def total(self) -> float:
-        """Operations counted so far; waits for the device on which the rows are."""
-        self._counted += sum(factor * float(pairs) for factor, pairs in self._later)
-        self._later.clear()
-        self._rows = None
-        return self._counted
+    _pairs: float = 0.0
 
     def project(self, rows: int) -> None:
         """Add the projections to queries, keys and values for so many rows."""
         s = self.shape
-        self._counted += 2.0 * rows * s.hidden * s.head_dim * (s.heads + 2 * s.kv_heads)
+        self.total += 2.0 * rows * s.hidden * s.head_dim * (s.heads + 2 * s.kv_heads)
 
     def attend(self, pairs: float) -> None:
         """Add attention scores and the weighted sum of values, over all heads.
@@ -55,14 +46,17 @@ class FlopCount:
         Args:
             pairs: (query row, key) pairs that the causal mask lets through.
         """
-        self._counted += 4.0 * pairs * self.shape.heads * self.shape.head_dim
+        self.total += 4.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def score(self, pairs: float) -> None:
         """Add attention scores without values, which is what ranking by attention costs."""
-        self._counted += 2.0 * pairs * self.shape.heads * self.shape.head_dim
+        self.total += 2.0 * pairs * self.shape.heads * self.shape.head_dim
 
     def attend_causally(self, rows: Tensor) -> None:
-        """`attend` of rows, ascending prompt indices `[m]`, that see the keys up to their own."""
+        """`attend` of rows, ascending prompt indices `[m]`, that see the keys up to their own.
+
+        Rows on a device are waited for (`PromptLayout.on_host`).
+        """
         self._add_causal(4.0, rows)
 
     def score_causally(self, rows: Tensor) -> None:
@@ -70,24 +64,20 @@ class FlopCount:
         self._add_causal(2.0, rows)
 
     def _add_causal(self, operations: float, rows: Tensor) -> None:
-        # The row at index t sees t + 1 keys.
-        factor = operations * self.shape.heads * self.shape.head_dim
-        if rows is self._rows:  # the same rows go through many layers
-            before, pairs = self._later.pop()
-            self._later.append((before + factor, pairs))
-        else:
-            self._rows = rows
-            self._later.append((factor, rows.sum() + len(rows)))
+        if rows is not self._rows:  # the same rows go through many layers
+            # The row at index t sees t + 1 keys.
+            self._rows, self._pairs = rows, float(rows.sum() + len(rows))
+        self.total += operations * self._pairs * self.shape.heads * self.shape.head_dim
 
     def finish(self, rows: int) -> None:
         """Add the output projection and the gated MLP for so many rows."""
         s = self.shape
         per_row = s.heads * s.head_dim * s.hidden + 3 * s.hidden * s.intermediate
-        self._counted += 2.0 * rows * per_row
+        self.total += 2.0 * rows * per_row
 
     def unembed(self, rows: int) -> None:
         """Add the projection to vocabulary logits for so many rows."""
-        self._counted += 2.0 * rows * self.shape.hidden * self.shape.vocabulary
+        self.total += 2.0 * rows * self.shape.hidden * self.shape.vocabulary
 
 
 def full_prefill(shape: Shape, tokens: int, *, behind: int = 0) -> float:

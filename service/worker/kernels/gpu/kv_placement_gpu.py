@@ -1,4 +1,4 @@
-"""Copies a layer of stored segments to their places in a KV cache on a GPU, in Triton, in one pass.
+"""Copies layers of stored segments to their places in a KV cache on a GPU, in Triton, in one pass.
 
 The pass decodes the stored values, rotates the keys to their positions and lays them out by head,
 for which torch takes a dozen passes for every segment. It reads what the codecs raw and int8 store
@@ -16,6 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from service.worker.device_copies import to_device
 from service.worker.kernels.gpu import triton_support
 from service.worker.kernels.gpu.triton_support import tl
 
@@ -25,12 +26,12 @@ ROWS = 32
 OPTIONS = {"enable_fp_fusion": False}
 MAX_HEAD_DIM = 256
 # Numbers by which a program finds its rows: see `_programs`.
-COLUMNS = 7
+COLUMNS = 8
 
 
 @dataclass(frozen=True)
 class StagedSegment:
-    """Where the stored rows of a segment lie, and where they go.
+    """Where the stored rows of a segment lie, and where they go, at the first of some layers.
 
     Attributes:
         row: of the prompt, where its first token goes.
@@ -40,6 +41,7 @@ class StagedSegment:
         v: of the values.
         k_scale: of the keys' scales fp16 `[tokens, kv_heads]`; 0 if there are none.
         v_scale: of the values' scales.
+        layer: bytes from one layer to the next; even.
     """
 
     row: int
@@ -49,6 +51,34 @@ class StagedSegment:
     v: int
     k_scale: int = 0
     v_scale: int = 0
+    layer: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Layers of a KV cache in one memory, all with the same strides.
+
+    Attributes:
+        k: keys after RoPE, of any shape; `v` are the values, with the same strides.
+        starts: of each layer, elements from the first of `k` to its first row, int64.
+        heads: KV heads of a layer.
+        of_head: elements from one head of a layer to the next.
+        of_row: elements from one token of a head to the next.
+    """
+
+    k: Tensor
+    v: Tensor
+    starts: Tensor
+    heads: int
+    of_head: int
+    of_row: int
+
+    @classmethod
+    def of_layer(cls, k: Tensor, v: Tensor) -> Target:
+        """Return a layer that lies alone, `[kv_heads, n, head_dim]`."""
+        assert k.stride() == v.stride()
+        starts = torch.zeros(1, dtype=torch.int64, device=k.device)
+        return cls(k, v, starts, k.shape[0], k.stride(0), k.stride(1))
 
 
 class Placement:
@@ -65,7 +95,7 @@ class Placement:
     ) -> None:
         self.segments = tuple(segments)
         self.programs = {
-            scaled: table.to(device)
+            scaled: to_device(table, device)
             for scaled in (False, True)
             if len(table := _programs(self.segments, itemsize, scaled))
         }
@@ -73,12 +103,13 @@ class Placement:
 
 def _programs(segments: Sequence[StagedSegment], itemsize: int, scaled: bool) -> Tensor:
     """Return a line for every `ROWS` rows: keys, values and their scales, each in elements from the
-    buffer's start; first row in the segment; first row in the prompt; number of rows."""
+    buffer's start; first row in the segment; first row in the prompt; number of rows; elements of
+    keys from one layer to the next."""
     size = 1 if scaled else itemsize
     lines = [
         (
             s.k // size, s.v // size, s.k_scale // 2, s.v_scale // 2,
-            first, s.row + first, min(ROWS, s.tokens - first),
+            first, s.row + first, min(ROWS, s.tokens - first), s.layer // size,
         )
         for s in segments
         if s.scaled == scaled
@@ -116,21 +147,25 @@ def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
     small_k, small_v = ((x.float() * scale.float().unsqueeze(-1)).bfloat16() for x in codes)
     parts = [x.flatten().view(torch.uint8) for x in (k, v, *codes, scale)]
     ends = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0).tolist()
+    # The second layer is the same bytes once more.
     placement = Placement(
         [
-            StagedSegment(0, tokens, False, ends[0], ends[1]),
-            StagedSegment(tokens, tokens, True, ends[2], ends[3], ends[4], ends[4]),
+            StagedSegment(0, tokens, False, ends[0], ends[1], layer=ends[-1]),
+            StagedSegment(tokens, tokens, True, ends[2], ends[3], ends[4], ends[4], ends[-1]),
         ],
         k.itemsize,
         device,
     )
-    ours = torch.empty(2, heads, 2 * tokens, d, dtype=torch.bfloat16, device=device)
+    ours = torch.empty(2, 2, heads, 2 * tokens, d, dtype=torch.bfloat16, device=device)
+    starts = torch.arange(2, device=device) * ours.stride(1)
+    target = Target(ours[0], ours[1], starts, heads, ours.stride(2), ours.stride(3))
     place(
-        torch.cat(parts), placement, positions=positions, cos=angles.cos(), sin=angles.sin(),
-        k_out=ours[0], v_out=ours[1],
+        torch.cat([*parts, *parts]), placement, target, 2, positions=positions,
+        cos=angles.cos(), sin=angles.sin(),
     )  # fmt: skip
     turned = _rotated(torch.cat([k, small_k]), angles[positions])
-    return ours, torch.stack([turned, torch.cat([v, small_v])]).transpose(1, 2)
+    theirs = torch.stack([turned, torch.cat([v, small_v])]).transpose(1, 2)
+    return ours, theirs.unsqueeze(1).expand_as(ours)
 
 
 def _rotated(x: Tensor, angles: Tensor) -> Tensor:
@@ -143,31 +178,34 @@ def _rotated(x: Tensor, angles: Tensor) -> Tensor:
 def place(
     staged: Tensor,
     placement: Placement,
+    target: Target,
+    layers: int = 1,
     *,
     positions: Tensor,
     cos: Tensor,
     sin: Tensor,
-    k_out: Tensor,
-    v_out: Tensor,
+    staged_layer: int = 0,
+    layer: int = 0,
 ) -> None:
-    """Decode, rotate and copy one layer of all staged segments.
+    """Decode, rotate and copy some layers of all staged segments.
 
     Args:
-        staged: the layer's stored bytes, uint8.
+        staged: stored bytes, uint8.
         placement: where they lie in it.
+        layers: how many.
         positions: of the prompt's rows, `[n]`.
         cos: table `[max_positions, head_dim / 2]` fp32.
         sin: table like `cos`.
-        k_out: the layer's keys `[kv_heads, n, head_dim]`.
-        v_out: the layer's values; same strides as `k_out`.
+        staged_layer: the first of them, counted from the first that is staged.
+        layer: where the first of them goes, counted in `target`.
     """
-    assert k_out.stride() == v_out.stride()
-    half = k_out.shape[2] // 2
+    half = cos.shape[1]
     scales = staged.view(torch.float16)
     for scaled, programs in placement.programs.items():
-        _kernel[(len(programs), k_out.shape[0])](
-            staged.view(torch.int8 if scaled else k_out.dtype), scales, programs,
-            positions, cos, sin, k_out, v_out, k_out.stride(0), k_out.stride(1),
+        _kernel[(len(programs), target.heads, layers)](
+            staged.view(torch.int8 if scaled else target.k.dtype), scales, programs,
+            positions, cos, sin, target.k, target.v, target.starts, target.of_head, target.of_row,
+            staged_layer, layer,
             SCALED=scaled, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS,
             COLUMNS=COLUMNS, **OPTIONS,
         )  # fmt: skip
@@ -175,14 +213,19 @@ def place(
 
 def _place_rows(
     values: tl.tensor, scales: tl.tensor, programs: tl.tensor, positions: tl.tensor,
-    cos: tl.tensor, sin: tl.tensor, k_out: tl.tensor, v_out: tl.tensor,
-    out_head: tl.tensor, out_row: tl.tensor, SCALED: tl.constexpr, HALF: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    cos: tl.tensor, sin: tl.tensor, k_out: tl.tensor, v_out: tl.tensor, starts: tl.tensor,
+    out_head: tl.tensor, out_row: tl.tensor, staged_layer: tl.tensor, layer: tl.tensor,
+    SCALED: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     mine = programs + tl.program_id(0) * COLUMNS
-    k, v = values + tl.load(mine), values + tl.load(mine + 1)
-    k_scale, v_scale = scales + tl.load(mine + 2), scales + tl.load(mine + 3)
+    skipped = (staged_layer + tl.program_id(2)) * tl.load(mine + 7)
+    k, v = values + tl.load(mine) + skipped, values + tl.load(mine + 1) + skipped
+    # Scales are of two bytes, codes of one.
+    k_scale = scales + tl.load(mine + 2) + skipped // 2
+    v_scale = scales + tl.load(mine + 3) + skipped // 2
+    start = tl.load(starts + layer + tl.program_id(2))
     number, width = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     row, into = tl.load(mine + 4) + number, tl.load(mine + 5) + number
     inside = number < tl.load(mine + 6)
@@ -205,11 +248,11 @@ def _place_rows(
     c = tl.load(cos + turn, mask=there, other=0.0)
     s = tl.load(sin + turn, mask=there, other=0.0)
     low, high = low.to(tl.float32), high.to(tl.float32)
-    place = head * out_head + into[:, None] * out_row + width[None, :]
+    place = start + head * out_head + into[:, None] * out_row + width[None, :]
     tl.store(k_out + place, (low * c - high * s).to(k_out.dtype.element_ty), mask=there)
     tl.store(k_out + place + HALF, (high * c + low * s).to(k_out.dtype.element_ty), mask=there)
     tl.store(v_out + place, v_low.to(v_out.dtype.element_ty), mask=there)
     tl.store(v_out + place + HALF, v_high.to(v_out.dtype.element_ty), mask=there)
 
 
-_kernel = triton_support.jit(_place_rows)
+_kernel = triton_support.jit(_place_rows, "staged_layer", "layer")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout, union
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import share_of
 from service.worker.methods.layer_view import LayerView
@@ -63,7 +63,7 @@ class Method(DenseMethod):
         candidates = layout.cached_document_rows
         wanted = share_of(layout, self.ratio)
         top = stable_topk(self._question_attention(view)[candidates], wanted)
-        return union(candidates[top], layout.question_rows)
+        return layout.union(candidates[top], layout.question_rows)
 
     def ranking(self, view: LayerView) -> Tensor | None:
         return self._question_attention(view) if view.layer == self.selection_layer else None
@@ -73,8 +73,8 @@ class Method(DenseMethod):
         query heads."""
         start = view.layout.question_start
         # All rows are computed at this layer, so a row's place in the view is its prompt index.
-        rows = view.rows[start:]
-        view.flops.score_causally(rows)
+        rows = view.layout.question_rows
+        view.flops.score_causally(view.layout.on_host(rows))
         every_row = torch.ones(len(rows), device=rows.device)
         q = view.q[start:]
         scores = attend_with_scores(q, view.k, view.v, rows, every_row, view.scale, rule=view.rule)[

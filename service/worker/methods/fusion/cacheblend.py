@@ -22,7 +22,7 @@ from torch import Tensor
 
 from service.errors import InvalidRequest
 from service.shared.parameters import parameter
-from service.worker.layout import PromptLayout, union
+from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import share_of
 from service.worker.methods.layer_view import LayerView
@@ -79,10 +79,12 @@ class Method(DenseMethod):
             return None
         layout = view.layout
         candidates = layout.cached_document_rows
-        candidates = candidates[torch.isin(candidates, view.rows)]
+        if len(view.rows) < layout.tokens:
+            left = torch.isin(layout.on_host(candidates), layout.on_host(view.rows))
+            candidates = layout.on_device(layout.on_host(candidates)[left])
         deviation = self._deviation(view)[candidates]
         top = stable_topk(deviation, share_of(layout, ratios[step]))
-        return union(candidates[top], layout.question_rows)
+        return layout.union(candidates[top], layout.question_rows)
 
     def ranking(self, view: LayerView) -> Tensor | None:
         return self._deviation(view) if view.layer == self.check_layer else None

@@ -68,8 +68,11 @@ class Method(TwoPassMethod):
         return range(min(round(self.from_depth * layers), stop - 1), stop)
 
     def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
-        rows = layout.question_rows
-        return (rows == layout.tokens - 1).float() + self.question / len(rows)
+        def weights() -> Tensor:
+            rows = layout.on_host(layout.question_rows)
+            return (rows == layout.tokens - 1).float() + self.question / len(rows)
+
+        return layout.once("weights of question rows", weights)
 
     def rows_after_question_pass(self, layout: PromptLayout, scores: Tensor) -> Tensor:
         candidates = layout.stale_document_rows
@@ -80,7 +83,9 @@ class Method(TwoPassMethod):
         if not self.shift or view.layer == 0 or view.attention_scores is None:
             return
         if "shift" not in view.memo:
-            probes = view.rows[torch.isin(view.rows, view.layout.stale_document_rows)]
+            layout = view.layout
+            rows, stale = layout.on_host(view.rows), layout.on_host(layout.stale_document_rows)
+            probes = layout.on_device(rows[torch.isin(rows, stale)])
             view.memo["shift"] = Shift.of(view, probes, self.shift)
         if view.memo["shift"] is not None:
             view.memo["shift"].apply(view)

@@ -20,10 +20,10 @@ def test_recent_tokens_over_their_time() -> None:
     assert rate.seconds_for(100) is None
     for _ in range(4):
         clock.now += 1
-        rate.add(50)
-    assert rate.per_s == 50 and rate.seconds_for(100) == 2
+        rate.add(500)
+    assert rate.per_s == 500 and rate.seconds_for(1000) == 2
     clock.now += 4  # nothing finishes: others are served
-    assert rate.per_s == 25
+    assert rate.per_s == 250
 
 
 def test_the_last_minute_counts() -> None:
@@ -44,13 +44,25 @@ def test_time_without_work_does_not_count() -> None:
     rate = TokenRate(clock)
     rate.begin()
     clock.now += 2
-    rate.add(20)
+    rate.add(2000)
     rate.end()
     clock.now += 1000
-    assert rate.per_s == 10
+    assert rate.per_s == 1000
     rate.begin()
     clock.now += 0.1
     rate.add(900)  # stored already, so it was answered at once: nothing is known from that
-    assert rate.per_s == 10
+    assert rate.per_s == 1000
     clock.now += 0.9
     assert rate.per_s == 900
+
+
+def test_a_note_tells_nothing() -> None:
+    """It waits for its turn for a minute: a book behind it would take years at that rate."""
+    clock = Clock()
+    rate = TokenRate(clock)
+    rate.begin()
+    clock.now += 60
+    rate.add(12)
+    assert rate.per_s is None
+    rate.end()
+    assert rate.per_s is None and rate.seconds_for(2_500_000) is None

@@ -17,9 +17,10 @@ from torch import Tensor
 from kvstore import ChunkSpec, EncodedChunk, MemoryTier, ReadOutcome, TieredStore, encode_chunk
 from service.messages.requests import Method
 from service.worker.forward import kv_placement as place
-from service.worker.forward.transfers import InTurn, StagedLayer, Transfers
+from service.worker.forward import transfers as transferring
+from service.worker.forward.transfers import InTurn, StagedLayers, Transfers
 from service.worker.kernels.gpu import kv_placement_gpu
-from service.worker.kernels.gpu.kv_placement_gpu import Placement
+from service.worker.kernels.gpu.kv_placement_gpu import Placement, Target
 from service.worker.loading import chunk_stream as streaming
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.model.addressing import Address
@@ -54,11 +55,11 @@ class RecordingSide(InTurn):
         self.events.append("finish")
 
 
-def chunk_of(codec: str, seed: int = 0) -> EncodedChunk:
-    spec = ChunkSpec("model", codec, "bfloat16", LAYERS, 2, 32, 70)
+def chunk_of(codec: str, seed: int = 0, layers: int = LAYERS) -> EncodedChunk:
+    spec = ChunkSpec("model", codec, "bfloat16", layers, 2, 32, 70)
     random = torch.Generator().manual_seed(seed)
     k, v = (
-        [torch.randn(spec.shape, generator=random).bfloat16() for _ in range(LAYERS)] for _ in "kv"
+        [torch.randn(spec.shape, generator=random).bfloat16() for _ in range(layers)] for _ in "kv"
     )
     return encode_chunk(spec, k, v)
 
@@ -83,34 +84,69 @@ def every_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_next_layer_is_copied_ahead() -> None:
     side = RecordingSide()
     chunks = [chunk_of("raw"), chunk_of("int8", seed=1)]
-    transfers = transfers_of(chunks, side)
+    transfers = transfers_of(chunks, side, most=1)
     for layer in range(LAYERS):
-        for chunk, parts in zip(chunks, parts_of(transfers.layer(layer)), strict=True):
+        staged = transfers.group(layer)
+        assert staged.layers == range(layer, layer + 1)
+        for chunk, parts in zip(chunks, parts_of(staged), strict=True):
             assert_same(parts, encoded(chunk, layer))
         transfers.begin(layer + 1)
     transfers.finish()
     assert side.events == [*["copy", "wait"] * 3, "finish"]
 
 
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
+def test_groups_become_larger(codec: str) -> None:
+    side, chunks = RecordingSide(), [chunk_of(codec, layers=12), chunk_of("raw", 1, layers=12)]
+    transfers = transfers_of(chunks, side, layers=12)
+    found: list[range] = []
+    while (layer := found[-1].stop if found else 0) < 12:
+        staged = transfers.group(layer)
+        found.append(staged.layers)
+        for number, one in enumerate(staged.layers):
+            ours, raw = parts_of(staged, number=number)
+            assert_same(raw, encoded(chunks[1], one))
+            k, v = chunks[0].layer(one)
+            assert_same(ours, ((k,), (v,)) if codec == "int4" else encoded(chunks[0], one))
+        transfers.begin(staged.layers.stop)
+    assert found == [range(1), range(1, 2), range(2, 4), range(4, 8), range(8, 12)]
+    assert side.events == ["copy", "wait"] * 5
+
+
+def test_large_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes = chunk_of("raw").layer_bytes(0).numel()
+    monkeypatch.setattr(transferring, "GROUP_BYTES", 3 * nbytes)
+    transfers, found = transfers_of([chunk_of("raw", layers=12)], layers=12), [range(0)]
+    while found[-1].stop < 12:
+        found.append(transfers.group(found[-1].stop).layers)
+    assert [len(layers) for layers in found[1:]] == [1, 1, 2, 3, 3, 2]
+    assert len(transfers.group(0).buffer) < 4 * nbytes
+
+
 def test_a_layer_that_was_not_copied_ahead_is_copied_when_it_is_needed() -> None:
     side = RecordingSide()
     transfers = transfers_of([chunk_of("raw")], side)
     transfers.begin(0)
-    assert_same(parts_of(transfers.layer(2))[0], encoded(chunk_of("raw"), 2))
+    assert_same(parts_of(transfers.group(2))[0], encoded(chunk_of("raw"), 2))
     assert side.events == ["copy", "copy", "wait"]
 
 
 def test_what_has_not_arrived_is_not_copied_ahead(tmp_path: Path) -> None:
-    chunk, side = chunk_of("raw"), RecordingSide()
-    stream = in_parts(chunk, tmp_path, 2, decode=False)
-    transfers = transfers_of([chunk, stream], side)
-    transfers.begin(1)
-    assert side.events == ["copy"]
-    transfers.begin(2)
-    assert side.events == ["copy"]
+    """Nor together with what has."""
+    chunk, side = chunk_of("raw", layers=6), RecordingSide()
+    stream = in_parts(chunk, tmp_path, 4, decode=False)
+    transfers = transfers_of([chunk, stream], side, layers=6)
+    for layer, group in ((0, range(1)), (1, range(1, 2)), (2, range(2, 4))):
+        assert transfers.group(layer).layers == group
+    staged = transfers_of([chunk, stream], layers=6)
+    for layer in (0, 1):
+        staged.group(layer)
+    assert staged.group(3).layers == range(3, 4)
+    copies = len(side.events)
+    transfers.begin(4)
     stream.lose()
     transfers.begin(2)
-    assert side.events == ["copy"]
+    assert len(side.events) == copies
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
@@ -125,7 +161,7 @@ def test_in_which_form(tmp_path: Path, codec: str, kind: str) -> None:
     else:
         stored = in_parts(chunk, tmp_path, LAYERS, decode=kind != "in parts")
     for layer in range(LAYERS):
-        (parts,) = parts_of(transfers_of([stored]).layer(layer))
+        (parts,) = parts_of(transfers_of([stored]).group(layer))
         if codec in kv_placement_gpu.CODECS and kind != "in parts, decoded":
             assert_same(parts, encoded(chunk, layer))
         else:
@@ -135,25 +171,35 @@ def test_in_which_form(tmp_path: Path, codec: str, kind: str) -> None:
         assert k.equal(chunk.layer(layer)[0]) and v.equal(chunk.layer(layer)[1])
 
 
-def transfers_of(segments: Sequence[Any], side: RecordingSide | None = None) -> Transfers:
+def transfers_of(
+    segments: Sequence[Any],
+    side: RecordingSide | None = None,
+    *,
+    layers: int = LAYERS,
+    most: int = 16,
+) -> Transfers:
     rows = [slice(70 * i, 70 * (i + 1)) for i in range(len(segments))]
     return Transfers(
-        segments, rows, shape=(2, 32), dtype=torch.bfloat16, layers=LAYERS, device=CPU, side=side
-    )
+        segments, rows, shape=(2, 32), dtype=torch.bfloat16, layers=layers, device=CPU, most=most,
+        side=side,
+    )  # fmt: skip
 
 
 def parts_of(
-    staged: StagedLayer, shape: tuple[int, int] = (2, 32), dtype: torch.dtype = torch.bfloat16
+    staged: StagedLayers,
+    shape: tuple[int, int] = (2, 32),
+    dtype: torch.dtype = torch.bfloat16,
+    number: int = 0,
 ) -> list[Parts]:
-    """The tensors of a staged layer, segment by segment."""
+    """The tensors of one of the staged layers, segment by segment."""
     heads, d = shape
-
-    def read(start: int, dtype: torch.dtype, *shape: int) -> Tensor:
-        nbytes = dtype.itemsize * math.prod(shape)
-        return staged.buffer[start : start + nbytes].view(dtype).view(shape)
-
     parts: list[Parts] = []
     for s in staged.placement.segments:
+
+        def read(start: int, dtype: torch.dtype, *shape: int, layer: int = s.layer) -> Tensor:
+            nbytes, start = dtype.itemsize * math.prod(shape), start + number * layer
+            return staged.buffer[start : start + nbytes].view(dtype).view(shape)
+
         if s.scaled:
             codes = [read(start, torch.int8, s.tokens, heads, d) for start in (s.k, s.v)]
             scales = [
@@ -176,21 +222,29 @@ def assert_same(ours: Parts, theirs: Sequence[Sequence[Tensor]]) -> None:
 
 
 def place_in_torch(
-    staged: Tensor, placement: Placement, *, positions: Tensor, cos: Tensor, sin: Tensor,
-    k_out: Tensor, v_out: Tensor,
+    staged: Tensor, placement: Placement, target: Target, layers: int, *, positions: Tensor,
+    cos: Tensor, sin: Tensor, staged_layer: int, layer: int,
 ) -> None:  # fmt: skip
     """What the Triton kernel does."""
-    shape, dtype = (k_out.shape[0], k_out.shape[2]), k_out.dtype
-    layer = StagedLayer(staged, placement)
-    for segment, parts in zip(placement.segments, parts_of(layer, shape, dtype), strict=True):
-        rows = slice(segment.row, segment.row + segment.tokens)
-        at = positions[rows]
-        rotate = Rotation(cos[at].unsqueeze(1), sin[at].unsqueeze(1))
-        for stored, out in zip(parts, (k_out, v_out), strict=True):
-            x = stored[0]
-            if len(stored) == 2:
-                x = (x.float() * stored[1].float().unsqueeze(-1)).to(dtype)
-            out[:, rows] = (rotate(x) if out is k_out else x).transpose(0, 1)
+    shape, dtype = (target.heads, 2 * cos.shape[1]), target.k.dtype
+    whole = StagedLayers(range(layers), staged, placement)
+    for number in range(layers):
+        start = int(target.starts[layer + number])
+        size = (target.heads, len(positions), shape[1])
+        k_out, v_out = (
+            x.as_strided(size, (target.of_head, target.of_row, 1), x.storage_offset() + start)
+            for x in (target.k, target.v)
+        )
+        parts_of_layer = parts_of(whole, shape, dtype, staged_layer + number)
+        for segment, parts in zip(placement.segments, parts_of_layer, strict=True):
+            rows = slice(segment.row, segment.row + segment.tokens)
+            at = positions[rows]
+            rotate = Rotation(cos[at].unsqueeze(1), sin[at].unsqueeze(1))
+            for stored, out in zip(parts, (k_out, v_out), strict=True):
+                x = stored[0]
+                if len(stored) == 2:
+                    x = (x.float() * stored[1].float().unsqueeze(-1)).to(dtype)
+                out[:, rows] = (rotate(x) if out is k_out else x).transpose(0, 1)
 
 
 class Counted(Transfers):
@@ -200,7 +254,7 @@ class Counted(Transfers):
     def begin(self, layer: int) -> None:
         super().begin(layer)
         if self._ahead is not None:
-            Counted.begun.append(layer)
+            Counted.begun += self._ahead.layers
 
     def finish(self) -> None:
         super().finish()

@@ -26,6 +26,18 @@ def test_a_saved_model(tmp_path: Path, family: str) -> None:
     assert theirs < 1e-4 and stitched < 1e-4
 
 
+def test_keys_with_large_biases_in_bfloat16(tmp_path: Path) -> None:
+    """As Qwen2.5-1.5B has them. transformers' eager attention rounds such scores coarsely."""
+    config = tiny_config("qwen2", rope_of("qwen2"), num_hidden_layers=1)
+    model = random_model(config, dtype=torch.bfloat16)
+    random = torch.Generator().manual_seed(0)
+    for layer in model.model.layers:
+        bias = layer.self_attn.k_proj.bias
+        bias.data = 60 * torch.randn(bias.shape, generator=random).to(bias.dtype)
+    model.save_pretrained(tmp_path)
+    selfcheck.check(load(str(tmp_path), device="cpu", dtype="bfloat16"))
+
+
 def test_mxfp4_weights_are_dequantised(tmp_path: Path) -> None:
     """As gpt-oss comes: two numbers of four bits per byte, the lower bits first, and a power of two
     for every 32 of them."""

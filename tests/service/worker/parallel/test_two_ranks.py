@@ -288,7 +288,7 @@ def test_every_change_of_a_sequence_reaches_the_other_ranks() -> None:
     assert repeated == {"set_length", "shrink", "copy_to", "give_back"}
     repeated |= {"release"}  # which is giving back
     by_work_of_all_ranks = {"grow", "keep", "prompt_layer", "remember"}
-    only_read = {"filled_tokens", "reserved_tokens", "kept_tokens", "runs"}
+    only_read = {"filled_tokens", "first_rows", "reserved_tokens", "kept_tokens", "runs"}
     public = {name for name in vars(SequenceKV) if not name.startswith("_")}
     assert public == repeated | by_work_of_all_ranks | only_read
 

@@ -16,6 +16,8 @@ from kvstore import ChunkSpec, EncodedChunk, ReadOutcome, encode_chunk
 from service.worker.forward.kv_placement import KVPlacer
 from service.worker.forward.transfers import Transfers
 from service.worker.kernels.gpu import kv_placement_gpu
+from service.worker.kernels.gpu.kv_placement_gpu import Target
+from service.worker.kv.pool import KVPool
 from service.worker.layout import PromptLayout
 from service.worker.loading.chunk_stream import ChunkStream
 from service.worker.model.addressing import Address
@@ -28,14 +30,17 @@ CASES = [(1, 1, 32), (70, 2, 64), (33, 3, 96), (65, 1, 128), (40, 2, 80)]
 DTYPES = {"cpu": (torch.float16, torch.float32), "cuda": (torch.float16, torch.bfloat16)}
 
 
-def chunk_of(codec: str, tokens: int, heads: int, d: int, dtype: torch.dtype) -> EncodedChunk:
-    """Two layers whose tokens and channels differ in size."""
+def chunk_of(
+    codec: str, tokens: int, heads: int, d: int, dtype: torch.dtype, layers: int = 2
+) -> EncodedChunk:
+    """Layers whose tokens and channels differ in size."""
     random = torch.Generator().manual_seed(tokens + d)
     name = str(dtype).removeprefix("torch.")
-    spec = ChunkSpec("model", codec, name, 2, heads, d, tokens)
+    spec = ChunkSpec("model", codec, name, layers, heads, d, tokens)
     sizes = torch.rand(tokens, 1, 1, generator=random) * 4
     k, v = (
-        [(torch.randn(spec.shape, generator=random) * sizes).to(dtype) for _ in "01"] for _ in "kv"
+        [(torch.randn(spec.shape, generator=random) * sizes).to(dtype) for _ in range(layers)]
+        for _ in "kv"
     )
     return encode_chunk(spec, k, v)
 
@@ -55,10 +60,10 @@ def compare(device: str) -> None:
             [chunk], [slice(0, tokens)], shape=(heads, d), dtype=dtype, layers=2,
             device=torch.device(device),
         )  # fmt: skip
-        staged = transfers.layer(1)
+        staged = transfers.group(1)
         kv_placement_gpu.place(
-            staged.buffer, staged.placement, positions=positions, cos=table.cos, sin=table.sin,
-            k_out=k_out, v_out=v_out,
+            staged.buffer, staged.placement, Target.of_layer(k_out, v_out), positions=positions,
+            cos=table.cos, sin=table.sin,
         )  # fmt: skip
         transfers.finish()
         assert k_out.transpose(0, 1).equal(table.at(positions)(k)), (codec, case, dtype, "k")
@@ -80,7 +85,8 @@ def through_place(device: str) -> None:
     cold = [stored is None for stored in cached]
     layout = PromptLayout.of(ids[0], ids[1:], [0, 0], uncached=cold, device=torch.device(device))
     frequencies = 10000.0 ** -(torch.arange(0, 32, 2, device=device) / 32)
-    decoder: Any = SimpleNamespace(rope=RotaryTable(frequencies, 1.0, 500), layers=2)
+    ropes = [RotaryTable(frequencies, 1.0, 500)] * 2
+    decoder: Any = SimpleNamespace(ropes=ropes, layers=2)
 
     def placed(by_kernel: bool) -> torch.Tensor:
         cache = torch.zeros(2, 2, layout.tokens + 3, 32, dtype=dtype, device=device)
@@ -100,7 +106,39 @@ def through_place(device: str) -> None:
     assert placed(by_kernel=True).equal(placed(by_kernel=False))
 
 
-CHECKS = [compare, through_place]
+def by_groups(device: str) -> None:
+    """Raises AssertionError where layers that are placed together are not those placed alone."""
+    dtype, layers, d = torch.bfloat16 if device == "cuda" else torch.float16, 9, 32
+    chunks = [chunk_of(codec, 40, 2, d, dtype, layers) for codec in ("raw", "int8", "int4")]
+    ids = [[0] * 40] * 3
+    layout = PromptLayout.of(
+        ids[0], ids[1:], [0, 0], uncached=[False] * 3, device=torch.device(device)
+    )
+    frequencies = 10000.0 ** -(torch.arange(0, d, 2, device=device) / d)
+    ropes = [RotaryTable(frequencies, scaling, 500) for scaling in (1.0, 1.5)]
+    # The last layers of the fourth group are rotated otherwise than its first.
+    decoder: Any = SimpleNamespace(ropes=[ropes[i > 5] for i in range(layers)], layers=layers)
+
+    def placed(by_kernel: bool) -> tuple[list[torch.Tensor], list[int]]:
+        pool = KVPool(layers, 2, d, 300, dtype=dtype, device=torch.device(device))
+        others, sequence = pool.reserve(20), pool.reserve(layout.tokens + 3)
+        assert others is not None and sequence is not None
+        with (
+            patch.object(kv_placement_gpu, "supports", lambda _: by_kernel),
+            patch.object(kv_placement_gpu, "place", wraps=kv_placement_gpu.place) as used,
+            KVPlacer(decoder, layout, chunks, layout.all_rows + 11, sequence) as placer,
+        ):
+            for layer in range(layers):
+                placer.place(layer)
+        return [pool.all_k, pool.all_v], [call.args[3] for call in used.call_args_list]
+
+    ours, together = placed(by_kernel=True)
+    theirs, _ = placed(by_kernel=False)
+    assert together == [1, 1, 2, 2, 2, 1]  # 4 layers are the fourth group, in two parts
+    assert all(a.equal(b) for a, b in zip(ours, theirs, strict=True))
+
+
+CHECKS = [compare, through_place, by_groups]
 
 
 @needs_triton
