@@ -16,7 +16,18 @@ from functools import partial
 
 from kvstitch.client import errors
 from service import __version__
-from service.cli import administration, ask, bulk, cluster, evaluation, model, serve, status, tune
+from service.cli import (
+    administration,
+    ask,
+    audit,
+    bulk,
+    cluster,
+    evaluation,
+    model,
+    serve,
+    status,
+    tune,
+)
 from service.cli.doctor import doctor
 from service.cli.documents import documents, ingest, jobs
 from service.cli.options import DEFAULT_URL
@@ -89,6 +100,7 @@ def parser() -> argparse.ArgumentParser:
         ("jobs", "what became of accepted documents", jobs.add_arguments),
         ("documents", "what is stored: look, pin, delete", documents.add_arguments),
         ("keys", "make, list and revoke API keys", administration.add_key_arguments),
+        ("audit", "who did what: export, verify", audit.add_arguments),
         ("migrate", "copy a data folder to PostgreSQL", administration.add_migrate_arguments),
         ("status", "show how a running service is", status.add_arguments),
         ("model", "models with names: list, fetch, path", model.add_arguments),

@@ -7,15 +7,12 @@ columns and slides.
 
 from __future__ import annotations
 
-import posixpath
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from zipfile import ZipFile
 
 from service.errors import InvalidRequest
-from service.gateway.documents.parsing.formulas import formula
 from service.gateway.documents.parsing.office.archives import open_zip
 from service.gateway.documents.parsing.office.drawings import xml_of
 from service.gateway.documents.parsing.office.open_document_styles import (
@@ -24,6 +21,7 @@ from service.gateway.documents.parsing.office.open_document_styles import (
     name_of,
     value,
 )
+from service.gateway.documents.parsing.office.open_document_text import SKIPPED, Paragraphs
 from service.gateway.documents.parsing.parsed_file import (
     Bounds,
     ParsedFile,
@@ -37,14 +35,6 @@ from service.gateway.documents.parsing.parsed_file import (
 from service.gateway.documents.parsing.tables.grid import MAX_COLUMNS, Cell
 from service.gateway.documents.parsing.tables.rows import add_rows
 
-_SPACE = re.compile(r"[ \t\r\n]+")
-# Not part of the text: deleted words, templates of fields, what a shape is called.
-_SKIPPED = frozenset(
-    ["tracked-changes", "forms", "sequence-decls", "variable-decls", "user-field-decls", "title",
-     "desc", "shapes", "alphabetical-index-source", "bibliography-source",
-     "table-of-content-source", "glue-point", "event-listeners", "notes-configuration"]
-)  # fmt: skip
-_CHARACTERS = {"tab": "\t", "line-break": "\n"}
 MAX_REPEATED = 1000  # rows that are all alike
 
 
@@ -83,14 +73,14 @@ class _Walk:
         self.root = xml_of(archive.read("content.xml"))
         self.out = TextBuilder(bounds)
         self.title = ""  # the first heading of level 1
-        self._archive, self._bounds = archive, bounds
+        self._bounds = bounds
         named = [xml_of(archive.read("styles.xml"))] if "styles.xml" in archive.namelist() else []
         self._styles = Styles([*named, self.root])
         self._numbers = Numbers(self._styles)
-        self._left_out: Counter[str] = Counter()
+        self._paragraphs = Paragraphs(archive, self._styles)
+        self._left_out = self._paragraphs.left_out
         self._hidden_cells: Counter[str] = Counter()
         self._hidden: dict[str, list[str]] = {"slides": [], "sheets": []}
-        self._behind: list[Any] = []  # what a paragraph holds besides its text
 
     def warnings(self) -> list[ParseWarning]:
         found = [
@@ -107,7 +97,7 @@ class _Walk:
     def blocks(self, parent: Any) -> None:
         for element in parent:
             name = name_of(element)
-            if name in _SKIPPED:
+            if name in SKIPPED:
                 continue
             if name in ("p", "h"):
                 self._paragraph(element)
@@ -135,12 +125,14 @@ class _Walk:
             self.out.mark("slide", str(number))
             frames = {value(child, "class"): child for child in reversed(page)}
             if (title := frames.get("title")) is not None and self._is_filled(title):
-                text = one_line(" ".join(self._text(p) for p in title.iter() if name_of(p) == "p"))
+                text = one_line(
+                    " ".join(self._paragraphs.text(p) for p in title.iter() if name_of(p) == "p")
+                )
                 self.title = self.title or text
                 self.out.heading(2, text)
             for child in page:
                 if name_of(child) == "notes":
-                    texts = [self._text(p) for p in child.iter() if name_of(p) == "p"]
+                    texts = [self._paragraphs.text(p) for p in child.iter() if name_of(p) == "p"]
                     said = "\n".join(text for text in texts if text.strip())
                     self.out.block(f"Notes: {said}" if said else "")
                 elif child is not title and self._is_filled(child):
@@ -159,14 +151,14 @@ class _Walk:
             self.out.block(f"## {name}")
             if not add_rows(self.out, self._rows(table)):
                 self.out.block("(no rows)")
-            self._behind += [child for child in table if name_of(child) == "shapes"]
+            self._paragraphs.behind += [child for child in table if name_of(child) == "shapes"]
             self._add_behind()
 
     def _is_filled(self, shape: Any) -> bool:
         return value(shape, "placeholder") != "true"
 
     def _paragraph(self, element: Any, number: str | None = None) -> None:
-        text = self._text(element).strip(" \t\n")
+        text = self._paragraphs.text(element).strip(" \t\n")
         if text and name_of(element) == "h":
             level = int(value(element, "outline-level") or 1)
             number = number or self._numbers.heading(element, level)
@@ -207,27 +199,28 @@ class _Walk:
                 self.blocks([child])
 
     def _add_behind(self) -> None:
-        behind, self._behind = self._behind, []
-        for element in behind:
+        behind = self._paragraphs.behind
+        while behind:
+            element = behind.pop(0)
             name = name_of(element)
             if name == "annotation":
                 self._comment(element)
             elif name == "note":
                 called = "Endnote" if value(element, "note-class") == "endnote" else "Footnote"
-                texts = [self._text(p) for p in element.iter() if name_of(p) == "p"]
+                texts = [self._paragraphs.text(p) for p in element.iter() if name_of(p) == "p"]
                 self.out.block(f"{called}: " + "\n".join(text.strip() for text in texts))
             else:
                 self.blocks([element] if name in ("frame", "table") else element)
 
     def _comment(self, element: Any) -> None:
         author = element.findtext("{http://purl.org/dc/elements/1.1/}creator") or ""
-        texts = [self._text(p).strip() for p in element.iter() if name_of(p) == "p"]
+        texts = [self._paragraphs.text(p).strip() for p in element.iter() if name_of(p) == "p"]
         called = f"Comment by {author}" if author else "Comment"
         self.out.block(f"{called}: " + "\n".join(texts) if any(texts) else "")
 
     def _frame(self, frame: Any) -> None:
         """Add what is in a frame: a text box, a table, else a picture or an object is counted."""
-        inside = [child for child in frame if name_of(child) not in _SKIPPED]
+        inside = [child for child in frame if name_of(child) not in SKIPPED]
         names = [name_of(child) for child in inside]
         if "text-box" in names or "table" in names:
             for child in inside:
@@ -289,61 +282,12 @@ class _Walk:
         texts = []
         for child in cell:
             if name_of(child) in ("p", "h", "list"):
-                texts += [self._text(p) for p in child.iter() if name_of(p) in ("p", "h")]
-            elif name_of(child) not in _SKIPPED:
-                self._behind.append(child)  # comments and shapes
+                texts += [
+                    self._paragraphs.text(p) for p in child.iter() if name_of(p) in ("p", "h")
+                ]
+            elif name_of(child) not in SKIPPED:
+                self._paragraphs.behind.append(child)  # comments and shapes
         return "\n".join(texts)
-
-    def _text(self, paragraph: Any) -> str:
-        """Return a paragraph's text; what else it holds is kept for behind it."""
-        if self._styles.hides_text(value(paragraph, "style-name")):
-            self._left_out["hidden_text"] += bool("".join(paragraph.itertext()).strip())
-            return ""
-        out: list[str] = []
-
-        def add(text: str | None) -> None:
-            text = _SPACE.sub(" ", text or "")
-            out.append(text.lstrip(" ") if not out or out[-1].endswith((" ", "\n")) else text)
-
-        def walk(element: Any) -> None:
-            add(element.text)
-            for child in element:
-                self._inline(child, out, walk)
-                add(child.tail)
-
-        walk(paragraph)
-        return "".join(out)
-
-    def _inline(self, child: Any, out: list[str], walk: Any) -> None:
-        name = name_of(child)
-        if name == "s":
-            out.append(" " * min(int(value(child, "c") or 1), 100))
-        elif name in _CHARACTERS:
-            out.append(_CHARACTERS[name])
-        elif name in ("note", "annotation", "custom-shape", "text-box"):
-            self._behind.append(child)
-        elif name == "frame":
-            if (text := self._formula(child)) is not None:
-                out.append(text)
-            else:
-                self._behind.append(child)
-        elif name in ("ruby-text", "number"):
-            self._left_out["readings_left_out"] += name == "ruby-text"
-        elif name in ("span", "p", "h") and self._styles.hides_text(value(child, "style-name")):
-            self._left_out["hidden_text"] += bool("".join(child.itertext()).strip())
-        elif name in ("hidden-text", "hidden-paragraph"):
-            self._left_out["hidden_text"] += 1
-        elif name not in _SKIPPED and name:
-            walk(child)
-
-    def _formula(self, frame: Any) -> str | None:
-        """Return the text of a frame that holds a formula."""
-        for child in frame:
-            folder = posixpath.normpath(value(child, "href")) if name_of(child) == "object" else ""
-            if folder and f"{folder}/content.xml" in self._archive.namelist():
-                root = xml_of(self._archive.read(f"{folder}/content.xml"))
-                return formula(root) if name_of(root) == "math" else None
-        return None
 
 
 def _table_rows(parent: Any, head: bool = False) -> Iterator[tuple[Any, bool]]:
