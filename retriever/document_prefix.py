@@ -13,18 +13,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def prefix_start(tokens: Sequence[int], ordinal: int, max_tokens: int) -> int:
-    """Return the ordinal of the first of the chunks that one chunk of a document stands behind.
+def prefix_starts(tokens: Sequence[int], max_tokens: int) -> list[int]:
+    """Return for every chunk the ordinal of the first of the chunks that it stands behind.
 
     The others follow up to the chunk itself; its own ordinal: it stands behind none.
 
     Args:
         tokens: Of the document's chunks, in their order.
-        ordinal: Of the chunk.
         max_tokens: Most tokens of a prefix.
+
+    Returns:
+        One more than there are chunks: the last is that of a chunk that would follow.
     """
-    start, length = 0, 0
-    for place, more in enumerate(tokens[:ordinal]):
+    starts, length = [0], 0
+    for place, more in enumerate(tokens):
+        start = starts[-1]
         length += more
         if length > max_tokens:
             while length > max(max_tokens // 2, more):
@@ -32,4 +35,5 @@ def prefix_start(tokens: Sequence[int], ordinal: int, max_tokens: int) -> int:
                 start += 1
         if length > max_tokens:  # this chunk alone is too long
             start, length = place + 1, 0
-    return start
+        starts.append(start)
+    return starts

@@ -7,43 +7,65 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from retriever.chunking import ChunkSpan
-from retriever.documents import Document
+from retriever.documents import Document, Mark
 
 SEPARATOR = " > "
 MAX_PATH_CHARS = 200  # the nearest headings; an embedder reads some hundred words of a chunk
-_LEVEL = re.compile("#{1,6}(?= )")
+_SIGNS = re.compile("(?:#{1,6}|={1,6})(?= )")
+_UNDERLINE = re.compile(r"[^\n]*\n([!-/:-@\[-`{-~])\1*\s*$", re.M)
 
 
 def heading_paths(document: Document, spans: Sequence[ChunkSpan]) -> list[str]:
     """Return the headings above each chunk, outermost first: "Parts > Screws"; "" if none are.
 
     Headings inside a chunk, and what is the document's title, are left out, because the chunk says
-    them by itself. A heading's level is told by Markdown's signs, which most formats are stored
-    with; where a text has none, a chunk is below its last heading only.
+    them by itself. A heading's level is told by the signs before it, Markdown's, which most formats
+    are stored with, or AsciiDoc's; else by the line below it, as in reStructuredText. Where a text
+    has neither, a chunk is below its last heading only.
 
     Args:
         document: With marks.
         spans: Its chunks, in their order.
     """
     marks = [mark for mark in document.marks if mark.kind == "heading"]
+    levels = _levels(document.text, marks)
     paths = []
     above: list[tuple[int, str]] = []  # (level, label) of the headings that hold
     passed = 0
     for span in spans:
         while passed < len(marks) and marks[passed].start < span.start:
-            above = _below(above, _level(document.text, marks[passed].start))
-            above.append((_level(document.text, marks[passed].start), marks[passed].label))
+            above = _below(above, levels[passed])
+            above.append((levels[passed], marks[passed].label))
             passed += 1
         inside = above
         if passed < len(marks) and marks[passed].start == span.start:
-            inside = _below(above, _level(document.text, span.start))
+            inside = _below(above, levels[passed])
         paths.append(_joined([label for _, label in inside if label != document.title]))
     return paths
 
 
-def _level(text: str, start: int) -> int:
-    found = _LEVEL.match(text, start)
-    return len(found[0]) if found else 1
+def _levels(text: str, marks: Sequence[Mark]) -> list[int]:
+    """Return the level of each heading, 1 the outermost.
+
+    Underlined ones rank in the order in which their lines first appear, those with a line above
+    apart, as in reStructuredText; beside headings with signs as in Markdown.
+    """
+    signs = [_SIGNS.match(text, mark.start) for mark in marks]
+    styles = ["=", "-"] if any(signs) else []
+    levels = []
+    for mark, sign in zip(marks, signs, strict=True):
+        if sign:
+            levels.append(len(sign[0]))
+        elif line := _UNDERLINE.match(text, mark.start):
+            above = text.rfind("\n", 0, max(0, mark.start - 1)) + 1
+            overlined = mark.start and text[above : mark.start].strip().strip(line[1]) == ""
+            style = line[1] + ("^" if overlined and text[above : mark.start].strip() else "")
+            if style not in styles:
+                styles.append(style)
+            levels.append(styles.index(style) + 1)
+        else:
+            levels.append(1)
+    return levels
 
 
 def _below(above: list[tuple[int, str]], level: int) -> list[tuple[int, str]]:

@@ -39,7 +39,7 @@ from retriever.catalog import queries
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.reading_groups import GroupSizes, visible, visible_in
 from retriever.catalog.tables import accompanied, chunks, companions, documents, scopes, vectors
-from retriever.document_prefix import prefix_start
+from retriever.document_prefix import prefix_starts
 from retriever.documents import Chunk
 from retriever.embedders.base import Vectors
 from retriever.index.vector_search import VectorSearch
@@ -344,20 +344,26 @@ class _Documents:
     def __init__(self, catalog: Catalog, scope: Scope) -> None:
         self._catalog = catalog
         self._scope = scope
-        self._read: dict[str, list[Chunk]] = {}
+        self._read: dict[str, tuple[list[Chunk], dict[int, int]]] = {}
+        self._starts: dict[tuple[str, int], list[int]] = {}
 
     def before(self, chunk: Chunk, max_tokens: int) -> list[Chunk]:
         """Return the earlier chunks of its document that a chunk stands behind; none if the
         document has changed meanwhile."""
         if not chunk.ordinal or not max_tokens:
             return []
-        own = self._read.get(chunk.doc_id)
-        if own is None:
-            own = self._read[chunk.doc_id] = self._catalog.chunks_of(
-                chunk.doc_id, scope=self._scope
-            )
-        place = [each.chunk_id for each in own].index(chunk.chunk_id) if chunk in own else 0
-        return own[prefix_start([each.tokens for each in own], place, max_tokens) : place]
+        doc_id = chunk.doc_id
+        if doc_id not in self._read:
+            own = self._catalog.chunks_of(doc_id, scope=self._scope)
+            self._read[doc_id] = own, {each.chunk_id: place for place, each in enumerate(own)}
+        own, places = self._read[doc_id]
+        place = places.get(chunk.chunk_id, 0)
+        if own[place : place + 1] != [chunk]:
+            return []
+        if (doc_id, max_tokens) not in self._starts:
+            tokens = [each.tokens for each in own]
+            self._starts[doc_id, max_tokens] = prefix_starts(tokens, max_tokens)
+        return own[self._starts[doc_id, max_tokens][place] : place]
 
 
 def _fitting(others: Sequence[Chunk], count: int, max_tokens: int) -> list[Chunk]:

@@ -1,6 +1,6 @@
 """Records the examples of the API's description from a running service:
 
-    KVSTITCH_GATE_SAMPLE=1 KVSTITCH_RERANKER_URL=… \
+    KVSTITCH_AUDIT=true KVSTITCH_GATE_SAMPLE=1 KVSTITCH_RERANKER_URL=… \
         kvstitch serve --port 8123 --data-dir $(mktemp -d) &
     python scripts/record_api_examples.py http://127.0.0.1:8123
 
@@ -164,6 +164,7 @@ def main(url: str) -> None:
     record("DELETE", "/admin/documents/{doc_id}", "/admin/documents/person-01")
     record("DELETE", "/admin/collections/{collection}", "/admin/collections/default")
     record("GET", "/admin/gate")
+    record("GET", "/admin/audit", "/admin/audit?after=1&limit=2")
     record("POST", "/admin/gate/reset", requests={"one": {"method": "a3"}, "all": {}})
     for path in ("/health/live", "/health/ready", "/status", "/metrics"):
         record("GET", path)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.hostile grammars [--model smollm2] [--count 1000] [--at-a-time 16]
     python -m benchmarks.hostile uploads
-    python -m benchmarks.hostile document [--bytes 10000000] [--count 5]
+    python -m benchmarks.hostile document [--bytes 10000000] [--count 20]
 
 One tenant reads streamed answers, one after the other. Another sends grammars that are hard to
 compile, or files that are hard to read, all of them different. Blocks with and without take turns
@@ -80,13 +80,14 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("grammars", "uploads", "document"))
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--count", type=int, help="(default: 1,000; 20 notes)")
     parser.add_argument("--at-a-time", type=int, default=16)
     parser.add_argument("--answers", type=int, default=8, help="of a quiet block; there are four")
     parser.add_argument("--bytes", type=int, default=10_000_000, help="of the long document")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
+    args.count = args.count or {"document": 20}.get(args.what, 1000)
     model = resolve(args.model)
     measure = {"grammars": _grammars, "uploads": _uploads, "document": _document}[args.what]
     with (

@@ -21,6 +21,7 @@ from service.worker.kernels.gpu import (
     index_causal_attention,
     kv_placement_gpu,
     rotation_gpu,
+    silu_product_gpu,
     triton_support,
 )
 
@@ -28,6 +29,7 @@ TRITON_KERNELS: dict[tuple[Any, str], Callable[..., None]] = {
     (rotation_gpu, "_rotate"): triton_work.rotate_rows,
     (rotation_gpu, "_write"): triton_work.write_rows,
     (kv_placement_gpu, "_kernel"): triton_work.place_rows,
+    (silu_product_gpu, "_kernel"): triton_work.multiply_gated,
     (index_causal_attention, "_kernel"): triton_work.attend_tile,
 }
 """By module and attribute. A kernel that is not here is not used: torch's operations are."""

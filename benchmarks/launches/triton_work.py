@@ -25,9 +25,12 @@ def rotate_rows(
 
 
 def write_rows(
-    k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, positions: Tensor, into: Tensor,
-    cos: Tensor, sin: Tensor, *_: Any, SCATTERED: bool, **__: Any,
+    q: Tensor, k: Tensor, v: Tensor, rotated: Tensor, k_all: Tensor, v_all: Tensor,
+    positions: Tensor, into: Tensor, cos: Tensor, sin: Tensor, *_: Any, QUERIES: int,
+    SCATTERED: bool, **__: Any,
 ) -> None:  # fmt: skip
+    if QUERIES:
+        rotated.copy_(_turned(q, cos[positions], sin[positions]))
     k = _turned(k, cos[positions], sin[positions])
     if SCATTERED:
         k_all.view(-1, k.shape[-1])[into] = k.flatten(0, 1)
@@ -59,6 +62,11 @@ def place_rows(
                 offset = out.storage_offset() + start + row * out_row
                 into = out.as_strided((heads, rows, d), (out_head, out_row, 1), offset)
                 into.copy_(x.transpose(0, 1))
+
+
+def multiply_gated(x: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
+    gate, up = x.chunk(2, -1)
+    out.copy_(F.silu(gate) * up)
 
 
 def attend_tile(

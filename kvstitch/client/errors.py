@@ -178,6 +178,7 @@ BY_CODE: dict[str, type[ServiceError]] = {
     "conflict": Conflict,
     "not_calibrated": NotCalibrated,
     "no_reranker": NoReranker,
+    "no_audit_log": Conflict,
     "quota_exceeded": QuotaExceeded,
     "overloaded": Unavailable,
     "worker_unavailable": Unavailable,

@@ -67,7 +67,7 @@ def create(args: argparse.Namespace) -> int:
         args.max_documents, args.max_bytes, args.requests_per_minute, args.tokens_per_minute
     )
     days = args.expires_days
-    with _store(args) as store:
+    with _store(args) as store, _undone(store) as made:
         text, key = store.create(
             tenant=args.tenant,
             name=args.name,
@@ -77,6 +77,8 @@ def create(args: argparse.Namespace) -> int:
             limits=limits,
             expires=None if days is None else time.time() + days * DAY_S,
         )
+        made.append(key)
+        _record(args, "create_key", key)
     if args.json:
         emit({"key": text, **_fields(key)})
         return 0
@@ -121,6 +123,7 @@ def show(args: argparse.Namespace) -> int:
 def revoke(args: argparse.Namespace) -> int:
     with _store(args) as store:
         key = store.revoke(args.key_id)
+        _record(args, "revoke_key", key)
     if args.json:
         emit(_fields(key))
     else:
@@ -141,6 +144,27 @@ def _store(args: argparse.Namespace) -> Iterator[KeyStore]:
 
     with key_store(settings) as store:
         yield store
+
+
+@contextmanager
+def _undone(store: KeyStore) -> Iterator[list[StoredKey]]:
+    """Revoke keys that were made if what follows fails: nobody has been shown them."""
+    made: list[StoredKey] = []
+    try:
+        yield made
+    except BaseException:
+        for key in made:
+            store.revoke(key.key_id)
+        raise
+
+
+def _record(args: argparse.Namespace, action: str, key: StoredKey) -> None:
+    from service.gateway.databases import record
+
+    fields = _fields(key)
+    details = {name: fields[name] for name in ("key_id", "name", "scopes", "groups", "expires",
+                                               "limits", "adapter")}  # fmt: skip
+    record(load(data_dir=args.data_dir), key.tenant, action, details)
 
 
 def _fields(key: StoredKey) -> dict[str, Any]:

@@ -108,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
         cpus=args.cpus_per_worker,
         ray_address=args.ray_address,
     )
+    from service.gateway.databases import record
+
+    record(settings, order.tenant, "bulk", {"input": order.input, "collection": order.collection})
     try:
         outcome = ingest(settings, order, show=_show_json if args.json else _show)
     except KeyboardInterrupt:

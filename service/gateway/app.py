@@ -12,12 +12,22 @@ from service import __version__
 from service.errors import KvstitchError
 from service.gateway.composition import Gateway
 from service.gateway.http import problems
+from service.gateway.http.audit_trail import AuditTrail
 from service.gateway.http.browser_guard import BrowserGuard
 from service.gateway.http.mcp.server import McpServer
 from service.gateway.http.middleware import Authentication, RequestContext
 from service.gateway.http.openai.model_presets import list_models
 from service.gateway.http.openapi import OfferedNames, OpenApiDescription
-from service.gateway.http.routes import answers, documents, jobs, mcp, openai, operations, pages
+from service.gateway.http.routes import (
+    answers,
+    audit,
+    documents,
+    jobs,
+    mcp,
+    openai,
+    operations,
+    pages,
+)
 from service.settings.fields import parts
 
 # What a page of another origin may read of a response, where KVSTITCH_CORS_ORIGINS names it.
@@ -46,6 +56,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     app.state.mcp = McpServer(gateway)
+    if gateway.audit is not None:
+        app.add_middleware(AuditTrail, writer=gateway.audit)
     app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(BrowserGuard, settings=gateway.settings)
     if origins := parts(gateway.settings.cors_origins.lower()):
@@ -61,7 +73,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         )
     app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
-    for module in (answers, openai, jobs, documents, operations, mcp, pages):
+    for module in (answers, openai, jobs, documents, audit, operations, mcp, pages):
         app.include_router(module.router)
     app.mount("/ui", pages.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.methods import DefaultMethods
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.validation import RequestValidator
+from service.gateway.audit.audit_writer import AuditWriter
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.rate_counters import RateCounters
@@ -84,6 +85,8 @@ class Gateway:
         if self.prompts.model in settings.loras:
             raise InvalidSetting(f"lora names an adapter {self.prompts.model}, as the model is")
         self.default_methods = DefaultMethods(settings, calibrated, self.prompts.format)
+        log = self._databases.audit
+        self.audit = None if log is None else AuditWriter(log, settings.audit_retention_days)
         self._build_access()
         self._build_workers(model_folder, calibrated, processes)
         self._build_services(embedder)
@@ -243,6 +246,8 @@ class Gateway:
         await asyncio.to_thread(self._forms.close)
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
+        if self.audit is not None:
+            await self.audit.close()
         await self._databases.close()
         if self._lock is not None:
             self._lock.close()

@@ -14,13 +14,17 @@ from retriever.errors import RetrieverError
 from retriever.sql.copying import copy_table, go_on_after
 from retriever.sql.expressions import upsert
 from service.errors import InvalidSetting
+from service.gateway.audit.audit_log import FILE as AUDIT_FILE
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import lock_folder
 from service.gateway.documents import membership
 from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
 from service.gateway.tables import (
+    AUDIT,
     KEYS,
     NAMESPACE,
+    audit_entries,
+    audit_heads,
     contents,
     documents,
     events,
@@ -34,7 +38,7 @@ from service.gateway.tables import (
 
 
 def migrate(data_dir: Path, url: str) -> dict[str, int]:
-    """Copy catalog, jobs, deletions, receipts and keys; the folder stays as it is.
+    """Copy catalog, jobs, deletions, receipts, keys and audit log; the folder stays as it is.
 
     Args:
         data_dir: No gateway may serve from it.
@@ -76,6 +80,8 @@ def _copy(data_dir: Path, write: Connection, gateway_id: str) -> dict[str, int]:
     write.exec_driver_sql(f"SET LOCAL search_path TO {NAMESPACE}, public")
     counts |= _copy_jobs(data_dir, write)
     counts["keys"] = _copy_keys(data_dir / "keys.sqlite3", write)
+    if (audit := data_dir / AUDIT_FILE).is_file():
+        _copy_audit(audit, write)
     upsert(write, secrets, [{"name": "tenants", "value": own_secret(data_dir)}])
     membership.expect(write, gateway_id, str(data_dir))
     return counts
@@ -112,5 +118,16 @@ def _copy_keys(file: Path, write: Connection) -> int:
     try:
         with database.read() as source:
             return copy_table(source, write, keys)
+    finally:
+        database.close()
+
+
+def _copy_audit(file: Path, write: Connection) -> None:
+    database = ServiceDatabase(file, [AUDIT])
+    database.start()
+    try:
+        with database.read() as source:
+            for table in (audit_entries, audit_heads):
+                copy_table(source, write, table)
     finally:
         database.close()

@@ -1,7 +1,7 @@
 """The tables of a gateway: all but the catalog's.
 
-They are in jobs.sqlite3 and keys.sqlite3, or together in one schema of PostgreSQL, which several
-gateways share. Only that has:
+They are in jobs.sqlite3, keys.sqlite3 and, where there is an audit log, audit.sqlite3, or together
+in one schema of PostgreSQL, which several gateways share. Only that has:
 
     documents.owner   the gateway that works on it; '': anybody may take it
     jobs.owner        the gateway that it is sent to, until it is accepted
@@ -30,7 +30,7 @@ from retriever.sql.revisions import ADDED, POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 NAMESPACE = "kvstitch_service"
 
 metadata = sa.MetaData()
-_keys = sa.MetaData()  # a file of its own
+_keys, _audit = sa.MetaData(), sa.MetaData()  # files of their own
 
 
 _owner = partial(required, sa.Text, "owner", default="", info=POSTGRESQL_ONLY)
@@ -159,11 +159,24 @@ keys = sa.Table(
     *required(sa.Text, "adapter", default=""),
     *required(sa.Text, "groups", default="*", info=ADDED),
 )  # fmt: skip
+audit_entries = sa.Table(
+    "audit_entries", _audit,
+    *required(sa.Text, "tenant", primary_key=True),
+    *required(Number, "number", primary_key=True, autoincrement=False),
+    *required(sa.Text, "at", "action", "entry", "hash"),
+)  # fmt: skip
+audit_heads = sa.Table(
+    "audit_heads", _audit,
+    *required(sa.Text, "tenant", primary_key=True),
+    *required(Number, "number"),
+    *required(sa.Text, "hash"),
+)  # fmt: skip
 
 # In one folder, because PostgreSQL has both.
 _REVISIONS = Path(__file__).with_name("revisions")
 JOBS = Schema("jobs", metadata, "jobs_3", _REVISIONS)
 KEYS = Schema("keys", _keys, "keys_2", _REVISIONS)
+AUDIT = Schema("audit", _audit, "audit_1", _REVISIONS)
 
 
 @sa.event.listens_for(metadata, "after_create")

@@ -11,14 +11,14 @@ docs/schemas.md has the table of all keywords.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 from service.grammars.alternatives import distinct, windows
-from service.grammars.merging import Schema, as_list, both, merge
+from service.grammars.merging import Schema, as_list, merge
 from service.grammars.patterns import holdable
+from service.grammars.rewritten_keywords import KEPT, rewritten
 from service.grammars.string_formats import HELD
 
 MAX_NODES = 20_000
@@ -26,37 +26,6 @@ MAX_DEPTH = 64
 EXACT = 2**53 - 1
 """Larger whole numbers are not told apart by floats, which llguidance counts with."""
 
-_KEPT = frozenset(
-    [
-        "type",
-        "enum",
-        "const",
-        "properties",
-        "required",
-        "additionalProperties",
-        "patternProperties",
-        "minProperties",
-        "maxProperties",
-        "items",
-        "prefixItems",
-        "additionalItems",
-        "minItems",
-        "maxItems",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "format",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "$ref",
-    ]
-)
 _RESOLVED = frozenset(
     [
         "if",
@@ -150,7 +119,7 @@ class _Walk:
             return {} if node else False
         if not isinstance(node, dict):
             raise ValueError(f"{path or 'it'} must be a schema: an object, true or false")
-        own = {key: value for key, value in node.items() if key in _KEPT or key in _RESOLVED}
+        own = {key: value for key, value in node.items() if key in KEPT or key in _RESOLVED}
         parts: list[Any] = list(own.pop("allOf", ()))
         if "$ref" in own and (len(own) > 1 or parts):
             parts.insert(0, {"$ref": own.pop("$ref")})
@@ -243,45 +212,10 @@ class _Walk:
 
     def _conditions(self, own: Schema, path: str) -> Any:
         """Express keywords that llguidance does not know by those that it does."""
-        note = self._note(path)
-        out = {key: value for key, value in own.items() if key in _KEPT}
-        extra: list[Any] = []
-        dependencies = own.get("dependencies", {})
-        requires = {
-            **own.get("dependentRequired", {}),
-            **{k: v for k, v in dependencies.items() if isinstance(v, list)},
-        }
-        schemas = {
-            **own.get("dependentSchemas", {}),
-            **{k: v for k, v in dependencies.items() if not isinstance(v, list)},
-        }
-        for name, others in requires.items():
-            extra.append(_unless(name, {"required": [name, *others]}))
-        for name, other in schemas.items():
-            extra.append(_unless(name, {"allOf": [other, {"required": [name]}]}))
-        if "not" in own:
-            extra += _negated(own["not"], note)
-        if "if" in own and ("then" in own or "else" in own):
-            extra += _conditional(own, out, note)
-        if "propertyNames" in own:
-            extra += _named(own["propertyNames"], out, note)
-        if "contains" in own:
-            out = _containing(own, out, note)
-        elif own.get("uniqueItems") and own.get("maxItems") != 1:
-            if not (made := _subsets(out)):
-                note("uniqueItems")
-            else:
-                out = made
-        for name in ("unevaluatedItems", "$dynamicRef", "$recursiveRef"):
-            if name in own:
-                note(name)
-        if own.get("unevaluatedProperties") is False:
-            out["unevaluatedProperties"] = False
-        if own.get("uniqueItems") and "contains" in own:
-            note("uniqueItems")
-        for each in extra:
-            out = {**out, "allOf": [*out.get("allOf", ()), each]}
-        return self._flat(out, path, ()) if extra else out
+        out, extra = rewritten(own, self._note(path))
+        if not extra:
+            return out
+        return self._flat({**out, "allOf": [*out.get("allOf", ()), *extra]}, path, ())
 
     def _numbers(self, own: Schema) -> Schema:
         """Write bounds as the latest draft does, within what floats can tell apart."""
@@ -387,122 +321,3 @@ class _Walk:
 def _joined(first: Schema, second: Schema, note: Any) -> Any:
     made = merge(first, second, note)
     return False if made.get("type") == [] or made.get("enum") == [] else made
-
-
-def _unless(name: str, then: Any) -> Schema:
-    return {"anyOf": [then, {"properties": {name: False}}]}
-
-
-def _negated(other: Any, note: Any) -> list[Any]:
-    if isinstance(other, dict) and set(other) == {"required"} and len(other["required"]) == 1:
-        return [{"properties": {other["required"][0]: False}}]
-    note("not")
-    return []
-
-
-def _conditional(own: Schema, out: Schema, note: Any) -> list[Any]:
-    """`if` a property has certain values, of those that it may have: both cases are held."""
-    then, otherwise = own.get("then", True), own.get("else", True)
-    test = own["if"]
-    cases = _values(test)
-    if cases is not None:
-        name, values = cases
-        all_values = _allowed(out.get("properties", {}).get(name))
-        if all_values is not None:
-            rest = [value for value in all_values if value not in values]
-            hit = [value for value in all_values if value in values]
-            branches: list[Any] = []
-            if hit:
-                branches.append({"allOf": [{"properties": {name: {"enum": hit}}}, then]})
-            if rest:
-                needed = {"properties": {name: {"enum": rest}}, "required": [name]}
-                branches.append({"allOf": [needed, otherwise]})
-            return [{"anyOf": branches}] if branches else []
-    note("if")
-    return []
-
-
-def _values(test: Any) -> tuple[str, list[Any]] | None:
-    if not isinstance(test, dict) or set(test) - {"properties", "required", "type"}:
-        return None
-    properties = test.get("properties", {})
-    if len(properties) != 1 or set(test.get("required", ())) - set(properties):
-        return None
-    name, value = next(iter(properties.items()))
-    found = _allowed(value)
-    return None if found is None else (name, found)
-
-
-def _allowed(value: Any) -> list[Any] | None:
-    if not isinstance(value, dict):
-        return None
-    if "const" in value:
-        return [value["const"]]
-    if isinstance(value.get("enum"), list):
-        return list(value["enum"])
-    return [True, False] if value.get("type") == "boolean" else None
-
-
-def _named(names: Any, out: Schema, note: Any) -> list[Any]:
-    """`propertyNames`, of an object that lists none, as patterns of its properties."""
-    other = out.get("additionalProperties", {})
-    if isinstance(names, dict) and not out.get("properties") and "patternProperties" not in out:
-        allowed = {key: v for key, v in names.items() if key in _KEPT}
-        if set(allowed) <= {"type", "enum"} and "enum" in allowed:
-            closed = {"properties": dict.fromkeys(allowed["enum"], other)}
-            out.update({**closed, "additionalProperties": False})
-            return []
-        pattern = allowed.get("pattern")
-        if set(allowed) <= {"type", "pattern"} and pattern is not None:
-            out.update({"patternProperties": {pattern: other}, "additionalProperties": False})
-            return []
-        if set(allowed) <= {"type", "minLength", "maxLength"}:
-            bounds = f"{allowed.get('minLength', 0)},{allowed.get('maxLength', '')}"
-            pattern = f"^[^\\n]{{{bounds}}}$"
-            out.update({"patternProperties": {pattern: other}, "additionalProperties": False})
-            return []
-        if set(allowed) <= {"type", "format"} and allowed.get("format") in HELD:
-            pattern = f"^({HELD[allowed['format']]})$"
-            out.update({"patternProperties": {pattern: other}, "additionalProperties": False})
-            return []
-    note("propertyNames")
-    return []
-
-
-def _containing(own: Schema, out: Schema, note: Any) -> Schema:
-    """`contains`: the first items are such."""
-    least = own.get("minContains", 1)
-    if "maxContains" in own:
-        note("maxContains")
-    if not least:
-        return out
-    if "prefixItems" in out or isinstance(out.get("items"), list) or least > 64:
-        note("contains")
-        return out
-    first = both(out.get("items", True), own["contains"])
-    return {
-        **out,
-        "prefixItems": [first] * least,
-        "minItems": max(least, out.get("minItems", 0)),
-    }
-
-
-def _subsets(out: Schema) -> Schema | None:
-    """`uniqueItems` of few values: each at most once, in their order."""
-    values = _allowed(out.get("items"))
-    if values is None or len(values) > MAX_SUBSET or "prefixItems" in out:
-        return None
-    values = [value for n, value in enumerate(values) if value not in values[:n]]
-    least, most = out.get("minItems", 0), out.get("maxItems", len(values))
-    chosen: Sequence[list[Any]] = [
-        [value for n, value in enumerate(values) if bits >> n & 1]
-        for bits in range(2 ** len(values))
-    ]
-    fitting = [each for each in chosen if least <= len(each) <= most]
-    if not fitting:
-        return None
-    rest = {key: v for key, v in out.items() if key not in ("items", "minItems", "maxItems")}
-    return {**rest, "type": "array", "enum": fitting}
-
-
-MAX_SUBSET = 5

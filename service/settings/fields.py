@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-SCOPES: Final = ("generate", "ingest", "admin", "metrics")
+SCOPES: Final = ("generate", "ingest", "admin", "metrics", "audit")
 """What an API key or a token may do (docs/api-admin.md#keys)."""
 
 

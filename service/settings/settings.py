@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import InvalidSetting
 from service.settings.answering import ModelSettings, RetrievalSettings
+from service.settings.audit import AuditSettings
 from service.settings.fields import named_folders, parts
 from service.settings.identity import IdentitySettings
 from service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
@@ -33,6 +34,7 @@ class Settings(
     PlaceSettings,
     AccessSettings,
     IdentitySettings,
+    AuditSettings,
     ProcessSettings,
     TierSettings,
     RetrievalSettings,

@@ -33,6 +33,16 @@ def test_identifiers_are_before_their_twins(open_retriever: OpenRetriever) -> No
     assert [p.score for p in best] == sorted((p.score for p in best), reverse=True)
 
 
+def test_numbers_of_clauses_are_before_their_twins(open_retriever: OpenRetriever) -> None:
+    """As Word's automatic numbers are stored: before the clause, or in the heading above it."""
+    retriever = open_retriever()
+    numbers = ["2.1", "2.2", "2.20", "2.2.1", "12.2", "2.12"]
+    retriever.ingest(Document(n, f"{n} The tenant pays what is due in time.") for n in numbers)
+    for number in numbers:
+        for query in (number, f"What must the tenant pay by clause {number}?"):
+            assert first(retriever, query) == [number, number], query
+
+
 def test_quoted_words_are_a_phrase(open_retriever: OpenRetriever) -> None:
     retriever = open_retriever()
     apart = "Slow water, slow rivers, rivers of slow water. Rivers! Slow."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from retriever import Document, Mark
 from retriever.chunking import ChunkSpan
 from retriever.embedders.base import Vectors
@@ -43,6 +45,27 @@ def test_headings_without_levels_and_long_ones() -> None:
     long = f"# {'a' * 150}\n\n## {'b' * 150}\n\n### {'c' * 250}\n\nText.\n\n## d\n\nMore."
     found = heading_paths(document(long), cut(long, "Text", "More"))
     assert found == ["c" * MAX_PATH_CHARS, f"{'a' * 150} > d"]
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("===\nLog\n===\n\nOld\n===\nx1\n\nA\n-\nx2\n\nNew\n===\nx3",
+         ["Log > Old", "Log > Old > A", "Log > New"]),
+        ("# Log\n\nOld\n---\nx1\n\n### A\nx2\n\nTop\n===\nx3",
+         ["Log > Old", "Log > Old > A", "Top"]),
+        ("= Log\n\n== Old\nx1\n\n=== A\nx2\n\n== New\nx3",
+         ["Log > Old", "Log > Old > A", "Log > New"]),
+    ],
+    ids=["reStructuredText", "Markdown, underlined", "AsciiDoc"],
+)  # fmt: skip
+def test_levels_of_other_signs(text: str, paths: list[str]) -> None:
+    labels = ["Log", "Old", "A", "Top" if "Top" in text else "New"]
+    starts = [text.rindex(line) for label in labels for line in text.split("\n")
+              if line.strip("#= ") == label]  # fmt: skip
+    marks = tuple(Mark(at, "heading", label) for at, label in zip(starts, labels, strict=True))
+    made = Document("a", text, "", {}, marks)
+    assert heading_paths(made, cut(text, "x1", "x2", "x3")) == paths
 
 
 class Noting(HashingEmbedder):

@@ -43,7 +43,7 @@ from benchmarks.quality.real.collection import Piece, read_pieces
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
-from retriever.document_prefix import prefix_start
+from retriever.document_prefix import prefix_starts
 from retriever.primer_groups import central
 from service.errors import InvalidRequest, KvstitchError
 from tuning.prompts import Prompt
@@ -175,7 +175,7 @@ class Neighbourhood:
             )
         document, place = prompt.sources[number]
         earlier = [self._pieces[document, number] for number in range(place)]
-        return earlier[prefix_start([len(ids) for ids in earlier], place, tokens) :]
+        return earlier[prefix_starts([len(ids) for ids in earlier], tokens)[place] :]
 
     def _nearest(self, ids: Ids, vector: Vectors, count: int) -> list[Ids]:
         ranked = np.argsort(-(self._vectors @ vector), kind="stable")

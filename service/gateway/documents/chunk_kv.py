@@ -6,12 +6,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from retriever import Scope
-from service.gateway.prompts.chunk_prefixes import ChunkPrefixes, with_prefixes
+from service.gateway.prompts.chunk_prefixes import ChosenPrefix, ChunkPrefixes, with_prefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.messages.requests import ChunkTokens
 
 NO_CHUNK = -1  # where only copies are to be purged
+# Whose prefixes are chosen in one turn of those who change the catalog: a note does not wait for a
+# book.
+CHOSEN_AT_A_TIME = 256
 COPIES_PER_PURGE = 8  # of chunks with the purged one in their prefix; others are further purges
 
 
@@ -98,8 +101,11 @@ class ChunkKVs:
         stored = await self.retriever.run(
             self.retriever.catalog.chunks, [each.chunk_id for each in chunks]
         )
-        chosen = await self.retriever.change(self.prefixes.choose, stored, scope, max_context)
-        made = {each.chunk.chunk_id: each for each in chosen}
+        made: dict[int, ChosenPrefix] = {}
+        for first in range(0, len(stored), CHOSEN_AT_A_TIME):
+            part = stored[first : first + CHOSEN_AT_A_TIME]
+            chosen = await self.retriever.change(self.prefixes.choose, part, scope, max_context)
+            made.update((each.chunk.chunk_id, each) for each in chosen)
         present = [each for each in chunks if each.chunk_id in made]
         replaced = [
             replace(each, chunk_id=NO_CHUNK, ids=[], copies=made[each.chunk_id].replaced)

@@ -12,8 +12,10 @@ from pydantic import BaseModel
 from service.gateway.admission import CallContext
 from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_service import AnswerService
+from service.gateway.http.audit_trail import Questions, note, note_questions
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
+from service.gateway.prompts.conversation import question_of
 from service.gateway.schemas.answer import GenerateResponse
 from service.gateway.schemas.generate import GenerateRequest
 
@@ -29,9 +31,11 @@ class AnswerExchange:
     answers: AnswerService
     call: CallContext
     ping_s: float
+    audited: Questions
 
     async def explain(self, body: GenerateRequest) -> Any:
         """Respond with what an answer would take."""
+        self._note([body])
         work = self.answers.explain(body, self.call)
         return await respond_unless_disconnected(
             work, self.request, lambda result: json_response(result, server_timing(result.stages))
@@ -50,6 +54,7 @@ class AnswerExchange:
             framing: Makes the framing of a stream's events.
             whole: Makes the response body of whole answers.
         """
+        self._note(bodies)
         if bodies[0].stream:
             group = await self.answers.open(bodies, self.call)
             headers = {"Server-Timing": server_timing(group.answers[0].plan.stages)}
@@ -63,6 +68,11 @@ class AnswerExchange:
             return json_response(whole(group, results), timing)
 
         return await respond_unless_disconnected(collect(), self.request, lambda done: done)
+
+    def _note(self, bodies: Sequence[GenerateRequest]) -> None:
+        asked = [question_of(body.turns) for body in bodies]
+        note_questions(self.request, list(dict.fromkeys(asked)), self.audited)
+        note(self.request, collection=bodies[0].collection or "default")
 
 
 def server_timing(stages: Mapping[str, float], total_s: float | None = None) -> str:
@@ -86,7 +96,10 @@ def json_response(result: BaseModel, timing: str) -> Response:
 
 
 async def _exchange(request: Request, gateway: GatewayDep, call: CallContextDep) -> AnswerExchange:
-    return AnswerExchange(request, gateway.answers, call, gateway.settings.stream_ping_s)
+    settings = gateway.settings
+    return AnswerExchange(
+        request, gateway.answers, call, settings.stream_ping_s, settings.audit_questions
+    )
 
 
 AnswerExchangeDep = Annotated[AnswerExchange, Depends(_exchange)]

@@ -64,6 +64,7 @@ DEADLINE_HEADER = "X-Request-Deadline-Ms"
 Generating = Annotated[Principal, Depends(_require_scope("generate"))]
 Ingesting = Annotated[Principal, Depends(_require_scope("ingest"))]
 Administering = Annotated[Principal, Depends(_require_scope("admin"))]
+Auditing = Annotated[Principal, Depends(_require_scope("audit"))]
 ReadingMetrics = Annotated[Principal, Depends(_require_scope("metrics"))]
 
 

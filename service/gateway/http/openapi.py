@@ -121,7 +121,7 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
         statuses.append(504)
     if path in (*STREAMS, "/v1/rerank"):
         statuses.append(409)  # what was asked for was not measured, or not set up
-    if path.startswith("/admin") and method != "get":
+    if path == "/admin/audit" or (path.startswith("/admin") and method != "get"):
         statuses.append(409)
     return sorted(set(statuses))
 

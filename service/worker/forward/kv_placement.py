@@ -175,6 +175,20 @@ def write_rows(
         v_all.index_copy_(1, rows, v.transpose(0, 1))
 
 
+def write_and_rotate(
+    rope: RotaryTable, kv: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Tensor
+) -> Tensor:
+    """`write_rows` to the layer's cache kv, and return the rows' queries `[m, heads, head_dim]`
+    rotated to their positions."""
+    k_all, v_all = kv
+    if rotation_gpu.supports(k) and rotation_gpu.supports(q) and k_all.dtype == k.dtype:
+        return rotation_gpu.write_with_queries(
+            q, k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin
+        )
+    write_rows(rope, k_all, v_all, k, v, rows)
+    return rope.rotate(q, rows)
+
+
 def write_tokens(
     rope: RotaryTable,
     pool: KVPool,

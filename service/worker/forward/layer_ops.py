@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import PromptKV, write_rows
+from service.worker.forward.kv_placement import PromptKV, write_and_rotate
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import RowWeights, Sight
 from service.worker.methods.layer_view import ProjectedRows
@@ -74,8 +74,8 @@ def project(
 ) -> Steps[ProjectedRows]:
     """Compute queries, keys and values of `rows`, and write the latter two to the cache."""
     fresh_q, k, v = yield from qkv(decoder, layer, x)
-    write_rows(decoder.ropes[layer], *kv, k, v, rows)
-    return ProjectedRows(decoder.ropes[layer].rotate(fresh_q, rows), fresh_q, k, v)
+    q = write_and_rotate(decoder.ropes[layer], kv, fresh_q, k, v, rows)
+    return ProjectedRows(q, fresh_q, k, v)
 
 
 def qkv(decoder: DecoderModel, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
@@ -214,8 +214,7 @@ class AttentionPass:
             rule, rope = decoder.rules[layer], decoder.ropes[layer]
             kv = self.kv.prompt_layer(layer, n)
             q, k, v = decoder.qkv(layer, x)
-            q = rope.rotate(q, rows)
-            write_rows(rope, *kv, k, v, rows)
+            q = write_and_rotate(rope, kv, q, k, v, rows)
             self.flops.project(len(rows))
             seen = cached if sight.seen is None else sight.seen(layer)
             attended = None

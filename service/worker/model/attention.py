@@ -128,18 +128,23 @@ def attend_with_scores(
         return prefill_attention.attend_with_scores(
             q, k, v, counts, row_weights=scoring, scale=scale
         )
-    scores, attended = torch.zeros(k.shape[1], device=k.device), []
+    scores: Tensor | None = None
+    attended = []
     for a in range(0, len(rows), ROW_TILE):
         tile = slice(a, a + ROW_TILE)
         weights = attention_probabilities(
             q[tile], k, rows[tile], scale, key_rows=key_rows, rule=rule
         )
         if isinstance(scoring, Tensor):
-            scores += torch.einsum("hmn,m->n", weights, scoring[tile])
-        elif (part := scoring(weights, rows[tile])) is not None:
-            scores += part
+            part: Tensor | None = torch.einsum("hmn,m->n", weights, scoring[tile])
+        else:
+            part = scoring(weights, rows[tile])
+        if part is not None:
+            scores = part if scores is None else scores + part
         attended.append(weighted_values(weights, v))
-    return torch.cat(attended), scores
+    if scores is None:
+        scores = torch.zeros(k.shape[1], device=k.device)
+    return attended[0] if len(attended) == 1 else torch.cat(attended), scores
 
 
 def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:

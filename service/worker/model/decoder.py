@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.gpu import silu_product_gpu
 from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.lora_projection import Lora, rows_by_name, with_updates
 from service.worker.model.projection import (
@@ -194,14 +195,17 @@ class DecoderModel:
         if isinstance(gate_up, QuantisedProjection) and isinstance(down, QuantisedProjection):
             both = gate_up.stored, down.stored
             return (yield from cpu_linear.quantised_gated_mlp(x, *both, activation, batch=batch))
+        silu = getattr(self.config, "hidden_act", None) in ("silu", "swish")
         if (weights := _without_bias(gate_up, down)) is not None:
             gate, up = weights[0].chunk(2)
             # The function itself, by which a kernel that computes silu recognises it.
-            silu = getattr(self.config, "hidden_act", None) in ("silu", "swish")
             parts = (x, gate, up, weights[1], F.silu if silu else activation)
             if cpu_linear.supports_gated_mlp(*parts, batch=batch):
                 return (yield from cpu_linear.gated_mlp(*parts))
-        gate, up = gate_up(x, batch=batch).chunk(2, dim=-1)
+        inner = gate_up(x, batch=batch)
+        if silu and silu_product_gpu.supports(inner):
+            return down(silu_product_gpu.silu_product(inner), batch=batch)
+        gate, up = inner.chunk(2, dim=-1)
         return down(activation(gate).mul_(up), batch=batch)
 
     # -- LoRA adapters ----------------------------------------------------------------------------

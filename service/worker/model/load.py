@@ -100,9 +100,9 @@ def load(
 def _attend_precisely(model: Any) -> None:
     """Let the model itself, which only the start-up check asks, round as little as it can.
 
-    Its eager attention rounds scores to the model's dtype. Qwen2's keys have biases of hundreds, and
-    in bfloat16 such scores are off by 0.5: logits of the 1.5B model move by 14 % of their norm. The
-    fused attention keeps them in float32, but knows no soft cap.
+    Its eager attention rounds scores to the model's dtype. Qwen2's keys have biases of hundreds,
+    and in bfloat16 such scores are off by 0.5: logits of the 1.5B model move by 14 % of their norm.
+    The fused attention keeps them in float32, but knows no soft cap.
     """
     text = model.config.get_text_config()
     if model._supports_sdpa and not getattr(text, "attn_logit_softcapping", None):

@@ -14,12 +14,14 @@ _STARTS = {
     _OLE_START: "office",
     **dict.fromkeys(_PICTURE_STARTS, "image"),
 }
+_OPEN_DOCUMENT = "application/vnd.oasis.opendocument."
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 # (kind, media type, suffixes). Office's formats and EPUB are one kind: the parser tells them apart.
 _FORMATS = (
     ("text", "text/plain", (".txt", ".text")),
     ("md", "text/markdown", (".md", ".markdown")),
     ("rst", "text/x-rst", (".rst",)),
+    ("adoc", "text/asciidoc", (".adoc", ".asciidoc")),
     ("html", "text/html", (".html", ".htm")),
     ("html", "application/xhtml+xml", (".xhtml",)),
     ("csv", "text/csv", (".csv",)),
@@ -29,6 +31,9 @@ _FORMATS = (
     ("office", _OFFICE + "wordprocessingml.document", (".docx",)),
     ("office", _OFFICE + "presentationml.presentation", (".pptx",)),
     ("office", _OFFICE + "spreadsheetml.sheet", (".xlsx",)),
+    ("office", _OPEN_DOCUMENT + "text", (".odt",)),
+    ("office", _OPEN_DOCUMENT + "spreadsheet", (".ods",)),
+    ("office", _OPEN_DOCUMENT + "presentation", (".odp",)),
     ("office", "application/epub+zip", (".epub",)),
     ("image", "image/png", (".png",)),
     ("image", "image/jpeg", (".jpg", ".jpeg")),

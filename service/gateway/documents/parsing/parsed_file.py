@@ -190,7 +190,9 @@ class TextBuilder:
             self.add(text + "\n\n")
 
     def file(self, other: ParsedFile) -> None:
-        """Add another file's text as a block, with its marks."""
+        """Add another file's text as a block, with its marks; nothing if it has none."""
+        if not other.text:
+            return
         self.gap()
         self._marks += [(self._size + start, kind, label) for start, kind, label in other.marks]
         self.add(other.text + "\n\n")

@@ -30,6 +30,7 @@ PRIORITY = 10  # answers come first
 # Module and function that read a kind. Office's formats and EPUB are told apart
 # by what is in them.
 PARSERS = {
+    "adoc": ("markup.asciidoc", "parse"),
     "csv": ("tables.csv_files", "parse"),
     "eml": ("mail", "parse"),
     "html": ("markup.html", "parse"),
@@ -40,7 +41,7 @@ PARSERS = {
     "rst": ("markup.text_files", "parse_rst"),
     "text": ("markup.text_files", "parse_text"),
 }
-TEXTS = ("csv", "html", "md", "rst", "text")
+TEXTS = ("adoc", "csv", "html", "md", "rst", "text")
 
 
 def main() -> None:

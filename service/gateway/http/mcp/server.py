@@ -14,6 +14,7 @@ starts, because clients give up after a few seconds.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Coroutine
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ from service.errors import BodyTooLarge, KvstitchError, Unroutable, WorkerFault
 from service.gateway.admission import CallContext
 from service.gateway.auth.access import Principal
 from service.gateway.composition import Gateway
+from service.gateway.http.audit_trail import note, note_questions
 from service.gateway.http.mcp.tools import INSTRUCTIONS, TOOLS, Tool
 from service.gateway.json_content import has_more_values
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+MAX_NOTED_CHARS = 64
 
 
 class McpServer:
@@ -81,8 +84,25 @@ class McpServer:
                 404, "this service was installed without MCP: pip install 'kvstitch[mcp]'"
             )
         manager = await asyncio.shield(self._manager)
+        if self._gateway.audit is not None:
+            self._note(request, body)
         scope = {**scope, "user": _owner(request.state.principal)}
         await manager.handle_request(scope, _after(body, receive), send)
+
+    def _note(self, request: Request, body: bytes) -> None:
+        """Tell the audit log what a message asks; whether it may, is found out later."""
+        try:
+            message = json.loads(body)
+            method, params = message["method"], message.get("params") or {}
+            arguments = params.get("arguments") or {}
+            asked = arguments.get("question", arguments.get("query"))
+        except (ValueError, RecursionError, LookupError, AttributeError, TypeError):
+            return  # it will be refused
+        note(request, method=str(method)[:MAX_NOTED_CHARS])
+        if method == "tools/call":
+            note(request, tool=str(params.get("name"))[:MAX_NOTED_CHARS])
+        if isinstance(asked, str):
+            note_questions(request, [asked], self._gateway.settings.audit_questions)
 
     async def _run(self, started: asyncio.Future[StreamableHTTPSessionManager]) -> None:
         """Hold the transport open: its tasks belong to the task that opened it."""

@@ -13,6 +13,7 @@ from service.gateway.http.answering import (
     respond_unless_disconnected,
     server_timing,
 )
+from service.gateway.http.audit_trail import note, note_questions
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.openai.field_table import EMBEDDINGS, check_fields
@@ -45,6 +46,8 @@ async def search(
     body: SearchRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Find the passages that an answer to `query` would be given, best first."""
+    note_questions(request, [body.query], gateway.settings.audit_questions)
+    note(request, collection=body.collection or "default")
     return await respond_unless_disconnected(
         gateway.searches.search(body, call),
         request,
@@ -57,6 +60,7 @@ async def rerank(
     body: RerankRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
     """Sort texts by how well they answer `query`, with the service's reranker."""
+    note_questions(request, [body.query], gateway.settings.audit_questions)
     return await respond_unless_disconnected(
         gateway.rerankings.rerank(body, call),
         request,

@@ -6,13 +6,14 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 
 from retriever import DocFilter, DocumentInfo, Scope
 from retriever.readers import groups_of
 from service.errors import InvalidRequest, NotFound
 from service.gateway.documents.deletion_store import Receipt
 from service.gateway.documents.document_service import no_document
+from service.gateway.http.audit_trail import MOST_NAMES, note
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.schemas.admin import (
@@ -100,14 +101,16 @@ async def document(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Docum
 
 
 @router.delete("/documents/{doc_id:path}")
-async def delete(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> ReceiptOut:
+async def delete(
+    doc_id: str, scope: ScopeDep, service: DocumentsDep, request: Request
+) -> ReceiptOut:
     """Remove a document: text, vectors, and KV in every tier."""
-    return _receipt(await service.delete(scope, doc_id))
+    return _deleted(request, await service.delete(scope, doc_id))
 
 
 @router.post("/deletions")
 async def delete_many(
-    principal: Administering, body: DeletionRequest, service: DocumentsDep
+    principal: Administering, body: DeletionRequest, service: DocumentsDep, request: Request
 ) -> ReceiptOut:
     """Remove documents by id or by metadata; ids that are not there are ignored."""
     if (body.doc_ids is None) == (body.filter is None):
@@ -119,7 +122,8 @@ async def delete_many(
         except InvalidRequest as error:
             raise InvalidRequest(f"filter: {error.message}", field="filter") from error
     scope = document_scope(principal, body.collection)
-    return _receipt(await service.delete_matching(scope, body.doc_ids, where))
+    note(request, collection=body.collection)
+    return _deleted(request, await service.delete_matching(scope, body.doc_ids, where))
 
 
 @router.get("/receipts/{receipt_id}")
@@ -156,10 +160,11 @@ async def delete_collection(
     principal: Administering,
     collection: Annotated[str, Path(min_length=1, max_length=128)],
     service: DocumentsDep,
+    request: Request,
 ) -> ReceiptOut:
     """Remove all documents of a collection: text, vectors, and KV in every tier."""
     scope = document_scope(principal, collection)
-    return _receipt(await service.delete_matching(scope, None, None))
+    return _deleted(request, await service.delete_matching(scope, None, None))
 
 
 def _conditions(text: str | None) -> dict[str, Any] | None:
@@ -179,6 +184,12 @@ def _conditions(text: str | None) -> dict[str, Any] | None:
             'filter: must be an object such as {"year": {"gte": 2020}}', field="filter"
         )
     return found
+
+
+def _deleted(request: Request, receipt: Receipt) -> ReceiptOut:
+    names = list(receipt.doc_ids[:MOST_NAMES])
+    note(request, receipt_id=receipt.receipt_id, documents=receipt.documents, doc_ids=names)
+    return _receipt(receipt)
 
 
 def _receipt(receipt: Receipt) -> ReceiptOut:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
 from service.gateway.documents.jobs.job_records import OPEN_STATES, Job
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
+from service.gateway.http.audit_trail import note, noted
 from service.gateway.http.dependencies import Ingesting, JobsDep, Limit, UploadDep
 from service.gateway.http.openapi import PRECOMPUTE
 from service.gateway.schemas.admin import JobList, JobOut, JobProgress, JobState
@@ -35,11 +36,13 @@ async def precompute(
     principal: Ingesting,
     documents: UploadDep,
     jobs: JobsDep,
+    request: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> JobOut:
     """Ingest documents: parse, chunk, embed, index, and store their KV. Accepted means on disk."""
-    job = await jobs.submit(principal, documents, idempotency_key)
+    job = await jobs.submit(principal, noted(request, documents), idempotency_key)
+    note(request, job_id=job.job_id)
     response.headers["Location"] = f"/admin/jobs/{job.job_id}"
     return _job(job)
 

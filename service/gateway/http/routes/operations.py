@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import asdict
 from typing import Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
@@ -15,6 +15,7 @@ from service import __version__
 from service.errors import UnknownMethod
 from service.gateway.composition import Gateway
 from service.gateway.fleet.worker_state import WorkerState
+from service.gateway.http.audit_trail import note
 from service.gateway.http.dependencies import Administering, GatewayDep, ReadingMetrics
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.problems import RETRY_AFTER_S
@@ -38,8 +39,11 @@ async def gate(principal: Administering, gateway: GatewayDep) -> Gate:
 
 
 @router.post("/admin/gate/reset")
-async def reset(principal: Administering, gateway: GatewayDep, body: GateReset) -> Gate:
+async def reset(
+    principal: Administering, gateway: GatewayDep, body: GateReset, request: Request
+) -> Gate:
     """Trust a method again, or all of them; what was seen of it so far counts no more."""
+    note(request, method=body.method)
     known = sorted(info.name for info in gateway.worker.require().fusion)
     if body.method is not None and body.method not in known:
         raise UnknownMethod(

@@ -1,8 +1,9 @@
 """Rotates queries, and rotates and writes keys with their values, on a GPU, in Triton.
 
-For each of the two torch takes a dozen operations, which take longer to launch than to compute. The
-results equal `service.worker.model.rope` bit by bit; before the first use on a device they are
-compared (`triton_support`).
+A layer's queries are rotated by the kernel that writes its keys. For each of the two torch takes a
+dozen operations, which take longer to launch than to compute. The results equal
+`service.worker.model.rope` bit by bit; before the first use on a device they are compared
+(`triton_support`).
 """
 
 from __future__ import annotations
@@ -44,22 +45,24 @@ def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
     frequencies = 10000.0 ** -(torch.arange(0, d, 2, device=device) / d)
     angles = torch.outer(torch.arange(n, dtype=torch.float32, device=device), frequencies)
     positions = torch.randperm(n, generator=random, device=device)[:rows]
-    x = torch.randn(rows, 2 * heads, d, generator=random, device=device).bfloat16()
-    k, v = x[:, :heads], x[:, heads:]
+    x = torch.randn(rows, 4 * heads, d, generator=random, device=device).bfloat16()
+    q, k, v = x[:, : 2 * heads], x[:, 2 * heads : 3 * heads], x[:, 3 * heads :]
     ours = torch.zeros(2, heads, n, d, dtype=torch.bfloat16, device=device)
     where = {"cos": angles.cos(), "sin": angles.sin()}
-    write(k, v, *ours, positions=positions, **where)
+    queries = write_with_queries(q, k, v, *ours, positions=positions, **where)
     theirs = torch.zeros_like(ours)
-    left, right = k.float().chunk(2, -1)
+    left, right = x[:, : 3 * heads].float().chunk(2, -1)
     c, s = (table[positions].unsqueeze(1) for table in where.values())
-    turned = torch.cat([left * c - right * s, right * c + left * s], -1).bfloat16()
+    whole = torch.cat([left * c - right * s, right * c + left * s], -1).bfloat16()
+    turned = whole[:, 2 * heads :]
     theirs[0][:, positions], theirs[1][:, positions] = turned.transpose(0, 1), v.transpose(0, 1)
     flat = torch.zeros(2, heads * n, d, dtype=torch.bfloat16, device=device)
     into = (torch.arange(heads, device=device) * n + positions[:, None]).flatten()
     write(k, v, *flat, positions=positions, **where, into=into)
     rotated = rotate(k, positions, **where)
-    both = torch.cat([ours.flatten(), flat.flatten(), rotated.flatten()])
-    return both, torch.cat([theirs.flatten(), theirs.flatten(), turned.flatten()])
+    both = [ours, flat, queries, rotated]
+    expected = [theirs, theirs, whole[:, : 2 * heads], turned]
+    return torch.cat([x.flatten() for x in both]), torch.cat([x.flatten() for x in expected])
 
 
 def rotate(x: Tensor, positions: Tensor, *, cos: Tensor, sin: Tensor) -> Tensor:
@@ -104,15 +107,40 @@ def write(
         sin: table like `cos`.
         into: rows of the cache, `[rows * kv_heads]`.
     """
+    _launch_write(None, k, v, k_all, v_all, k_all, positions, cos, sin, into)
+
+
+def write_with_queries(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_all: Tensor,
+    v_all: Tensor,
+    *,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
+    """`write`, and return queries `[rows, heads, head_dim]` rotated, contiguous."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _launch_write(q, k, v, k_all, v_all, out, positions, cos, sin, None)
+    return out
+
+
+def _launch_write(
+    q: Tensor | None, k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, rotated: Tensor,
+    positions: Tensor, cos: Tensor, sin: Tensor, into: Tensor | None,
+) -> None:  # fmt: skip
     assert k_all.stride() == v_all.stride()
     rows, heads, d = k.shape
-    half = d // 2
+    half, queries = d // 2, 0 if q is None else q.shape[1]
+    x = k if q is None else q
     of_head, of_row = (k_all.stride(0), k_all.stride(1)) if into is None else (0, d)
-    _write[(-(-rows // ROWS), heads)](
-        k, v, k_all, v_all, positions, positions if into is None else into, cos, sin, rows,
-        k.stride(0), k.stride(1), v.stride(0), v.stride(1), of_head, of_row,
-        SCATTERED=into is not None, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS,
-        **OPTIONS,
+    _write[(-(-rows // ROWS), queries + heads)](
+        x, k, v, rotated, k_all, v_all, positions, positions if into is None else into, cos, sin,
+        rows, x.stride(0), x.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        of_head, of_row, QUERIES=queries, SCATTERED=into is not None, HALF=half,
+        WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
     )  # fmt: skip
 
 
@@ -137,34 +165,46 @@ def _rotate_rows(
 
 
 def _write_rows(
-    k: tl.tensor, v: tl.tensor, k_all: tl.tensor, v_all: tl.tensor, positions: tl.tensor,
-    into: tl.tensor, cos: tl.tensor, sin: tl.tensor, rows: tl.tensor, k_row: tl.tensor,
-    k_head: tl.tensor, v_row: tl.tensor, v_head: tl.tensor, out_head: tl.tensor,
-    out_row: tl.tensor, SCATTERED: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, rotated: tl.tensor, k_all: tl.tensor,
+    v_all: tl.tensor, positions: tl.tensor, into: tl.tensor, cos: tl.tensor, sin: tl.tensor,
+    rows: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, k_row: tl.tensor, k_head: tl.tensor,
+    v_row: tl.tensor, v_head: tl.tensor, out_head: tl.tensor, out_row: tl.tensor,
+    QUERIES: tl.constexpr, SCATTERED: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    # Programs of the first QUERIES heads rotate queries, the others write keys and values.
+    head, heads = tl.program_id(1).to(tl.int64) - QUERIES, tl.num_programs(1) - QUERIES
     row, width = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     inside = row < rows
     there = inside[:, None] & (width < HALF)[None, :]
-    key = k + row[:, None] * k_row + head * k_head + width[None, :]
-    value = v + row[:, None] * v_row + head * v_head + width[None, :]
-    low = tl.load(key, mask=there, other=0).to(tl.float32)
-    high = tl.load(key + HALF, mask=there, other=0).to(tl.float32)
-    v_low = tl.load(value, mask=there, other=0)
-    v_high = tl.load(value + HALF, mask=there, other=0)
     position = tl.load(positions + row, mask=inside, other=0)
     turn = position[:, None] * HALF + width[None, :]
     c = tl.load(cos + turn, mask=there, other=0.0)
     s = tl.load(sin + turn, mask=there, other=0.0)
-    target = position
-    if SCATTERED:
-        target = tl.load(into + row * heads + head, mask=inside, other=0)
-    place = head * out_head + target[:, None] * out_row + width[None, :]
-    tl.store(k_all + place, (low * c - high * s).to(k_all.dtype.element_ty), mask=there)
-    tl.store(k_all + place + HALF, (high * c + low * s).to(k_all.dtype.element_ty), mask=there)
-    tl.store(v_all + place, v_low, mask=there)
-    tl.store(v_all + place + HALF, v_high, mask=there)
+    if head < 0:
+        query = q + row[:, None] * q_row + (head + QUERIES) * q_head + width[None, :]
+        low = tl.load(query, mask=there, other=0).to(tl.float32)
+        high = tl.load(query + HALF, mask=there, other=0).to(tl.float32)
+        place = (row * QUERIES + head + QUERIES)[:, None] * (2 * HALF) + width[None, :]
+        tl.store(rotated + place, (low * c - high * s).to(rotated.dtype.element_ty), mask=there)
+        turned = (high * c + low * s).to(rotated.dtype.element_ty)
+        tl.store(rotated + place + HALF, turned, mask=there)
+    else:
+        key = k + row[:, None] * k_row + head * k_head + width[None, :]
+        value = v + row[:, None] * v_row + head * v_head + width[None, :]
+        low = tl.load(key, mask=there, other=0).to(tl.float32)
+        high = tl.load(key + HALF, mask=there, other=0).to(tl.float32)
+        v_low = tl.load(value, mask=there, other=0)
+        v_high = tl.load(value + HALF, mask=there, other=0)
+        target = position
+        if SCATTERED:
+            target = tl.load(into + row * heads + head, mask=inside, other=0)
+        place = head * out_head + target[:, None] * out_row + width[None, :]
+        tl.store(k_all + place, (low * c - high * s).to(k_all.dtype.element_ty), mask=there)
+        turned = (high * c + low * s).to(k_all.dtype.element_ty)
+        tl.store(k_all + place + HALF, turned, mask=there)
+        tl.store(v_all + place, v_low, mask=there)
+        tl.store(v_all + place + HALF, v_high, mask=there)
 
 
 _rotate = triton_support.jit(_rotate_rows, "rows")

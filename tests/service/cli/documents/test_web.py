@@ -113,7 +113,7 @@ def test_urls_become_documents(
         stored = rig.http.get(f"/admin/documents/{quote(one['doc_id'], safe='/')}").json()
         texts[one["doc_id"].removeprefix(site.url)] = stored["text"]
     assert texts == {
-        "/page.html": "Page\nBergen is rainy.", "/kettle.pdf": "A lid.",
+        "/page.html": "# Page\nBergen is rainy.", "/kettle.pdf": "A lid.",
         "/latin.html": "Grüße", "/moved": "Oslo has a fjord.",
     }  # fmt: skip
 

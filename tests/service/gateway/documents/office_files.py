@@ -96,6 +96,40 @@ def make_epub(title: str, chapters: Sequence[str], encrypted: str = "") -> bytes
     return make_zip(files)
 
 
+OPEN_DOCUMENT = " ".join(
+    f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{of}:1.0"'
+    for name, of in [("office", "office"), ("text", "text"), ("table", "table"), ("style", "style"),
+                     ("draw", "drawing"), ("presentation", "presentation")]
+)  # fmt: skip
+OPEN_DOCUMENT += (
+    ' xmlns:xlink="http://www.w3.org/1999/xlink" xmlns:dc="http://purl.org/dc/elements/1.1/"'
+)
+
+
+def make_open_document(
+    kind: str,
+    body: str,
+    *,
+    styles: str = "",
+    encrypted: bool = False,
+    files: Mapping[str, str] | None = None,
+) -> bytes:
+    """A text, spreadsheet or presentation with these elements, and further files by name."""
+    content = (
+        f"<office:document-content {OPEN_DOCUMENT}><office:automatic-styles>{styles}"
+        f"</office:automatic-styles><office:body><office:{kind}>{body}</office:{kind}>"
+        "</office:body></office:document-content>"
+    )
+    return make_zip(
+        {
+            "mimetype": f"application/vnd.oasis.opendocument.{kind}",
+            "content.xml": content,
+            "META-INF/manifest.xml": "<manifest:encryption-data/>" if encrypted else "<manifest/>",
+            **(files or {}),
+        }
+    )
+
+
 def make_eml(text: str, *, html: str = "") -> bytes:
     made = EmailMessage()
     made["From"], made["To"] = "Ada <ada@example.org>", "bob@example.org"

@@ -24,7 +24,7 @@ HTML = (
     ("media_type", "content", "text", "title", "marks"),
     [
         ("text/markdown", b"# Head\n\nbody", "# Head\n\nbody", "Head", HEAD),
-        ("text/html", b"<h1>Head</h1><p>body", "Head\nbody", "Head", HEAD),
+        ("text/html", b"<h1>Head</h1><p>body", "# Head\nbody", "Head", HEAD),
         ("application/pdf", make_pdf(["One.", "Two."]), "One.\n\nTwo.", "a", PAGES),
     ],
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""HTML pages to the text that a reader sees, one block per line.
+"""HTML pages to the text that a reader sees, one block per line. Headings are written as
+Markdown's, as everywhere (see `TextBuilder`).
 
 The tree is walked without recursion, because pages may nest as deep as their author likes.
 """
@@ -103,7 +104,10 @@ class _LineCollector:
         if tag == "-text":
             self._text(node.text_content or "")
         elif tag == "br" and entering:
-            self._end()
+            if self._level:
+                self._text(" ")
+            else:
+                self._end()
         elif tag in ("td", "th") and not entering:
             self._line += " | " if self._line else ""
         elif tag in _BLOCKS:
@@ -150,6 +154,7 @@ class _LineCollector:
             self._marks.append(heading(self._size, line))
             if self._level == 1:
                 self._top = self._top or line
+            line = f"{'#' * self._level} {line}"
         self._lines.append(line)
         self._size += len(line) + 1
 

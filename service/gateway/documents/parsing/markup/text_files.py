@@ -52,7 +52,7 @@ def parse_markdown(content: bytes, bounds: Bounds) -> ParsedFile:
     )
 
 
-_ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1+\s*")
+_ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1*\s*")
 _LINE_WITH_END = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _SETTINGS = {
     "_disable_config": True,

@@ -26,6 +26,7 @@ from service.gateway.documents.parsing.office.docx_text import (
     PAGE_BREAK,
     Found,
     edge_text,
+    join_paragraphs,
     paragraph_text,
     unwrapped,
 )
@@ -56,6 +57,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     document = docx.Document(BytesIO(content))
     walk = _Walk(document, bounds)
     body = document.element.body
+    join_paragraphs(body)
     if next(body.iter(qn("w:lastRenderedPageBreak")), None) is not None:
         walk.next_page()
     walk.blocks(body)
@@ -234,6 +236,8 @@ class _Walk:
             if cell.tag != qn("w:tc"):
                 continue
             own = cell.find(qn("w:tcPr"))
+            if own is not None and own.find(qn("w:cellDel")) is not None:
+                continue
             span = value(own, "w:gridSpan") or "1"
             width = max(1, min(int(span), 64)) if span.isdecimal() else 1
             merged = None if own is None else own.find(qn("w:vMerge"))

@@ -204,7 +204,7 @@ class Numbering:
         if other is None:
             return ""
         count = found.counts.setdefault(depth, other.start)
-        return _written(count, "decimal" if level.legal else other.kind)
+        return written_number(count, "decimal" if level.legal else other.kind)
 
 
 def _level(element: Any) -> _Level:
@@ -218,7 +218,8 @@ def _level(element: Any) -> _Level:
     )
 
 
-def _written(number: int, kind: str) -> str:
+def written_number(number: int, kind: str) -> str:
+    """Return a number of a list in letters, digits or words, by Word's name for these."""
     write = _KINDS.get(kind)
     return str(number) if write is None or number < 1 else write(number)
 

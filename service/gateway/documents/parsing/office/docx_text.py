@@ -64,6 +64,21 @@ class Found:
         self.left_out[code] = self.left_out.get(code, 0) + 1
 
 
+def join_paragraphs(root: Any) -> None:
+    """Accept that ends of paragraphs are deleted or moved away: these go on in the next one."""
+    for mark in [*root.iter(qn("w:del"), qn("w:moveFrom"))]:
+        properties = mark.getparent().getparent()
+        if mark.getparent().tag != qn("w:rPr") or properties.tag != qn("w:pPr"):
+            continue
+        paragraph = properties.getparent()
+        following = next(paragraph.itersiblings(qn("w:p"), qn("w:tbl"), qn("w:sdt")), None)
+        if following is None or following.tag != qn("w:p"):
+            continue
+        at = 0 if following.find(qn("w:pPr")) is None else 1
+        following[at:at] = [child for child in paragraph if child is not properties]
+        paragraph.getparent().remove(paragraph)
+
+
 def unwrapped(parent: Any) -> Iterator[Any]:
     """Yield the children of an element; those in content controls and the like stand for these."""
     stack = [iter(_choice(parent))]

@@ -1,5 +1,5 @@
-"""DOCX, PPTX, XLSX and EPUB: all are zip archives of XML, and read as what they are, whatever the
-file's name says.
+"""DOCX, PPTX, XLSX, OpenDocument and EPUB: all are zip archives of XML, and read as what they are,
+whatever the file's name says.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     with open_zip(content) as archive:
         kind = kind_of(archive)
         if kind is None:
-            if _is_open_document(archive):
-                raise InvalidRequest("it is an OpenDocument file: save it as .docx, .pptx or .xlsx")
-            raise InvalidRequest("it is an archive, but no .docx, .pptx, .xlsx or .epub: unpack it")
-        if kind != "epub":
+            raise InvalidRequest(
+                "it is an archive, but no .docx, .pptx, .xlsx, .odt, .ods, .odp or .epub: unpack it"
+            )
+        if kind not in ("epub", "open_document"):
             check_no_entities(archive)
             content = usual_package(content, archive)
     # Each of these libraries takes a part of a second to load.
@@ -48,9 +48,6 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 def kind_of(archive: ZipFile) -> str | None:
     """Return the format by what is in the archive, not by its name; None if it is unknown."""
     names = {name.replace("\\", "/").lower() for name in archive.namelist()}
+    if "mimetype" in names and archive.open("mimetype").read(64).startswith(_OPEN_DOCUMENT):
+        return "open_document"
     return next((kind for name, kind in _KINDS.items() if name.lower() in names), None)
-
-
-def _is_open_document(archive: ZipFile) -> bool:
-    names = archive.namelist()
-    return "mimetype" in names and archive.open("mimetype").read(64).startswith(_OPEN_DOCUMENT)

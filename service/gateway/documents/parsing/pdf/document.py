@@ -104,7 +104,9 @@ class _Reading:
             missing = self._scans
         words = found.words
         if missing is not None:
-            if seen := self._ocr.words(*_picture(page), label) if self._ocr.on else []:
+            # Letters of a font that is neither named by characters nor inside are drawn as others.
+            shown = missing is not self._unreadable or _has_fonts_inside(page)
+            if seen := self._ocr.words(*_picture(page), label) if self._ocr.on and shown else []:
                 words = seen
             else:
                 missing.append(label)
@@ -197,6 +199,12 @@ def _picture(page: pdfium.PdfPage) -> tuple[np.ndarray, float]:
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
     return np.ascontiguousarray(pixels[:, :, :3]), 1 / scale
+
+
+def _has_fonts_inside(page: pdfium.PdfPage) -> bool:
+    """Return whether the shapes of any letters of a page are in the file."""
+    fonts = (text.get_font() for text in page.get_objects([raw.FPDF_PAGEOBJ_TEXT], max_depth=3))
+    return any(raw.FPDFFont_GetIsEmbedded(font) == 1 for font in fonts)
 
 
 def _is_rubbish(text: str) -> bool:

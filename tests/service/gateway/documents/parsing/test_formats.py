@@ -19,6 +19,7 @@ from tests.service.gateway.documents.office_files import (
     make_docx,
     make_eml,
     make_epub,
+    make_open_document,
     make_pptx,
     make_xlsx,
     make_zip,
@@ -133,8 +134,8 @@ async def test_epub() -> None:
     found = await parsed(
         "office", make_epub("The Book", ["<h1>One</h1><p>Goat.</p>", "<h1>Two</h1>x"])
     )
-    assert (found.title, found.text) == ("The Book", "One\nGoat.\n\nTwo\nx")
-    assert marked(found) == [("heading", "One", "One"), ("heading", "Two", "Two")]
+    assert (found.title, found.text) == ("The Book", "# One\nGoat.\n\n# Two\nx")
+    assert marked(found) == [("heading", "One", "#"), ("heading", "Two", "#")]
 
 
 async def test_rst() -> None:
@@ -145,6 +146,21 @@ async def test_rst() -> None:
     assert [(label, text[at:][:5]) for at, _, label in found.marks] == [
         ("Title", "Title"), ("Part :ref:`x`", "Part "),
     ]  # fmt: skip
+
+
+async def test_asciidoc() -> None:
+    """Headings of both forms; lines in blocks of code, examples, comments and tables are none."""
+    text = (
+        "= The Manual\nAda <ada@example.org>\n:toc:\n\n== Parts\n\n----\n== no heading\n----\n\n"
+        "=== Screws\n\n====\n== nor this\n====\n\n|===\n|Part |Price\n\n|lid |2\n|===\n\n"
+        "Care\n----\n\nDry it.\n\n////\n== hidden\n////\n\nCleaning it\n~~~~~~~~~~~\n\n.A title\n"
+        "--------\n== code\n--------\n\n```sh\n== x\n```\n\n== End\n"
+    )
+    found = await parsed("adoc", text.encode())
+    assert found.text == text and found.title == "The Manual"
+    labels = ["The Manual", "Parts", "Screws", "Care", "Cleaning it", "End"]
+    assert [label for _, _, label in found.marks] == labels
+    assert all(text[at:].split("\n")[0].strip("= ") == label for at, _, label in found.marks)
 
 
 @pytest.mark.parametrize("content", [make_eml("Grüße\n"), make_eml("", html="<p>Grüße</p>")])
@@ -172,6 +188,7 @@ BIG_SHEET = (
     "</worksheet>"
 )
 ODT = "application/vnd.oasis.opendocument.text"
+ODT_FILE = make_open_document("text", "<text:h>One</text:h><text:p>x</text:p>")
 
 
 def encrypted_zip() -> bytes:
@@ -190,7 +207,8 @@ def encrypted_zip() -> bytes:
         ("office", DOCX[: len(DOCX) // 2], "damaged"),
         ("office", DOCX[:2000] + bytes(2000) + DOCX[4000:], "not readable|damaged"),
         ("office", make_zip({"a.txt": "x"}), "an archive, but no .docx"),
-        ("office", make_zip({"mimetype": ODT, "content.xml": "x"}), "an OpenDocument file"),
+        ("office", make_zip({"mimetype": ODT, "content.xml": "x"}), "not readable|damaged"),
+        ("office", make_open_document("text", "", encrypted=True), "remove the password"),
         ("office", OLE, "old Office"),
         ("office", OLE + "__substg1.0_001A001E".encode("utf-16-le"), "save it as .eml"),
         ("office", OLE + "EncryptedPackage".encode("utf-16-le"), "remove the password"),
@@ -238,7 +256,7 @@ async def test_entities_of_a_book_are_not_expanded_without_end() -> None:
         await parse_file("office", content, LIMITS)
 
 
-WHOLE = [DOCX, XLSX, make_pptx("x"), make_epub("B", ["<h1>One</h1>x"])]
+WHOLE = [ODT_FILE, DOCX, XLSX, make_pptx("x"), make_epub("B", ["<h1>One</h1>x"])]
 
 
 @settings(max_examples=16, deadline=None)

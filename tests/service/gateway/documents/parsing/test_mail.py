@@ -57,7 +57,7 @@ def test_texts_before_between_and_behind_attachments() -> None:
     found = read(multi("mixed", part("text/plain", "First."), IMAGE, nested, note,
                        part("text/html", "<p>Last.</p>")))  # fmt: skip
     assert [text for text in found.text.split("\n\n")[1:]] == [
-        "First.", "Prices\nThe Kestrel pump costs 480 crowns until April.", "Last.",
+        "First.", "# Prices\nThe Kestrel pump costs 480 crowns until April.", "Last.",
         "Attachments: plan.png, note.txt",
     ]  # fmt: skip
     (warning,) = found.warnings

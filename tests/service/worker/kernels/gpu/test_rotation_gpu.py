@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import write_rows, write_tokens
+from service.worker.forward.kv_placement import write_and_rotate, write_rows, write_tokens
 from service.worker.kernels.gpu import rotation_gpu
 from service.worker.kv.pool import KVPool
 from service.worker.model.rope import RotaryTable
@@ -40,9 +40,12 @@ def both(run: Callable[[], Tensor], expected: int) -> tuple[Tensor, Tensor]:
         patch.object(rotation_gpu, "supports", lambda _: True),
         patch.object(rotation_gpu, "write", wraps=rotation_gpu.write) as written,
         patch.object(rotation_gpu, "rotate", wraps=rotation_gpu.rotate) as rotated,
+        patch.object(
+            rotation_gpu, "write_with_queries", wraps=rotation_gpu.write_with_queries
+        ) as together,
     ):
         ours = run()
-        assert written.call_count + rotated.call_count == expected
+        assert written.call_count + rotated.call_count + together.call_count == expected
     with patch.object(rotation_gpu, "supports", lambda _: False):
         return ours, run()
 
@@ -73,6 +76,27 @@ def write(device: str) -> None:
         assert int(ours.flatten(2).any(-1).sum()) and not ours[:, :, N:].any()
 
 
+def write_with_queries(device: str) -> None:
+    """Raises AssertionError where kernel and torch differ, or other rows are written."""
+    for (rows, heads, d), dtype in product(CASES, DTYPES[device]):
+        q, k, v = fused(rows, heads, d, dtype, device)
+        at = torch.randperm(N, generator=torch.Generator().manual_seed(2))[:rows].sort().values
+
+        def written() -> Tensor:
+            cache = torch.zeros(2, heads, N + 3, d, dtype=dtype, device=device)  # noqa: B023
+            k_all, v_all = cache[:, :, :N]
+            parts = q, k, v, at.to(device)  # noqa: B023
+            rotated = write_and_rotate(table(d, device), (k_all, v_all), *parts)  # noqa: B023
+            assert rotated.is_contiguous() and rotated.shape == q.shape  # noqa: B023
+            return torch.cat([cache.flatten(), rotated.flatten()])
+
+        ours, theirs = both(written, 1)
+        assert ours.equal(theirs), (rows, heads, d, dtype)
+        cache, rotated = ours.split([2 * heads * (N + 3) * d, q.numel()])
+        assert int(cache.view(-1, d).any(-1).sum()) == 2 * rows * heads
+        assert rotated.view(-1, d).any(-1).all()
+
+
 def tokens(device: str) -> None:
     """Raises AssertionError where the pool is another than torch's."""
     for (rows, heads, d), dtype in product(CASES, DTYPES[device]):
@@ -92,7 +116,7 @@ def tokens(device: str) -> None:
         assert ours.equal(theirs) and int((ours != 0).any(-1).sum()) == 2 * rows * heads
 
 
-CHECKS = [rotate, write, tokens]
+CHECKS = [rotate, write, write_with_queries, tokens]
 
 
 @needs_triton

@@ -13,6 +13,8 @@ from service.worker.kernels.gpu import (
     index_causal_attention,
     kv_placement_gpu,
     ragged_attention_gpu,
+    rotation_gpu,
+    silu_product_gpu,
 )
 from tests.service.worker.kernels.gpu.interpreter import needs_triton
 
@@ -91,6 +93,27 @@ def test_placement_rounds_every_product(
         **kv_placement_gpu.OPTIONS,
     )
     assert "mul" in made.asm["ptx"] and "fma" not in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("queries", [0, 8])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_rotation_rounds_every_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries: int, scattered: bool
+) -> None:
+    types = [*[BF16] * 6, INT64, INT64, FP32, FP32, "i32", *["i64"] * 8]
+    constants = {
+        "QUERIES": queries, "SCATTERED": scattered, "HALF": 48, "WIDTH": 64,
+        "ROWS": rotation_gpu.ROWS,
+    }  # fmt: skip
+    kernel, options = rotation_gpu._write, rotation_gpu.OPTIONS
+    made = compiled(tmp_path, monkeypatch, kernel, 90, types, constants, **options)
+    assert "mul" in made.asm["ptx"] and "fma" not in made.asm["ptx"]
+
+
+def test_silu_and_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    types, constants = [BF16, BF16, "i32"], {"COLUMNS": silu_product_gpu.COLUMNS}
+    made = compiled(tmp_path, monkeypatch, silu_product_gpu._kernel, 80, types, constants)
+    assert made.metadata.shared <= ROOM[80]
 
 
 def test_attention_of_scattered_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

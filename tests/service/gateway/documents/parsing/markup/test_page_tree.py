@@ -66,7 +66,7 @@ def test_what_is_around_every_page_of_documentation_is_left_out() -> None:
         '<p>See <a href="#s7">§ 7</a>, note <a href="#n1">1</a>, the <a href="x.html">§</a>.</p>'
         '<div class="sphinxsidebar"><h3>This page</h3></div></body>'
     )
-    assert found.text == "Valves\nOpening\nSee § 7, note 1, the §."
+    assert found.text == "# Valves\n## Opening\nSee § 7, note 1, the §."
     assert [label for _, _, label in found.marks] == ["Valves", "Opening"]
     assert found.warnings == ()
 
@@ -102,10 +102,23 @@ def test_formulas_that_pages_hide_behind_a_picture_or_say_twice() -> None:
     assert read(f"<p>a {wiki} b {katex} c</p>").text.split() == ["a", "E", "b", "m", "c"]
 
 
-def test_readings_do_not_divide_words() -> None:
-    found = read("<p><ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp>京<rt>きょう</rt></ruby>都</p>")
-    assert found.text == "東京都"
-    assert [(w.code, w.count) for w in found.warnings] == [("readings_left_out", 2)]
+@pytest.mark.parametrize(
+    ("ruby", "readings"),
+    [
+        ("<ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp>京<rt>きょう</rt></ruby>", 2),
+        ("<ruby><rb>東</rb><rb>京</rb><rt>とう</rt><rt>きょう</rt></ruby>", 2),
+        ("<ruby>東京<rtc><rt>とうきょう</rt></rtc></ruby>", 1),
+        ("<ruby><ruby>東京<rt>とうきょう</rt></ruby><rt>Tokyo</rt></ruby>", 2),
+    ],
+    ids=["each", "bases first", "container", "two above each other"],
+)
+def test_readings_do_not_divide_words(ruby: str, readings: int) -> None:
+    for found in (
+        read(f"<p>{ruby}都</p>"),
+        epub.parse(make_epub("Book", [f"<p>{ruby}都</p>"]), BOUNDS),
+    ):
+        assert found.text == "東京都"
+        assert [(w.code, w.count) for w in found.warnings] == [("readings_left_out", readings)]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +147,7 @@ EMPTY = ["<title/>", "<script src='x.js'/>", "<style/>", "<textarea/>", "<a id='
 def test_empty_elements_of_chapters_swallow_nothing(element: str, whole: bool) -> None:
     body = f"{element}<h1>One</h1>{element}<p>The heron.</p>" + ("" if whole else "<br>")
     found = epub.parse(make_epub("Book", [body]), BOUNDS)
-    assert found.text == "One\nThe heron."
+    assert found.text == "# One\nThe heron."
 
 
 def test_a_book_with_notes_apart_pictures_and_a_missing_chapter() -> None:
@@ -144,7 +157,7 @@ def test_a_book_with_notes_apart_pictures_and_a_missing_chapter() -> None:
     changed = "<itemref".join([*first, " linear='no'" + second])
     changed = changed.replace("chapter%203", "chapter%209")
     found = epub.parse(changed_zip(book, {"OEBPS/book.opf": changed}), BOUNDS)
-    assert found.text == "One\n\nA note."
+    assert found.text == "# One\n\nA note."
     assert {w.code: w.count for w in found.warnings} == {"pictures": 1, "missing_chapters": 1}
 
 

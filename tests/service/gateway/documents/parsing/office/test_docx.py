@@ -210,6 +210,35 @@ def test_hidden_moved_and_deleted_text() -> None:
     assert counted(found) == {"hidden_text": 2}
 
 
+def test_ends_of_paragraphs_and_cells_that_are_deleted() -> None:
+    """Words are whole again, numbers go on, and what moved stands in its new place alone."""
+    gone = "<w:rPr><w:del/></w:rPr>"
+    number = '<w:numPr><w:ilvl w:val="0"/><w:numId w:val="1"/></w:numPr>'
+    deleted = "<w:del><w:r><w:delText>Fees</w:delText></w:r></w:del>"
+    moved = '<w:moveFromRangeStart w:id="1"/><w:moveFrom>{}</w:moveFrom>'
+
+    def row(*cells: str) -> str:
+        inside = "".join(
+            f"<w:tc><w:tcPr>{'<w:cellDel/>' * (cell == 'Old')}</w:tcPr>{p(r(cell))}</w:tc>"
+            for cell in cells
+        )
+        return f"<w:tr>{inside}</w:tr>"
+
+    found = read(
+        p(r("The con"), gone) + '<w:bookmarkEnd w:id="7"/>' + p(r("tr"), gone) + p(r("act ends."))
+        + p(r("Rent"), number) + p(deleted, number + gone) + p(r("Sum"), number)
+        + p(moved.format(r("In May.")), "<w:rPr><w:moveFrom/></w:rPr>") + p(r("Then."))
+        + p(f"<w:moveTo>{r('In May.')}</w:moveTo>", "<w:rPr><w:moveTo/></w:rPr>")
+        + "<w:tbl>" + row("Town", "Old", "Ship") + row("Lorvik", "Old", "Heron 5") + "</w:tbl>",
+        styles=STYLES,
+        numbering=NUMBERING,
+    )  # fmt: skip
+    assert [line for line in found.text.split("\n") if line] == [
+        "The contract ends.", "Article III. Rent", "Article IV. Sum", "Then.", "In May.",
+        "Town | Ship", "Lorvik | Heron 5",
+    ]  # fmt: skip
+
+
 CHART = (
     f"<c:chartSpace {NAMES}><c:chart><c:title><c:tx><c:rich><a:p><a:r><a:t>Tides</a:t></a:r></a:p>"
     "</c:rich></c:tx></c:title><c:plotArea><c:barChart><c:ser><c:tx><c:strRef><c:strCache>"

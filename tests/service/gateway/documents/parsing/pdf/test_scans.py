@@ -18,7 +18,7 @@ from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from service.gateway.documents.parsing.parser import FileLimits, parse_file
 from service.gateway.documents.parsing.pdf import document, image_files
 from service.gateway.documents.parsing.pdf.ocr import _legible
-from tests.service.gateway.documents.pdfs import make_pdf
+from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
 FONT = Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSerif.ttf")
 ENGLISH = ["The heron waits at the weir in Lorvik.", "Serial number PPR-9087, 4.5 bar."]
@@ -126,3 +126,10 @@ def test_lines_of_unknown_scripts_are_known_by_their_blanks_and_zeros() -> None:
     assert not _legible("      4,5 .", 0.87, 24)
     assert not _legible(".0000 000 0000", 0.91, 12)
     assert not _legible("ress-. . s s5.", 0.58, 12)
+
+
+def test_text_whose_letters_are_not_in_the_file_is_not_guessed_from_a_picture() -> None:
+    """What is drawn for it are the letters of another font: OCR would read them well, and wrong."""
+    page = [Drawn(60, 700 - 20 * n, "The warranty of a kettle ends in May.") for n in range(3)]
+    with pytest.raises(InvalidRequest, match="which characters they show"):
+        read("pdf", draw_pdf([page], unicode=False))

@@ -147,7 +147,7 @@ def page(body: str) -> list[str]:
         ("<tr><td>Author<td>Quastel<tr><td>Town<td>Vik", ["Author | Quastel", "Town | Vik"]),
         # What only lays out.
         ("<tr><td><h2>News</h2><p>One.</p><p>Two.</p></td><td>Menu</td></tr>",
-         ["News", "One.", "Two.", "Menu"]),
+         ["## News", "One.", "Two.", "Menu"]),
         ("<tr><td><table><tr><th>a<th>b<tr><td>1<td>2</table></td><td>x</td></tr>",
          ["a: 1 | b: 2", "x"]),
     ],

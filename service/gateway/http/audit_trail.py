@@ -1,0 +1,164 @@
+"""One entry of the audit log for every call that asks or changes something, by who may call at all.
+
+It is on disk before the first byte of the response is sent. Where it cannot be written the caller
+gets the error in place of the response: nobody is given an answer that is not recorded. Plain ASGI.
+
+Calls without a valid key are not recorded, because anybody could fill the log with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, Literal
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import KvstitchError
+from service.gateway.audit.audit_log import now
+from service.gateway.audit.audit_writer import AuditWriter
+from service.gateway.audit.chain import Event
+from service.gateway.auth.access import ANONYMOUS, Principal
+from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.http.problems import respond
+
+logger = logging.getLogger(__name__)
+
+# What is done by each route that does more than read. A test finds those that are missing.
+ACTIONS: Final = {
+    "POST /v1/rag/generate": "ask",
+    "POST /v1/chat/completions": "ask",
+    "POST /v1/completions": "ask",
+    "POST /v1/responses": "ask",
+    "POST /v1/search": "search",
+    "POST /v1/rerank": "rerank",
+    "POST /v1/embeddings": "embed",
+    "POST /mcp": "mcp",
+    "DELETE /mcp": "end_mcp_session",
+    "POST /admin/precompute": "ingest",
+    "DELETE /admin/jobs/{job_id}": "cancel",
+    "DELETE /admin/documents/{doc_id:path}": "delete",
+    "POST /admin/deletions": "delete",
+    "DELETE /admin/collections/{collection:path}": "delete",
+    "PUT /admin/pins/{doc_id:path}": "pin",
+    "DELETE /admin/pins/{doc_id:path}": "unpin",
+    "POST /admin/gate/reset": "reset_gate",
+}
+MOST_NAMES = 100  # of documents in one entry
+DISCONNECTED = 499  # as nginx logs it
+Questions = Literal["hash", "text", "none"]
+
+
+class AuditTrail:
+    """Inside authentication, around everything else."""
+
+    def __init__(self, app: ASGIApp, *, writer: AuditWriter) -> None:
+        self._app = app
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        details: dict[str, Any] = {}
+        scope.setdefault("state", {})["audit"] = details
+        recorded = refused = False
+
+        async def send_recorded(message: Message) -> None:
+            nonlocal recorded, refused
+            if message["type"] == "http.response.start" and not recorded:
+                recorded = True
+                try:
+                    await self._record(scope, message["status"], details)
+                except KvstitchError as error:
+                    refused = True
+                    await respond(Request(scope), _unrecorded(error))(scope, receive, send)
+            if not refused:
+                await send(message)
+
+        try:
+            await self._app(scope, receive, send_recorded)
+        except BaseException as error:
+            if not recorded:
+                await self._record_failure(scope, error, details)
+            raise
+
+    async def _record(self, scope: Scope, status: int, details: dict[str, Any]) -> None:
+        path = getattr(scope.get("route"), "path", "")
+        route = f"{scope['method']} {path}"
+        if (action := ACTIONS.get(route)) is None:
+            return
+        principal: Principal = scope["state"].get("principal", ANONYMOUS)
+        named = {**scope.get("path_params", {})}
+        if "doc_id" in named:
+            named["collection"] = Request(scope).query_params.get("collection", "default")
+        event = Event(
+            tenant=principal.tenant,
+            actor=principal.key_id or "anonymous",
+            action=action,
+            at=now(),
+            details={**named, **details},
+            route=route,
+            status=status,
+            request_id=scope["state"].get("request_id", ""),
+        )
+        await self._writer.append(event)
+
+    async def _record_failure(
+        self, scope: Scope, error: BaseException, details: dict[str, Any]
+    ) -> None:
+        status = error.status if isinstance(error, KvstitchError) else 500
+        if isinstance(error, asyncio.CancelledError):
+            status = DISCONNECTED
+        try:
+            await asyncio.shield(self._record(scope, status, details))
+        except KvstitchError as failure:
+            logger.error("a call that failed is not in the audit log: %s", failure.message)
+
+
+def note(request: Request, **details: Any) -> None:
+    """Add to the entry of this request, if there is an audit log."""
+    found: dict[str, Any] | None = getattr(request.state, "audit", None)
+    if found is not None:
+        found |= details
+
+
+def note_questions(request: Request, texts: Sequence[str], kept: Questions) -> None:
+    """Add what was asked, as the setting says; several prompts of one call as a list."""
+    if kept == "none":
+        return
+    told = list(texts) if kept == "text" else [_sha256(text) for text in texts]
+    name = "question" if kept == "text" else "question_sha256"
+    note(request, **{name: told[0] if len(told) == 1 else told})
+
+
+async def noted(
+    request: Request, documents: AsyncIterator[IngestDocument]
+) -> AsyncIterator[IngestDocument]:
+    """Yield documents that come in, and add their names to the request's entry."""
+    names: list[str] = []
+    count = 0
+    note(request, doc_ids=names)
+    async for document in documents:
+        count += 1
+        if len(names) < MOST_NAMES:
+            names.append(f"{document.collection}/{document.doc_id}")
+        note(request, documents=count)
+        yield document
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _unrecorded(error: KvstitchError) -> KvstitchError:
+    """Return the error for a call whose entry could not be written."""
+    made = type(error)(
+        "the audit log cannot be written, so there is no answer; what was to be changed may have "
+        f"been: {error.message}",
+        retry_after_s=error.retry_after_s,
+    )
+    return made
