@@ -7,6 +7,8 @@
 #               its limits (LOADTEST="--url https://… --api-key …" asks your own service:
 #               docs/loadtest.md)
 # make chaos   break a running service at random for CHAOS_MINUTES (10), from CHAOS_SEED (docs/chaos.md)
+# make containers  build the image (from Debian's packages where no registry is in reach), try it alone
+#               and with the compose file; needs a running Docker
 # make check   ruff, mypy (strict), import rules, and that generated files are up to date
 PYTHON ?= python3
 VENV := .venv/bin
@@ -17,7 +19,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo serve tools programs test test-slow check lint types imports generated dashboards bench \
-	loadtest chaos clean
+	loadtest chaos containers clean
 
 setup: .venv/.ready
 
@@ -90,6 +92,14 @@ loadtest: setup
 chaos: setup
 	scripts/install-redis.sh
 	$(VENV)/python -m tests.chaos
+
+# VERSION: the tag. DOCKER, COMPOSE: other programs than docker and docker-compose.
+containers: VERSION ?= 0.2.0
+containers: setup
+	scripts/containers/bases.sh python redis prometheus
+	$(VENV)/python -m scripts.containers.build --target service -t kvstitch:$(VERSION)-cpu
+	$(VENV)/python -m tests.containers.alone kvstitch:$(VERSION)-cpu
+	$(VENV)/python -m tests.containers.composed $(VERSION) --prometheus
 
 clean:
 	rm -rf .venv build *.egg-info
