@@ -6,9 +6,10 @@
 
 One tenant reads streamed answers, one after the other. Another sends grammars that are hard to
 compile, or files that are hard to read, all of them different. Blocks with and without take turns
-on one service. Writes time to the first token, time per token, and the memory of gateway and
-worker before and after. `document` hands in a text of so many bytes and then notes, and writes
-after how many seconds these are found and answered from, and after how many the text is cancelled.
+on one service; without grammars it sends as many questions at a time. Writes time to the first
+token, time per token, and the memory of gateway and worker before and after. `document` hands in a
+text of so many bytes and then notes, and writes after how many seconds these are found and answered
+from, and after how many the text is cancelled.
 """
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ async def _grammars(where: Place, args: argparse.Namespace) -> dict[str, Any]:
             body = {"question": "x", "top_k": 0, "max_tokens": 30, "guided": form[1]}
             return _said(await http.post("/v1/rag/generate", json=body))
 
-        return await compare(
-            where, ask, grammars(args.count, args.seed), args.at_a_time, args.answers
-        )
+        async def plain() -> None:
+            body = {"question": "x", "top_k": 0, "max_tokens": 30}
+            await http.post("/v1/rag/generate", json=body)
+
+        work = grammars(args.count, args.seed)
+        return await compare(where, ask, work, args.at_a_time, args.answers, plain)
 
 
 async def _uploads(where: Place, args: argparse.Namespace) -> dict[str, Any]:

@@ -82,6 +82,7 @@ async def compare(
     work: Sequence[T],
     at_a_time: int,
     answers: int,
+    ordinary: Callable[[], Awaitable[object]] | None = None,
 ) -> dict[str, Any]:
     """Read answers with and without hostile work, in turns.
 
@@ -90,6 +91,8 @@ async def compare(
         work: All of it.
         at_a_time: Of it.
         answers: Of each reader in a quiet block; beside hostile work so many at least.
+        ordinary: Does one of what the hostile work looks like from outside. With it a quiet block
+            has as many of these at a time, so that what is compared is the hostility, not the load.
     """
     quiet, beside = Seen(), Seen()
     became: dict[str, int] = {}
@@ -108,11 +111,26 @@ async def compare(
             for n, client in enumerate(clients)
         ))  # fmt: skip
 
+    async def quietly(seen: Seen, seed: int) -> None:
+        ended = asyncio.Event()
+
+        async def keep_on(work: Callable[[], Awaitable[object]]) -> None:
+            while not ended.is_set():
+                await work()
+
+        beside = [keep_on(ordinary) for _ in range(at_a_time)] if ordinary else []
+        load = asyncio.gather(*beside)
+        try:
+            await readers(seen, over, seed)
+        finally:
+            ended.set()
+            await load
+
     clients = [where.client(key) for key in where.readers]
     try:
         over = asyncio.Event()
         over.set()
-        await readers(Seen(), over, 0)
+        await quietly(Seen(), 0)
         for each in work[:3]:  # what is loaded once
             await one(each)
         became.clear()
@@ -120,7 +138,7 @@ async def compare(
         before = where.memory()
         size = -(-len(work) // BLOCKS)
         for block in range(BLOCKS):
-            await readers(quiet, over, 10_000 * (2 * block + 1))
+            await quietly(quiet, 10_000 * (2 * block + 1))
             ended = asyncio.Event()
             reading = asyncio.create_task(readers(beside, ended, 10_000 * (2 * block + 2)))
             try:
