@@ -14,9 +14,9 @@ from service.gateway.schemas.fields import Unicode
 from service.gateway.schemas.openai.common import LENIENT
 
 Operator = Literal[
-    *("contains", "not contains", "start with", "end with", "is", "is not", "in", "not in"),
-    *("empty", "not empty", "=", "≠", ">", "<", "≥", "≤", "before", "after"),
-]
+    "contains", "not contains", "start with", "end with", "is", "is not", "in", "not in",
+    "empty", "not empty", "=", "≠", ">", "<", "≥", "≤", "before", "after",
+]  # fmt: skip
 Value = Unicode | int | float | list[Unicode]
 
 
