@@ -21,6 +21,7 @@ from service.gateway.http.openapi import OfferedNames, OpenApiDescription
 from service.gateway.http.routes import (
     answers,
     audit,
+    dify,
     documents,
     jobs,
     mcp,
@@ -73,7 +74,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         )
     app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
-    for module in (answers, openai, jobs, documents, audit, operations, mcp, pages):
+    for module in (answers, openai, jobs, documents, audit, operations, mcp, dify, pages):
         app.include_router(module.router)
     app.mount("/ui", pages.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]

@@ -36,6 +36,7 @@ ACTIONS: Final = {
     "POST /v1/search": "search",
     "POST /v1/rerank": "rerank",
     "POST /v1/embeddings": "embed",
+    "POST /retrieval": "search",
     "POST /mcp": "mcp",
     "DELETE /mcp": "end_mcp_session",
     "POST /admin/precompute": "ingest",

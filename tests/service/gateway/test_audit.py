@@ -55,6 +55,7 @@ def entries(rig: Rig, key: str = "") -> list[dict[str, Any]]:
 
 
 # A call of every route that does more than read; what it answers is looked at, too.
+DIFY = {"knowledge_id": "default", "query": QUESTION, "retrieval_setting": {"top_k": 2}}
 CALLS: dict[str, list[tuple[str, dict[str, Any], int]]] = {
     "POST /v1/rag/generate": [
         ("/v1/rag/generate", {"json": ASKED}, 200),
@@ -77,6 +78,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any], int]]] = {
     "POST /v1/search": [("/v1/search", {"json": {"query": QUESTION}}, 200)],
     "POST /v1/rerank": [("/v1/rerank", {"json": {"query": QUESTION, "documents": ["a"]}}, 409)],
     "POST /v1/embeddings": [("/v1/embeddings", {"json": {"input": "a"}}, 200)],
+    "POST /retrieval": [("/retrieval", {"json": DIFY}, 200), ("/retrieval", {}, 422)],
     "POST /mcp": [("/mcp", mcp_call("ask", {"question": QUESTION}), 200),
                   ("/mcp", {"content": b"{"}, 400)],
     "DELETE /mcp": [("/mcp", {"headers": {"MCP-Protocol-Version": "2026-07-28"}}, 405)],

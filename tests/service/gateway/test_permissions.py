@@ -206,6 +206,18 @@ def search(world: World, who: Member, rng: random.Random) -> Iterator[httpx.Resp
         yield who.http.post("/v1/search", json={"query": asked.pop("text"), **asked})
 
 
+def retrieval(world: World, who: Member, rng: random.Random) -> Iterator[httpx.Response]:
+    """As Dify asks."""
+    for asked in questions(world, rng):
+        for threshold in (0.0, 0.01):
+            body = {
+                "knowledge_id": asked["collection"],
+                "query": asked["text"],
+                "retrieval_setting": {"top_k": asked["top_k"], "score_threshold": threshold},
+            }
+            yield who.http.post("/retrieval", json=body)
+
+
 def listing(world: World, who: Member, rng: random.Random) -> Iterator[httpx.Response]:
     for collection in ("default", "second"):
         cursor: str | None = None
@@ -349,6 +361,7 @@ CALLS: dict[str, Calls] = {
     "DELETE /admin/jobs/{job_id}": job("DELETE"),
     "POST /admin/precompute": overwrite,
     "POST /admin/deletions": delete_many,
+    "POST /retrieval": retrieval,
     "POST /mcp": tools,
     "GET /metrics": get("/metrics"),
     "GET /status": get("/status"),

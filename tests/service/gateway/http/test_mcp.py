@@ -28,7 +28,7 @@ from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
-ENDS_S = 60.0  # how long a busy machine may take to start a process that loads the SDK
+ENDS_S = 240.0  # how long a busy machine may take to start a process that loads the SDK
 
 
 def command(url: str) -> list[str]:
@@ -163,36 +163,49 @@ async def test_a_key_s_scopes(
         assert "lacks the scope 'admin'" in message
 
 
-async def test_what_a_key_may_not_read_is_in_no_tool(
-    locked: Rig, create: Callable[..., str], connect: Connect
-) -> None:
-    locked.ingest(
+def hide(rig: Rig) -> None:
+    rig.ingest(
         [
             {"doc_id": "pay", "text": "The capital of the fund is nine.", "readers": ["hr"]},
             {"doc_id": "foreign", "text": "The capital is Paris.", "collection": "other"},
         ]
     )
-    reads, other = create("--group", "hr"), create("--group", "sales")
-    tenant = create("--tenant", "red")
+
+
+async def seen(client: Client) -> str:
+    """All that the tools give of questions about what is hidden."""
     question = "The capital of the fund?"
+    out = ""
+    for arguments in ({}, {"doc_id": "pay"}, {"named": "pay"}):
+        out += text_of(await client.call_tool("documents", arguments))
+    for some in ({}, {"documents": ["oslo"]}):
+        found = await client.call_tool("search", {"query": question, "top_k": 20, **some})
+        asked = {"question": question, "top_k": 20, "max_tokens": 40, **some}
+        out += text_of(found) + text_of(await client.call_tool("ask", asked))
+    return out.replace("no document 'pay'", "")
 
-    async def seen(key: str) -> str:
-        out = ""
-        async with connect(locked.url, key) as client:
-            for arguments in ({}, {"doc_id": "pay"}, {"named": "pay"}):
-                out += text_of(await client.call_tool("documents", arguments))
-            for some in ({}, {"documents": ["oslo"]}):
-                found = await client.call_tool("search", {"query": question, "top_k": 20, **some})
-                out += text_of(found)
-                asked = {"question": question, "top_k": 20, "max_tokens": 40, **some}
-                out += text_of(await client.call_tool("ask", asked))
-        return out.replace("no document 'pay'", "")
 
-    assert "pay" in (read := await seen(reads)) and "nine" in read
-    hidden = await seen(other)
-    assert "pay" not in hidden and "nine" not in hidden and "Norway" in hidden
-    foreign = await seen(tenant)
-    assert "nine" not in foreign and "Norway" not in foreign
+async def test_what_a_key_may_not_read_is_in_no_tool(
+    locked: Rig, create: Callable[..., str], connect_http: Connect
+) -> None:
+    hide(locked)
+    async with connect_http(locked.url, create("--group", "hr")) as client:
+        assert "pay" in (read := await seen(client)) and "nine" in read
+    async with connect_http(locked.url, create("--group", "sales")) as client:
+        hidden = await seen(client)
+        assert "pay" not in hidden and "nine" not in hidden and "Norway" in hidden
+    async with connect_http(locked.url, create("--tenant", "red")) as client:
+        foreign = await seen(client)
+        assert "nine" not in foreign and "Norway" not in foreign
+
+
+async def test_what_a_key_may_not_read_does_not_come_over_stdio(
+    locked: Rig, create: Callable[..., str]
+) -> None:
+    hide(locked)
+    async with over_stdio(locked.url, create("--group", "sales")) as client:
+        hidden = await seen(client)
+        assert "pay" not in hidden and "nine" not in hidden and "Norway" in hidden
 
 
 async def test_no_key_no_tools(locked: Rig) -> None:
@@ -207,12 +220,12 @@ async def test_no_key_no_tools(locked: Rig) -> None:
         )
         assert reply.status_code == 401
         assert reply.headers["www-authenticate"].startswith("Bearer")
-        done = subprocess.run(
-            command(locked.url), env=environment(key), capture_output=True, text=True,
-            stdin=subprocess.DEVNULL, timeout=ENDS_S,
-        )  # fmt: skip
-        assert done.returncode == 1 and "API key" in done.stderr and "HTTP 401" in done.stderr
-        assert done.stdout == ""
+    done = subprocess.run(
+        command(locked.url), env=environment("kvs_wrong"), capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, timeout=ENDS_S,
+    )  # fmt: skip
+    assert done.returncode == 1 and "API key is not valid" in done.stderr
+    assert "HTTP 401" in done.stderr and done.stdout == ""
 
 
 def test_no_service_for_the_command() -> None:

@@ -1,0 +1,153 @@
+"""Dify's External Knowledge API in terms of ours: conditions, scores, records, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from retriever.search import MAX_FUSED_SCORE
+from service.errors import InvalidRequest, KvstitchError
+from service.gateway.schemas.dify import Condition, MetadataCondition, Record, RetrievalRequest
+from service.gateway.schemas.search import RankedBy, SearchRequest, SearchResult
+
+PATH: Final = "/retrieval"
+# Dify's codes; for everything else an error's HTTP status is its code.
+NO_HEADER, NOT_AUTHORISED, NO_KNOWLEDGE = 1001, 1002, 2001
+_COMPARISONS: Final = {
+    "is": "eq",
+    "is not": "ne",
+    "in": "in",
+    "not in": "nin",
+    "start with": "prefix",
+    "=": "eq",
+    "≠": "ne",
+    ">": "gt",
+    "<": "lt",
+    "≥": "gte",
+    "≤": "lte",
+    "before": "lt",
+    "after": "gt",
+}
+_NUMBERS: Final = ("=", "≠", ">", "<", "≥", "≤")
+_SUBSTRINGS: Final = ("contains", "not contains", "end with")
+
+
+def search_request(request: RetrievalRequest) -> SearchRequest:
+    """Return the search that Dify asks for. A threshold is one of cosines, so it is by meaning.
+
+    Raises:
+        InvalidRequest: A condition cannot be held.
+    """
+    floor = request.retrieval_setting.score_threshold
+    return SearchRequest(
+        query=request.query,
+        collection=request.knowledge_id,
+        top_k=request.retrieval_setting.top_k,
+        filter=_filter(request.metadata_condition),
+        **({"min_score": floor, "retrieval": "dense"} if floor > 0 else {}),
+    )
+
+
+def record(found: SearchResult, ranked_by: RankedBy) -> Record:
+    """Return a passage as Dify reads it."""
+    place = {
+        "doc_id": found.doc_id,
+        "start": found.char_start,
+        "end": found.char_end,
+        **({} if found.page is None else {"page": found.page}),
+        **({} if found.heading is None else {"heading": found.heading}),
+    }
+    return Record(
+        content=found.text or "",
+        score=_similarity(found.score, ranked_by),
+        title=found.title or found.doc_id,
+        metadata={**found.metadata, **{f"kvstitch_{name}": at for name, at in place.items()}},
+    )
+
+
+def error_response(error: KvstitchError, headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+    """Return status and body of an error. Dify tells a wrong key by the status 403 alone.
+
+    Args:
+        error: What went wrong.
+        headers: Of the request.
+    """
+    status, code = error.status, error.status
+    if status == 401:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        sent = scheme.lower() == "bearer" and key.strip()
+        status, code = 403, NOT_AUTHORISED if sent else NO_HEADER
+    elif status == 403:
+        code = NOT_AUTHORISED
+    elif status == 404:
+        code = NO_KNOWLEDGE
+    return status, {"error_code": code, "error_msg": error.message}
+
+
+def _similarity(score: float, ranked_by: RankedBy) -> float:
+    """Return a score as a number from 0 to 1, in the same order."""
+    match ranked_by:
+        case "reciprocal_ranks":
+            score /= MAX_FUSED_SCORE
+        case "bm25":
+            score /= 1 + score
+    return min(1.0, max(0.0, score))
+
+
+def _filter(sent: MetadataCondition | None) -> dict[str, Any] | None:
+    if sent is None or not sent.conditions:
+        return None
+    tests = [_test(one, f"metadata_condition.conditions[{at}]")
+             for at, one in enumerate(sent.conditions)]  # fmt: skip
+    return {sent.logical_operator or "and": tests}
+
+
+def _test(sent: Condition, at: str) -> dict[str, Any]:
+    names = [sent.name] if isinstance(sent.name, str) else sent.name
+    tests = [_one_test(name, sent, at) for name in names]
+    return tests[0] if len(tests) == 1 else {"or": tests}
+
+
+def _one_test(name: str, sent: Condition, at: str) -> dict[str, Any]:
+    operator = sent.comparison_operator
+    if operator in _SUBSTRINGS:
+        raise InvalidRequest(
+            f"{at}.comparison_operator: {operator!r} looks for parts of a text, which filters here "
+            "do not: use 'is', 'in' or 'start with'",
+            field=f"{at}.comparison_operator",
+        )
+    if operator in ("empty", "not empty"):
+        empty: dict[str, Any] = {"or": [{name: {"exists": False}}, {name: None}, {name: ""}]}
+        return empty if operator == "empty" else {"not": empty}
+    return {name: {_COMPARISONS[operator]: _value(sent, f"{at}.value")}}
+
+
+def _value(sent: Condition, at: str) -> Any:
+    """Return what a field is compared with.
+
+    Raises:
+        InvalidRequest: The operator compares with nothing of the kind.
+    """
+    operator, value = sent.comparison_operator, sent.value
+    if operator in ("in", "not in"):
+        wanted, fits = "a list of texts", isinstance(value, list)
+    elif operator in _NUMBERS:
+        if isinstance(value, str):  # as Dify sends what was typed into a field
+            value = _number(value)
+        wanted, fits = "a number", isinstance(value, int | float)
+    elif operator == "start with":
+        wanted, fits = "a text", isinstance(value, str)
+    else:
+        wanted, fits = "a text or a number", isinstance(value, str | int | float)
+    if not fits:
+        raise InvalidRequest(f"{at}: {operator!r} needs {wanted}", field=at)
+    return value
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
