@@ -40,7 +40,8 @@ def shown() -> list[Shown]:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The real demo model, as `kvstitch serve` serves it, without documents."""
-    with Service(DEMO, tmp_path_factory.mktemp("docs") / "data", **IN_PROCESS) as service:
+    data = tmp_path_factory.mktemp("docs") / "data"
+    with Service(DEMO, data, audit=True, **IN_PROCESS) as service:
         yield service
 
 

@@ -70,7 +70,11 @@ def require_free_name(path: Path) -> None:
     Raises:
         FileExistsError: something else has the name.
     """
-    if os.path.lexists(path) and not is_regular(path):
+    try:
+        found = os.lstat(path)  # once: another thread may remove the file meanwhile
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not stat.S_ISREG(found.st_mode):
         raise FileExistsError(errno.EEXIST, "not a regular file", str(path))
 
 

@@ -3,7 +3,12 @@ import os
 import pytest
 
 from kvstore import ChunkCorrupt
-from kvstore.tiers.ssd.file_io import read_fully, read_scattered, write_fully
+from kvstore.tiers.ssd.file_io import (
+    read_fully,
+    read_scattered,
+    require_free_name,
+    write_fully,
+)
 
 
 def test_partial_reads_and_writes_are_continued(tmp_path, monkeypatch):
@@ -59,3 +64,20 @@ def test_scattered_reads(tmp_path, monkeypatch):
     wanted.append((199, 2))
     with pytest.raises(ChunkCorrupt, match="shorter"):
         read()
+
+
+def test_a_file_that_is_evicted_while_its_name_is_looked_at(tmp_path, monkeypatch):
+    path, lstat = tmp_path / "chunk", os.lstat
+    path.touch()
+
+    def seen_and_removed(place):
+        found = lstat(place)
+        path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr("kvstore.tiers.ssd.file_io.os.lstat", seen_and_removed)
+    require_free_name(path)
+    assert not path.exists()
+    monkeypatch.undo()
+    with pytest.raises(FileExistsError, match="not a regular file"):
+        require_free_name(tmp_path)
