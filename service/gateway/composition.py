@@ -44,6 +44,7 @@ from service.settings.calibration import Calibration
 from service.shared.tracing import Tracing
 
 if TYPE_CHECKING:
+    from service.gateway.auth.sign_in import SignIn
     from service.gateway.auth.tokens import TokenVerifier
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Gateway:
         )
         self._quotas = Quotas(per_tenant, self._counters)
         self._tokens = self._token_verifier()
+        self.sign_in = self._console_sign_in()
         self.access = Access(
             self._databases.keys,
             self._quotas,
@@ -297,6 +299,13 @@ class Gateway:
                 "oidc_issuer is set, and PyJWT is not installed: pip install 'kvstitch[oidc]'"
             ) from error
         return TokenVerifier(self.settings)
+
+    def _console_sign_in(self) -> SignIn | None:
+        if self._tokens is None or not self.settings.oidc_client_id:
+            return None
+        from service.gateway.auth.sign_in import SignIn
+
+        return SignIn(self.settings, self._tokens)
 
     async def _load(self) -> None:
         try:

@@ -19,9 +19,9 @@ CHANGED = "settings"  # the entry's action
 # said; a changed one is no change here.
 HIDDEN = frozenset(
     {
-        "counters_url", "database", "embedder_key", "embedder_url", "fleet_secret", "oidc_jwks",
-        "otlp_endpoint", "redis_url", "reranker_key", "reranker_url", "s3_endpoint",
-        "tenant_secret", "webhook_secret", "webhook_url",
+        "counters_url", "database", "embedder_key", "embedder_url", "fleet_secret",
+        "oidc_client_secret", "oidc_jwks", "otlp_endpoint", "redis_url", "reranker_key",
+        "reranker_url", "s3_endpoint", "tenant_secret", "webhook_secret", "webhook_url",
     }
 )  # fmt: skip
 IS_SET = "…"
