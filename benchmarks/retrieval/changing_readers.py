@@ -12,7 +12,7 @@ from retriever import Document, Retriever
 from retriever.readers import joined_readers
 
 Groups = tuple[str, ...]
-PAUSE_S = 0.1  # between two changes: every change lets what views show be computed anew
+SEARCHES = 10  # to every change, however fast the machine is
 
 
 class ReaderHistory:
@@ -45,7 +45,7 @@ class ReaderHistory:
 
 
 class ReaderChanges:
-    """A thread that gives one document after the other new readers, while it is entered.
+    """A thread that gives one document after the other new readers, while others search.
 
     Attributes:
         made: How many changes were made.
@@ -62,7 +62,9 @@ class ReaderChanges:
         self._retriever, self._texts, self._groups = retriever, texts, groups
         self._history = history
         self._rng = random.Random(seed)
-        self._stopped = threading.Event()
+        self._due = threading.Semaphore(0)
+        self._searches = 0
+        self._stopped = False
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="changes of readers")
         self.made = 0
@@ -77,14 +79,21 @@ class ReaderChanges:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stopped.set()
+        self._stopped = True
+        self._due.release()
         self._thread.join()
         if self._failure is not None:
             raise self._failure
 
+    def search_begins(self) -> None:
+        """Say that there is a search: every tenth lets a change begin, which it does not wait for."""
+        self._searches += 1
+        if self._searches % SEARCHES == 0:
+            self._due.release()
+
     def _run(self) -> None:
         try:
-            while not self._stopped.wait(PAUSE_S):
+            while self._due.acquire() and not self._stopped:
                 self._change_one()
         except Exception as failure:
             self._failure = failure

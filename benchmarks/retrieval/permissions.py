@@ -18,7 +18,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -116,9 +116,10 @@ def main() -> None:
         print(json.dumps(costs), flush=True)
         history = ReaderHistory(readers)
         half = len(pairs) // 2
-        still = _try(retriever, pairs[:half], questions, vectors, history)
+        still = _try(retriever, pairs[:half], questions, vectors, history, lambda: None)
         with ReaderChanges(retriever, texts, groups, history, SEED) as changes:
-            changing = _try(retriever, pairs[half:], questions, vectors, history)
+            begins = changes.search_begins
+            changing = _try(retriever, pairs[half:], questions, vectors, history, begins)
         retriever.close()
     result = {
         "documents": arguments.documents, "groups": arguments.groups, "readers": READERS,
@@ -160,6 +161,7 @@ def _try(
     questions: Sequence[Asked],
     vectors: Sequence[Vectors],
     history: ReaderHistory,
+    begins: Callable[[], None],
 ) -> dict[str, Any]:
     """Return how many pairs were tried, passages found, passages of others, and documents missed
     that were named and may be read. Where readers change during a search, either is right."""
@@ -167,6 +169,7 @@ def _try(
     passages = of_others = missed = named = hidden = 0
     for turn, (member, place) in enumerate(pairs):
         asked, mode = questions[place], modes[turn % len(modes)]
+        begins()
         began = time.monotonic()
         found = retriever.search(
             asked.text, TOP_K, scope=Scope(view=View(member)), mode=mode, vector=vectors[place]
