@@ -86,7 +86,7 @@ class ReaderChanges:
             raise self._failure
 
     def search_begins(self) -> None:
-        """Say that there is a search: every tenth lets a change begin, which it does not wait for."""
+        """Count a search: every tenth lets a change begin, for which it does not wait."""
         self._searches += 1
         if self._searches % SEARCHES == 0:
             self._due.release()

@@ -509,7 +509,8 @@ def test_no_secret_setting_is_recorded() -> None:
         "oidc_all_groups", "oidc_audience", "oidc_client_id", "oidc_client_parameters",
         "oidc_client_scopes", "oidc_groups_claim", "oidc_issuer", "oidc_quotas",
         "oidc_scopes", "oidc_scopes_claim", "oidc_tenant", "oidc_tenant_claim",
-        "prefix_mode", "reranker_model", "s3_region", "s3_url", "worker_addresses", "write_tiers",
+        "prefix_mode", "public_url", "reranker_model", "s3_region", "s3_url", "worker_addresses",
+        "write_tiers",
     }  # fmt: skip
     kinds = {name: str(field.annotation) for name, field in Settings.model_fields.items()}
     text = {name for name, kind in kinds.items() if "str" in kind and "Literal" not in kind}

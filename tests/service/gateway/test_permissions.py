@@ -380,6 +380,7 @@ NOTHING_OF_DOCUMENTS = {
     "GET /v1/methods", "GET /admin/gate", "DELETE /mcp", "POST /admin/gate/reset", "GET /health",
     "GET /health/live", "GET /health/ready", "GET /", "GET /docs",
     "GET /ui/sign-in", "GET /ui/sign-in/provider", "POST /ui/sign-in",
+    "GET /.well-known/oauth-protected-resource", "GET /.well-known/oauth-protected-resource/mcp",
 }  # fmt: skip
 
 

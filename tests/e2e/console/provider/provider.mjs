@@ -42,6 +42,7 @@ function provider() {
     cookies: { keys: ["of tests only"] },
     extraTokenClaims: (_, token) => ({ groups: GROUPS[token.accountId] ?? [] }),
     features: {
+      registration: { enabled: true }, // as clients of MCP register themselves
       resourceIndicators: {
         enabled: true,
         useGrantedResource: () => true,
