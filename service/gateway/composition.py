@@ -184,11 +184,15 @@ class Gateway:
             tracing=self._tracing,
         )
         top_k = self.prompts.format.top_k
-        self.searches = SearchService(self.retriever, passages, self.limiter, settings, top_k=top_k)
+        self.searches = SearchService(
+            self.retriever, passages, self.limiter, settings, tracing=self._tracing, top_k=top_k
+        )
         self.rerankings = RerankService(
             self.retriever, self.limiter, settings, self.prompts.tokenizer
         )
-        self.embeddings = EmbeddingService(embedder, self.retriever, self.limiter, settings)
+        self.embeddings = EmbeddingService(
+            embedder, self.retriever, self.limiter, settings, self._tracing
+        )
         self.corpus = Corpus(
             database=self._databases.jobs,
             chunks=ChunkKVs(self.retriever, self.prompts, prefixes),

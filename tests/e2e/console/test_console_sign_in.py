@@ -16,7 +16,7 @@ from tests.e2e.test_tenants import make_key
 
 pytestmark = pytest.mark.exhaustive
 
-DOCUMENTS = [
+DOCUMENTS: list[dict[str, Any]] = [
     {"doc_id": "canteen", "text": "The canteen opens at noon and serves soup."},
     {"doc_id": "salaries", "text": "The salary of the gardener is secret.", "readers": ["hr"]},
     {"doc_id": "minutes", "text": "The board wants to sell the mill.", "readers": ["board"]},

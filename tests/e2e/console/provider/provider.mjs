@@ -55,7 +55,7 @@ function provider() {
         }),
       },
     },
-    ttl: { Session: 3600, Interaction: 3600, Grant: 3600, IdToken: 600, AccessToken: 600, AuthorizationCode: 60 },
+    ttl: { Session: 3600, Interaction: 3600, Grant: 3600, IdToken: 600, AuthorizationCode: 60, AccessToken: () => wanted.ttl },
   });
 }
 

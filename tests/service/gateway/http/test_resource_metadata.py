@@ -24,7 +24,7 @@ from tests.service.gateway.rig import Rig, running
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 CALLBACK = "http://127.0.0.1:1/callback"
-READERS = [
+READERS: list[dict[str, Any]] = [
     {"doc_id": "canteen", "text": "The canteen serves soup."},
     {"doc_id": "salaries", "text": "The salary of the gardener.", "readers": ["hr"]},
     {"doc_id": "minutes", "text": "The board sells the mill.", "readers": ["board"]},
@@ -147,7 +147,7 @@ def test_the_official_client_signs_in(folder: Path, data: Path, provider: OpenId
             f"{url}/mcp",
             OAuthClientMetadata(
                 client_name="a client",
-                redirect_uris=[CALLBACK],  # type: ignore[list-item]
+                redirect_uris=[CALLBACK],
                 token_endpoint_auth_method="none",
                 grant_types=["authorization_code"],
                 application_type="native",
