@@ -172,7 +172,7 @@ def test_an_answer_is_one_trace_across_both_processes(
         "gen_ai.response.time_to_first_chunk": pytest.approx(measured["timing"]["ttft_s"]),
         "gen_ai.usage.input_tokens": usage["prompt_tokens"],
         "gen_ai.usage.output_tokens": usage["completion_tokens"],
-        "gen_ai.usage.cache_read.input_tokens": measured["cache"]["cached_tokens"],
+        "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
         "kvstitch.fusion": measured["fusion"]["method"],
         "kvstitch.outcome": "ok",
     }

@@ -170,6 +170,7 @@ def test_an_end_and_a_new_beginning(console: SignInConsole, provider: OpenIdProv
     console.service.until(ended, "the token does not expire")
     expect(page.locator("#key-state")).to_have_text("the token has expired: sign in again")
     provider.set(ttl=600)
+    console.choose_tab("Settings")
     page.get_by_role("button", name="Sign in again").click()
     expect(state).to_contain_text("Signed in as Anna Example")
     console.wait_until_served()

@@ -82,6 +82,7 @@ ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 END: Final[dict[str, Any]] = {"parameters": _headers("MCP-Protocol-Version", "Mcp-Session-Id")}
 ENDED: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "The session has ended"},
+    400: _failure("No session is named"),
     404: _failure("No such session"),
     405: _failure("There is no session to end: there are none since revision 2026-07-28"),
 }

@@ -38,6 +38,7 @@ function provider() {
       claims: () => ({ sub: id, name: `${id[0].toUpperCase()}${id.slice(1)} Example`, groups: GROUPS[id] ?? [] }),
     }),
     claims: { openid: ["sub"], profile: ["name", "groups"] },
+    scopes: ["openid", "generate", "ingest", "admin", "metrics"],
     conformIdTokenClaims: false,
     cookies: { keys: ["of tests only"] },
     extraTokenClaims: (_, token) => ({ groups: GROUPS[token.accountId] ?? [] }),
