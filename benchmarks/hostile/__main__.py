@@ -5,11 +5,12 @@
     python -m benchmarks.hostile document [--bytes 10000000] [--count 20]
 
 One tenant reads streamed answers, one after the other. Another sends grammars that are hard to
-compile, or files that are hard to read, all of them different. Blocks with and without take turns
-on one service; without grammars it sends as many questions at a time. Writes time to the first
-token, time per token, and the memory of gateway and worker before and after. `document` hands in a
-text of so many bytes and then notes, and writes after how many seconds these are found and answered
-from, and after how many the text is cancelled.
+compile, or files that are hard to read, all of them different; a file that is not read after 20
+seconds is cancelled. Blocks with and without take turns on one service; without grammars it sends
+as many questions at a time. Writes time to the first token, time per token, and the memory of
+gateway and worker before and after. `document` hands in a text of so many bytes and then notes, and
+writes after how many seconds these are found and answered from, and after how many the text is
+cancelled.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from tuning.environment import describe
 
 OUT = Path("benchmarks/results/hostile")
 ENDED = ("succeeded", "failed", "cancelled")
+PATIENCE_S = 20.0  # with a file: many are long texts in truth, whose ingestion would take hours
 
 
 async def _grammars(where: Place, args: argparse.Namespace) -> dict[str, Any]:
@@ -59,7 +62,11 @@ async def _uploads(where: Place, args: argparse.Namespace) -> dict[str, Any]:
             if reply.status_code != 202:
                 return _said(reply)
             path = f"/admin/jobs/{reply.json()['job_id']}"
+            until = time.monotonic() + PATIENCE_S
             while (job := (await http.get(path)).json())["state"] not in ENDED:
+                if time.monotonic() > until:
+                    await http.delete(path)
+                    return f"cancelled after {PATIENCE_S:g} s"
                 await asyncio.sleep(0.5)
             return str(job["state"])
 
