@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
 
 from tests.e2e.console.browser import Console
 from tests.e2e.console.openid_provider import OpenIdProvider, openid_provider
-from tests.e2e.service import Service
+from tests.e2e.service import HANG_S, Service
 from tests.e2e.test_tenants import make_key
 
 pytestmark = pytest.mark.exhaustive
@@ -21,6 +21,7 @@ DOCUMENTS: list[dict[str, Any]] = [
     {"doc_id": "salaries", "text": "The salary of the gardener is secret.", "readers": ["hr"]},
     {"doc_id": "minutes", "text": "The board wants to sell the mill.", "readers": ["board"]},
 ]
+HANG_MS = 1000 * HANG_S
 KEPT = "[Object.keys(sessionStorage).sort(), {...localStorage}, document.cookie]"
 SESSION = "JSON.parse(sessionStorage.getItem('kvstitch.session'))"
 
@@ -66,8 +67,10 @@ class SignInConsole(Console):
         """Wherever one wanted to go, the page leads to the button."""
         self.page.goto("about:blank")  # else it would be the same page
         page = self.open("documents")
-        expect(page.locator("#key-state")).to_have_text("Sign in, or give an API key.")
-        expect(page.locator("#sign-in-begin")).to_be_focused()
+        expect(page.locator("#key-state")).to_have_text(
+            "Sign in, or give an API key.", timeout=HANG_MS
+        )
+        expect(page.locator("#sign-in-begin")).to_be_focused(timeout=HANG_MS)
         page.keyboard.press("Enter")
         return page
 
@@ -112,10 +115,12 @@ def test_each_sees_what_their_groups_may_read(
     console.chat("What is the salary of the gardener?")
     assert "salaries" in str(console.done()) and "minutes" not in str(console.done())
     console.choose_tab("Settings")
-    expect(page.locator("#sign-in-state")).to_contain_text("Signed in as Anna Example until ")
+    expect(page.locator("#sign-in-state")).to_contain_text(
+        "Signed in as Anna Example until ", timeout=HANG_MS
+    )
     page.get_by_role("button", name="Sign out").click()
     provider.sign_out(page)
-    expect(page.locator("#sign-in-state")).to_have_text("Nobody is signed in.")
+    expect(page.locator("#sign-in-state")).to_have_text("Nobody is signed in.", timeout=HANG_MS)
     assert page.evaluate(KEPT) == [[], {}, ""]
 
     page = console.begin()
@@ -138,8 +143,10 @@ def test_a_login_that_is_called_off(
         page.get_by_role("button", name="Sign-in").click()
         page.get_by_role("button", name="Continue").wait_for()
     provider.cancel(page)
-    expect(page.locator("#sign-in-state")).to_contain_text("refused: access_denied")
-    expect(page.locator("#sign-in-begin")).to_be_focused()
+    expect(page.locator("#sign-in-state")).to_contain_text(
+        "refused: access_denied", timeout=HANG_MS
+    )
+    expect(page.locator("#sign-in-begin")).to_be_focused(timeout=HANG_MS)
     assert page.evaluate(KEPT) == [[], {}, ""]
     assert "error=" not in page.url
 
@@ -148,7 +155,9 @@ def test_a_token_for_another_service(console: SignInConsole, provider: OpenIdPro
     provider.set(audience="shop")
     page = console.begin()
     provider.sign_in(page, "anna")
-    expect(page.locator("#sign-in-state")).to_contain_text("issued for another service")
+    expect(page.locator("#sign-in-state")).to_contain_text(
+        "issued for another service", timeout=HANG_MS
+    )
     assert page.evaluate(KEPT) == [[], {}, ""]
 
 
@@ -157,7 +166,9 @@ def test_an_end_and_a_new_beginning(console: SignInConsole, provider: OpenIdProv
     provider.set(ttl=8)
     page = console.begin()
     provider.sign_in(page, "anna")
-    expect(page.locator("#sign-in-state")).to_contain_text("Signed in as Anna Example")
+    expect(page.locator("#sign-in-state")).to_contain_text(
+        "Signed in as Anna Example", timeout=HANG_MS
+    )
     page.evaluate("sessionStorage.setItem('kvstitch.chat-was-here', 'yes')")
     first = page.evaluate(SESSION)
     state = page.locator("#sign-in-state")
@@ -168,11 +179,14 @@ def test_an_end_and_a_new_beginning(console: SignInConsole, provider: OpenIdProv
         return state.text_content() == "Your sign-in has ended."
 
     console.service.until(ended, "the token does not expire")
-    expect(page.locator("#key-state")).to_have_text("the token has expired: sign in again")
+    expect(page.locator("#key-state")).to_have_text(
+        "the token has expired: sign in again", timeout=HANG_MS
+    )
     provider.set(ttl=600)
     console.choose_tab("Settings")
     page.get_by_role("button", name="Sign in again").click()
-    expect(state).to_contain_text("Signed in as Anna Example")
+    page.get_by_role("button", name="Continue").click()  # no password is asked for
+    expect(state).to_contain_text("Signed in as Anna Example", timeout=HANG_MS)
     console.wait_until_served()
     now = page.evaluate(SESSION)
     assert now["subject"] == first["subject"] and now["expires"] > first["expires"]
@@ -202,6 +216,8 @@ def test_an_answer_that_was_not_asked_for(console: SignInConsole, began: bool) -
         page = console.begin()
         page.get_by_placeholder("Enter any login").wait_for()
     page.goto(f"http://127.0.0.1:{console.service.port}/ui/?code=abc&state=of-somebody-else")
-    expect(page.locator("#sign-in-state")).to_contain_text("was not begun in this tab")
+    expect(page.locator("#sign-in-state")).to_contain_text(
+        "was not begun in this tab", timeout=HANG_MS
+    )
     assert page.evaluate(KEPT) == [[], {}, ""] and "code=" not in page.url
     assert [line for line in sent if line.startswith("POST")] == []
