@@ -65,7 +65,7 @@ def make(out: Path, *, commit: str, python: Path, image: str | None = None) -> N
         built = artifacts.build(source, out, python=python, epoch=epoch)
         version = artifacts.version_of(source)
         locked = out / f"kvstitch-{version}.lock"
-        shutil.copy(source / lock.FILE, locked)
+        shutil.copyfile(source / lock.FILE, locked)
         bill = out / f"kvstitch-{version}.cdx.json"
         sbom.write(bill, source, python=python, epoch=epoch)
         files = [*built, locked, bill]

@@ -71,6 +71,8 @@ def build(source: Path, out: Path, *, python: Path, epoch: int) -> list[Path]:
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
         "CFLAGS": f"-g0 -ffile-prefix-map={source}=.",
+        "CC": "gcc",
+        "LDSHARED": "gcc -shared",  # an interpreter's own may name the folder that it is in
         "LDFLAGS": "-Wl,--build-id=none,--strip-all",
     }
     _call("build_sdist", source, out, python, environment)

@@ -13,7 +13,8 @@ PAGE = Path("docs/licences.md")
 # libraries that are installed as they are, and can be replaced.
 ALLOWED = frozenset(
     {
-        "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "CNRI-Python", "ISC",
+        "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python",
+        "ISC",
         "LGPL-2.1-or-later", "LGPL-3.0-only", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0",
         "Zlib",
     }
@@ -67,7 +68,7 @@ def write(root: Path) -> None:
 def gathered(root: Path) -> dict[str, str]:
     """Return the licences of the lock's packages and of torch, as those installed say."""
     names = lock.pinned((root / lock.FILE).read_text(encoding="utf-8"))
-    return {name: _expression(name) for name in ["torch", *names]}
+    return {name: expression(name) for name in ["torch", *names]}
 
 
 def listed(source: Path) -> dict[str, str]:
@@ -85,15 +86,20 @@ def refused(expression: str) -> bool:
     )
 
 
-def _expression(name: str) -> str:
+def expression(name: str) -> str:
+    """Return the licence of an installed package as an SPDX expression.
+
+    Raises:
+        SystemExit: It is not installed, or its licence is not clear.
+    """
     try:
         about = metadata.metadata(name)
     except metadata.PackageNotFoundError:
         raise SystemExit(f"release: {name} is not installed: run make setup") from None
     if name in _LOOKED_UP:
         return _LOOKED_UP[name]
-    if expression := about.get("License-Expression"):
-        return expression
+    if stated := about.get("License-Expression"):
+        return stated
     said = (about.get("License") or "").strip()
     classifiers = [
         line.split(" :: ")[-1]

@@ -34,7 +34,7 @@ def write(path: Path, source: Path, *, python: Path, epoch: int) -> None:
     bill: dict[str, Any] = json.loads(done.stdout)
     known = licences.listed(source)
     for component in bill["components"]:
-        # Where the packages came from on the machine that made the lock is of no use elsewhere.
+        del component["description"]  # the line that it stands in
         component["licenses"] = [{"expression": known[component["name"].lower()]}]
     bill["metadata"]["timestamp"] = datetime.fromtimestamp(epoch, UTC).isoformat()
     content = json.dumps(bill, sort_keys=True)
