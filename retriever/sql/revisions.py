@@ -84,7 +84,7 @@ def prepare(connection: sa.Connection, schema: Schema, database: str) -> None:
         before = None
         if any(added.values()) and found == {name: wanted[name] - added[name] for name in wanted}:
             before = f"{schema.name}_1"
-        elif found == schema.oldest:
+        elif found == {name: set(each) for name, each in (schema.oldest or {}).items()}:
             before = f"{schema.name}_0"
         if before is not None:
             connection.execute(version.insert(), {"version_num": before})

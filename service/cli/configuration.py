@@ -58,7 +58,7 @@ def show(args: argparse.Namespace) -> int:
     for row in rows:
         value = "" if row["value"] is None else plain(row["value"])
         effect = "a reload" if row["reloadable"] else "a restart"
-        shown.add_row(row["name"], value, plain(row["source"]), effect)
+        shown.add_row(str(row["name"]), value, plain(row["source"]), effect)
     console().print(shown)
     print(f"file: {file or 'none'}")
     return 0

@@ -16,7 +16,7 @@ from service.settings.secrets import ADDRESSES, HIDDEN, IS_SET
 from service.settings.settings import FILE, PREFIX, Settings
 
 
-def load(config: str | Path | None = None, **overrides: Any) -> Settings:
+def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
     """Read the settings from options, the environment and the file.
 
     Args:
