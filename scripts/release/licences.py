@@ -93,21 +93,21 @@ def expression(name: str) -> str:
         SystemExit: It is not installed, or its licence is not clear.
     """
     try:
-        about = metadata.metadata(name)
+        about = metadata.metadata(name).json
     except metadata.PackageNotFoundError:
         raise SystemExit(f"release: {name} is not installed: run make setup") from None
     if name in _LOOKED_UP:
         return _LOOKED_UP[name]
-    if stated := about.get("License-Expression"):
-        return stated
-    said = (about.get("License") or "").strip()
+    if stated := about.get("license_expression"):
+        return str(stated)
+    said = str(about.get("license") or "").strip()
     classifiers = [
         line.split(" :: ")[-1]
-        for line in about.get_all("Classifier") or ()
+        for line in about.get("classifier") or ()
         if line.startswith("License :: OSI Approved :: ")
     ]
     for text in (said, *(classifiers if len(classifiers) == 1 else ())):
         found = _SPDX.get(text.lower(), text)
         if found and not refused(found):
-            return found
+            return str(found)
     raise SystemExit(f"release: the licence of {name} is not clear: {said[:80]!r}, {classifiers}")

@@ -17,7 +17,8 @@ def install(root: Path) -> Path:
     wanted = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
     if not mark.is_file() or mark.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        pip = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
-        subprocess.run([*pip, "--require-hashes", "--no-deps", "-r", REQUIREMENTS], check=True)
+        pip = [str(folder / "bin/python"), "-m", "pip", "--disable-pip-version-check", "-q"]
+        wanted_only = ["install", "--require-hashes", "--no-deps", "-r", str(REQUIREMENTS)]
+        subprocess.run([*pip, *wanted_only], check=True)
         mark.write_text(wanted)
     return folder / "bin" / "python"
