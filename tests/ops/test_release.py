@@ -131,13 +131,14 @@ def test_two_builds_are_the_same_bytes(tmp_path: Path) -> None:
     if subprocess.run(index, cwd=tmp_path, capture_output=True).returncode:
         pytest.skip("no package index in reach")
     sums = []
+    commit = artifacts.resolved(REPOSITORY, "HEAD")  # others may commit meanwhile
     for name, umask in (("a", 0o022), ("another folder", 0o077)):
         clone, out = tmp_path / name / "kvstitch", tmp_path / f"out-{name}"
         git = ["git", "clone", "-q", str(REPOSITORY), str(clone)]
         subprocess.run(git, check=True, capture_output=True)
         (clone / "untracked.py").write_text("not of the commit")
         done = subprocess.run(
-            [sys.executable, "-m", "scripts.release", "--out", str(out)],
+            [sys.executable, "-m", "scripts.release", "--out", str(out), "--commit", commit],
             cwd=clone, umask=umask, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": str(clone)},
         )  # fmt: skip
