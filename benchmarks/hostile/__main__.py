@@ -57,6 +57,12 @@ async def _uploads(where: Place, args: argparse.Namespace) -> dict[str, Any]:
     async with where.client(where.hostile) as http:
 
         async def hand_in(file: Path) -> str:
+            try:
+                return await read(file)
+            except httpx.TransportError as error:
+                return type(error).__name__
+
+        async def read(file: Path) -> str:
             content = await asyncio.to_thread(file.read_bytes)
             reply = await http.post("/admin/precompute", files={"file": (file.name, content)})
             if reply.status_code != 202:
