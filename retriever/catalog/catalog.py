@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, select
 
+from encryption.keyring import Keyring
 from retriever.analysis.analyser import AnalysedQuery, Term
 from retriever.catalog import queries
 from retriever.catalog.catalog_records import (
@@ -27,6 +28,7 @@ from retriever.catalog.catalog_records import (
     WordHits,
 )
 from retriever.catalog.filter_conditions import conditions
+from retriever.catalog.opened_filters import allowed, reads_texts
 from retriever.catalog.queries import CarriedOver
 from retriever.catalog.reading_groups import of_readers, readable
 from retriever.catalog.shown_chunks import Shown, ShownChunks
@@ -46,6 +48,7 @@ from retriever.index import bm25, postings
 from retriever.index.full_text import FullText
 from retriever.readers import EVERYTHING, View
 from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.sealing import Sealing
 from retriever.sql.database import Database
 from retriever.sql.expressions import Prepared, among
 
@@ -62,14 +65,15 @@ class Catalog:
 
     Args:
         database: What `catalog_database` returns, or the path of an SQLite file.
+        keys: Of a file; see `catalog_database`.
 
     Attributes:
         database: Where they are.
     """
 
-    def __init__(self, database: Database | str | Path) -> None:
+    def __init__(self, database: Database | str | Path, keys: Keyring | None = None) -> None:
         if isinstance(database, str | Path):
-            database = catalog_database(Path(database))
+            database = catalog_database(Path(database), keys=keys)
         self.database = database
         self._words: FullText = postings if database.shared else bm25
         self._shown = ShownChunks()
@@ -144,6 +148,7 @@ class Catalog:
                 write,
                 scope_id,
                 document,
+                tenant=scope.tenant,
                 revision=revision,
                 kept=kept,
                 spans=spans,
@@ -191,9 +196,10 @@ class Catalog:
             found = read.execute(query.where(named)).mappings().one_or_none()
             if found is None or not scope.view.shows(found["readers"]):
                 return None
-            info = queries.info(found)
-            marks = queries.marks_of(read, found["document"])
-        document = Document(doc_id, found["text"], info.title, info.metadata, marks, info.readers)
+            info = queries.info(found, Sealing.of(read))
+            marks = queries.marks_of(read, found["document"], info)
+            text = queries.text_of(read, info, found["text"])
+        document = Document(doc_id, text, info.title, info.metadata, marks, info.readers)
         return StoredDocument(document, info)
 
     def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
@@ -227,15 +233,16 @@ class Catalog:
             raise InvalidQuery(f"limit must be at least 1, not {limit}")
         with self.database.read() as read:
             scope_id = queries.find_scope(read, scope)
+            sealing = Sealing.of(read)
             query = queries.INFO.where(
                 documents.c.scope_id == scope_id,
                 documents.c.doc_id > (cursor or ""),
-                conditions(doc_filter, read.dialect.name),
+                allowed(read, scope_id, doc_filter),
                 of_readers(readable(read, scope_id, scope.view)),
             )
             ordered = query.order_by(documents.c.doc_id).limit(limit + 1)
             found = read.execute(ordered).mappings().all()
-        infos = [queries.info(row) for row in found[:limit]]
+        infos = [queries.info(row, sealing) for row in found[:limit]]
         return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
 
     def metadata_of(
@@ -461,6 +468,12 @@ class _Repeated:
 def _matching(
     read: Connection, scope_id: int | None, doc_filter: DocFilter, readers: Sequence[str] | None
 ) -> list[int]:
+    if Sealing.of(read).on and reads_texts(doc_filter):
+        numbers = select(documents.c.document).where(
+            documents.c.scope_id == scope_id, allowed(read, scope_id, doc_filter),
+            of_readers(readers),
+        )  # fmt: skip
+        return list(read.scalars(select(chunks.c.chunk_id).where(chunks.c.document.in_(numbers))))
     repeated = _Repeated(repr(doc_filter), doc_filter)
     query = _chunk_ids(repeated, read.dialect.name, restricted=readers is not None)
     values = {} if readers is None else {"readers": readers}

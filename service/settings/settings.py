@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.errors import InvalidSetting
 from service.settings.answering import ModelSettings, RetrievalSettings
 from service.settings.audit import AuditSettings
+from service.settings.encryption import EncryptionSettings
 from service.settings.fields import named_folders, parts
 from service.settings.identity import IdentitySettings
 from service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
@@ -35,6 +36,7 @@ class Settings(
     AccessSettings,
     IdentitySettings,
     AuditSettings,
+    EncryptionSettings,
     ProcessSettings,
     TierSettings,
     RetrievalSettings,
