@@ -177,6 +177,26 @@ class Catalog:
             queries.drop_if_empty(write, scope_id, self._words)
             return removed, queries.advance(write, scope, removed, [])
 
+    def drop_tenant(self, tenant: str) -> tuple[int, int]:
+        """Remove all collections of a tenant without reading anything of them.
+
+        Returns:
+            How many documents and chunks there were.
+        """
+        with self.database.write() as write:
+            query = select(*scopes.c["scope_id", "collection"]).where(scopes.c.tenant == tenant)
+            counted = [0, 0]
+            for scope_id, collection in write.execute(query).all():
+                of_scope = documents.c.scope_id == scope_id
+                found = select(chunks.c.chunk_id).join(documents).where(of_scope)
+                removed = list(write.scalars(found))
+                self._words.drop(write, scope_id)
+                counted[0] += write.execute(documents.delete().where(of_scope)).rowcount
+                counted[1] += len(removed)
+                write.execute(scopes.delete().where(scopes.c.scope_id == scope_id))
+                queries.advance(write, Scope(tenant, collection), removed, [])
+            return counted[0], counted[1]
+
     def set_pinned(
         self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:

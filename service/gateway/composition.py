@@ -202,6 +202,7 @@ class Gateway:
             settings=settings,
             disk=self.disk,
             catalog_lock=self._databases.catalog_lock,
+            keys=self._databases.ring,
         )
 
     @property

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from encryption.keyring import Keyring
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
@@ -57,9 +58,10 @@ class Corpus:
         settings: Settings,
         disk: DiskGuard,
         catalog_lock: CatalogLock,
+        keys: Keyring | None = None,
     ) -> None:
         retriever = self._retriever = chunks.retriever
-        self.spool = SpoolFolder(settings.data_dir / "spool", disk)
+        self.spool = SpoolFolder(settings.data_dir / "spool", disk, keys)
         self._store = JobStore(database, self.spool, with_events=bool(settings.webhook_url))
         self._metrics = metrics
         self._webhook: WebhookSender | None = None
