@@ -70,8 +70,10 @@ class Sealing:
         Raises:
             TextLocked: it cannot be opened.
         """
-        if not text or self.keys is None or not is_sealed_text(text):
+        if not text or not is_sealed_text(text):
             return text or ""
+        if self.keys is None:
+            raise TextLocked(f"{where[0]} of {where[1]!r} is encrypted, and there are no keys here")
         try:
             return open_text(self.keys, text, place(*where))
         except EncryptionError as error:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, RowMapping, and_, bindparam, func, literal_column, select
 
+from encryption.values import is_sealed_text
 from retriever.catalog.catalog_records import CatalogState, IndexChange
 from retriever.catalog.tables import (
     changes,
@@ -240,7 +241,7 @@ def text_of(read: Connection, info: DocumentInfo, stored: str) -> str:
 def _opened_chunk(sealing: Sealing, row: tuple[Any, ...]) -> Chunk:
     """Return the chunk of a row of _CHUNK."""
     chunk = Chunk(*row)
-    if not sealing.on:
+    if not sealing.on and not is_sealed_text(chunk.text):
         return chunk
     named = chunk.doc_id, chunk.revision
     return replace(

@@ -103,7 +103,7 @@ def use(service: Service, documents: Documents) -> dict[str, Any]:
     answer = service.ask(QUESTION, **fields)
     assert service.ask(QUESTION, **fields)["text"] == answer["text"]
     word = max(documents[0]["text"].split(), key=len)
-    found = service.http.post("/v1/search", json={"query": word, "mode": "sparse", "top_k": 3})
+    found = service.http.post("/v1/search", json={"query": word, "retrieval": "sparse"})
     assert found.status_code == 200 and found.json()["results"], found.text
     return answer
 
@@ -241,6 +241,7 @@ def test_a_tenants_key_is_deleted_and_rotated(
 
     with Service(model, data, **settings) as service:  # noqa: SIM117
         with client(service, "acme") as acme, client(service, "other") as other:
+            service.http.headers["Authorization"] = other.headers["Authorization"]
             for sender in (acme, other):
                 ingest(service, sender, renamed(twelve[:2]))
             rotated = run("encryption", "rotate", "--tenant", "acme")
