@@ -455,6 +455,15 @@ class Catalog:
             rows = read.execute(query.order_by(*columns))
             return [(Scope(tenant, name), doc_id) for tenant, name, doc_id in rows]
 
+    def ages(self) -> list[tuple[Scope, str, float]]:
+        """Return all documents that are not pinned, of all tenants, by their scopes: (scope,
+        doc_id, when this revision was stored in Unix seconds)."""
+        columns = (scopes.c.tenant, scopes.c.collection, documents.c.doc_id, documents.c.updated)
+        query = select(*columns).join_from(documents, scopes).where(documents.c.pinned == 0)
+        with self.database.read() as read:
+            rows = read.execute(query.order_by(*columns[:3]))
+            return [(Scope(tenant, name), doc_id, at) for tenant, name, doc_id, at in rows]
+
     def collections(self, tenant: str, view: View = EVERYTHING) -> list[tuple[str, CorpusCounts]]:
         """Return a tenant's collections in which a view shows documents, with the sizes of what it
         shows, sorted by name."""

@@ -10,7 +10,7 @@ from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
 from service.gateway.encryption.tenant_keys import TenantKeys
 from service.gateway.service_database import jobs_database, shared_database
-from service.gateway.tables import jobs, sizes
+from service.gateway.tables import jobs, purges, sizes
 from service.settings import Settings
 
 
@@ -43,6 +43,7 @@ def delete_keys(settings: Settings, keys: TenantKeys, tenant: str) -> dict[str, 
     try:
         with database.write() as write:
             write.execute(jobs.delete().where(jobs.c.tenant == tenant))
+            write.execute(purges.delete().where(purges.c.tenant == tenant))
             write.execute(sizes.delete().where(sizes.c.tenant == tenant))
         database.scrub()
     finally:
