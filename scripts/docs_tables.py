@@ -1,4 +1,5 @@
-"""Writes tables of docs/metrics.md, docs/openai.md and docs/models.md from the code.
+"""Writes tables of docs/metrics.md, docs/openai.md, docs/models.md and docs/configuration.md from
+the code.
 
 python -m scripts.docs_tables            write them
 python -m scripts.docs_tables --check    fail if a page is out of date
@@ -10,17 +11,21 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from service.gateway.http.openai import field_table
 from service.gateway.http.openai.field_table import FieldRule, Rules
+from service.settings import Settings
+from service.settings.reloading import RELOADABLE
 from service.shared import metrics
 from service.shared.metrics import WORKER_LABEL, Declared
 
 DOCS = Path(__file__).parents[1] / "docs"
-METRICS_PAGE, OPENAI_PAGE, MODELS_PAGE = (
+METRICS_PAGE, OPENAI_PAGE, MODELS_PAGE, SETTINGS_PAGE = (
     DOCS / "metrics.md",
     DOCS / "openai.md",
     DOCS / "models.md",
+    DOCS / "configuration.md",
 )
 REMEDY = "{page} is not what the code declares: run python -m scripts.docs_tables"
 
@@ -159,11 +164,31 @@ def models_page(page: str) -> str:
     return _with_tables(page, "families", "\n".join(rows) + "\n")
 
 
+def settings_page(page: str) -> str:
+    """Return docs/configuration.md, `page`, with a row per setting."""
+    rows = ["| setting | default | | |", "|---|---|---|---|"]
+    for name in sorted(Settings.model_fields):
+        field = Settings.model_fields[name]
+        mark = "↻" if name in RELOADABLE else ""
+        rows.append(f"| `{name}` | {_default(field)} | {mark} | {field.description or ''} |")
+    return _with_tables(page, "settings", "\n".join(rows) + "\n")
+
+
+def _default(field: Any) -> str:
+    if field.default_factory is not None:  # where people keep such things
+        return "`" + " ".join(field.default_factory.__doc__.split("`")[1:2]) + "`"
+    value = field.default
+    if value is None or value == "":
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
 def main() -> None:
     pages = {
         METRICS_PAGE: metrics_page(),
         OPENAI_PAGE: openai_page(OPENAI_PAGE.read_text(encoding="utf-8")),
         MODELS_PAGE: models_page(MODELS_PAGE.read_text(encoding="utf-8")),
+        SETTINGS_PAGE: settings_page(SETTINGS_PAGE.read_text(encoding="utf-8")),
     }
     for path, text in pages.items():
         if "--check" not in sys.argv[1:]:

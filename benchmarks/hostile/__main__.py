@@ -4,12 +4,13 @@
     python -m benchmarks.hostile uploads
     python -m benchmarks.hostile document [--bytes 10000000] [--count 20]
 
-One tenant reads streamed answers, one after the other. Another sends grammars that are hard to
-compile, or files that are hard to read, all of them different. Blocks with and without take turns
-on one service; without grammars it sends as many questions at a time. Writes time to the first
-token, time per token, and the memory of gateway and worker before and after. `document` hands in a
-text of so many bytes and then notes, and writes after how many seconds these are found and answered
-from, and after how many the text is cancelled.
+One tenant reads streamed answers, one after the other, or `--readers` do. Another sends grammars
+that are hard to compile, or files that are hard to read, all of them different; a file that is not
+read after 20 seconds is cancelled. Blocks with and without take turns on one service; without
+grammars it sends as many questions at a time. Writes time to the first token, time per token, and
+the memory of gateway and worker before and after. `document` hands in a text of so many bytes and
+then notes, and writes after how many seconds these are found and answered from, and after how many
+the text is cancelled.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,13 @@ import httpx
 from benchmarks.hostile.documents import beside_a_long_one
 from benchmarks.hostile.grammars import Guided, grammars
 from benchmarks.hostile.phases import Place, compare, place
-from benchmarks.hostile.uploads import upload
+from benchmarks.hostile.uploads import write
 from service.models.model_finder import resolve
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/hostile")
 ENDED = ("succeeded", "failed", "cancelled")
+PATIENCE_S = 20.0  # with a file: many are long texts in truth, whose ingestion would take hours
 
 
 async def _grammars(where: Place, args: argparse.Namespace) -> dict[str, Any]:
@@ -53,17 +56,32 @@ async def _grammars(where: Place, args: argparse.Namespace) -> dict[str, Any]:
 async def _uploads(where: Place, args: argparse.Namespace) -> dict[str, Any]:
     async with where.client(where.hostile) as http:
 
-        async def hand_in(number: int) -> str:
-            name, content = await asyncio.to_thread(upload, number, args.seed)
-            reply = await http.post("/admin/precompute", files={"file": (name, content)})
+        async def hand_in(file: Path) -> str:
+            try:
+                return await read(file)
+            except httpx.TransportError as error:
+                return type(error).__name__
+
+        async def read(file: Path) -> str:
+            content = await asyncio.to_thread(file.read_bytes)
+            reply = await http.post("/admin/precompute", files={"file": (file.name, content)})
             if reply.status_code != 202:
                 return _said(reply)
             path = f"/admin/jobs/{reply.json()['job_id']}"
+            until = time.monotonic() + PATIENCE_S
             while (job := (await http.get(path)).json())["state"] not in ENDED:
+                if time.monotonic() > until:
+                    await http.delete(path)
+                    return f"cancelled after {PATIENCE_S:g} s"
                 await asyncio.sleep(0.5)
             return str(job["state"])
 
-        return await compare(where, hand_in, range(args.count), args.at_a_time, args.answers)
+        with tempfile.TemporaryDirectory(prefix="kvstitch-uploads-") as folder:
+            files = [
+                write(Path(folder), number, args.seed)  # before: some take seconds to make
+                for number in range(args.count)
+            ]
+            return await compare(where, hand_in, files, args.at_a_time, args.answers)
 
 
 async def _document(where: Place, args: argparse.Namespace) -> dict[str, Any]:
@@ -86,6 +104,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--count", type=int, help="(default: 1,000; 20 notes)")
     parser.add_argument("--at-a-time", type=int, default=16)
+    parser.add_argument("--readers", type=int, default=1, help="at the same time, each a tenant")
     parser.add_argument("--answers", type=int, default=8, help="of a quiet block; there are four")
     parser.add_argument("--bytes", type=int, default=10_000_000, help="of the long document")
     parser.add_argument("--seed", type=int, default=0)
@@ -96,10 +115,15 @@ def main() -> int:
     measure = {"grammars": _grammars, "uploads": _uploads, "document": _document}[args.what]
     with (
         tempfile.TemporaryDirectory(prefix="kvstitch-hostile-") as folder,
-        place(Path(folder), model) as where,
+        place(Path(folder), model, args.readers) as where,
     ):
         measured = asyncio.run(measure(where, args))
-    about = {"model": model.name, "count": args.count, "at_a_time": args.at_a_time}
+    about = {
+        "model": model.name,
+        "count": args.count,
+        "at_a_time": args.at_a_time,
+        "readers": args.readers,
+    }
     result = {"environment": describe(), **about, "seed": args.seed, **measured}
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / f"{args.what}.json"

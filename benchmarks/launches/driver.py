@@ -18,9 +18,12 @@ from benchmarks.launches import triton_work
 from benchmarks.launches.gpu import PretendedGpu, host
 from benchmarks.launches.tally import Tally
 from service.worker.kernels.gpu import (
+    attention_scores_gpu,
     index_causal_attention,
     kv_placement_gpu,
+    residual_norm_gpu,
     rotation_gpu,
+    shift_gpu,
     silu_product_gpu,
     triton_support,
 )
@@ -30,7 +33,10 @@ TRITON_KERNELS: dict[tuple[Any, str], Callable[..., None]] = {
     (rotation_gpu, "_write"): triton_work.write_rows,
     (kv_placement_gpu, "_kernel"): triton_work.place_rows,
     (silu_product_gpu, "_kernel"): triton_work.multiply_gated,
+    (residual_norm_gpu, "_kernel"): triton_work.add_and_normalise,
     (index_causal_attention, "_kernel"): triton_work.attend_tile,
+    (attention_scores_gpu, "_kernel"): triton_work.score_block,
+    (shift_gpu, "_kernel"): triton_work.shift_rows,
 }
 """By module and attribute. A kernel that is not here is not used: torch's operations are."""
 

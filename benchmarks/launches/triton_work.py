@@ -26,9 +26,12 @@ def rotate_rows(
 
 def write_rows(
     q: Tensor, k: Tensor, v: Tensor, rotated: Tensor, k_all: Tensor, v_all: Tensor,
-    positions: Tensor, into: Tensor, cos: Tensor, sin: Tensor, *_: Any, QUERIES: int,
-    SCATTERED: bool, **__: Any,
+    positions: Tensor, into: Tensor, cos: Tensor, sin: Tensor, old_k: Tensor, old_v: Tensor,
+    *_: Any, QUERIES: int, SCATTERED: bool, KEPT: bool, **__: Any,
 ) -> None:  # fmt: skip
+    if KEPT:
+        old_k.copy_(k_all[:, positions].transpose(0, 1))
+        old_v.copy_(v_all[:, positions].transpose(0, 1))
     if QUERIES:
         rotated.copy_(_turned(q, cos[positions], sin[positions]))
     k = _turned(k, cos[positions], sin[positions])
@@ -69,9 +72,37 @@ def multiply_gated(x: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
     out.copy_(F.silu(gate) * up)
 
 
+def add_and_normalise(
+    x: Tensor, added: Tensor, weight: Tensor, total: Tensor, normed: Tensor, width: int,
+    epsilon: float, *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    total.copy_(x + added)
+    normed.copy_(F.rms_norm(total, weight.shape, weight, epsilon))
+
+
+def shift_rows(
+    k_all: Tensor, v_all: Tensor, fresh_k: Tensor, fresh_v: Tensor, old_k: Tensor, old_v: Tensor,
+    rows: Tensor, programs: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, number: int,
+    first_row: int, *_: Any, OF_KEYS: bool, OF_VALUES: bool, COLUMNS: int, **__: Any,
+) -> None:  # fmt: skip
+    places = programs[number * COLUMNS :]
+    for row, size, first, count in programs[: number * COLUMNS].view(-1, COLUMNS).tolist():
+        at, span = places[first : first + count], torch.arange(row, row + size)
+        by = weights[span - first_row][:, None, None]
+        c, s = cos[rows[at]][:, None], sin[rows[at]][:, None]
+        low, high = (x * (1 / (c * c + s * s)) for x in old_k[at].float().chunk(2, -1))
+        back = torch.cat([low * c + high * s, high * c - low * s], -1)
+        if OF_KEYS:
+            mean = (fresh_k[at].float() - back).mean(0).to(k_all.dtype)
+            k_all[:, span] += _turned(mean * by, cos[span], sin[span]).transpose(0, 1)
+        if OF_VALUES:
+            mean = (fresh_v[at].float() - old_v[at].float()).mean(0).to(v_all.dtype)
+            v_all[:, span] += (mean * by).transpose(0, 1)
+
+
 def attend_tile(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, out: Tensor, m: int, scale: float,
-    *_: Any, **__: Any,
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, out: Tensor, logsums: Tensor, m: int,
+    scale: float, *_: Any, LOGSUMS: bool, **__: Any,
 ) -> None:  # fmt: skip
     seen = torch.arange(k.shape[1]) <= rows[:, None]
     attended = F.scaled_dot_product_attention(
@@ -79,3 +110,22 @@ def attend_tile(
         scale=scale, enable_gqa=True,
     )  # fmt: skip
     out.copy_(attended[0].transpose(0, 1))
+    if LOGSUMS:
+        logsums.copy_(_products(q, k, scale).masked_fill(~seen, -torch.inf).logsumexp(-1))
+
+
+def score_block(
+    q: Tensor, k: Tensor, rows: Tensor, weights: Tensor, logsums: Tensor, scores: Tensor,
+    m: int, n: int, scale: float, *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    seen = torch.arange(n) <= rows[:, None]
+    found = (_products(q, k, scale) - logsums[..., None]).exp() * weights[:, None]
+    by_head = found.masked_fill(~seen, 0.0).sum(1)
+    scores.copy_(by_head.view(len(k), -1, n).sum(1))
+
+
+def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Products of q `[m, heads, d]` and k `[kv_heads, n, d]`, `[heads, m, n]` fp32."""
+    grouped = q.float().transpose(0, 1).reshape(len(k), -1, len(q), q.shape[2])
+    products: Tensor = grouped @ k.float().transpose(1, 2)[:, None]
+    return products.flatten(0, 1) * scale

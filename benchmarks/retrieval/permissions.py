@@ -50,6 +50,10 @@ class Words:
         """See TokenCounter."""
         return [found.span() for found in re.finditer(r"\S+", text)]
 
+    def count_tokens(self, text: str) -> int:
+        """See TokenCounter."""
+        return len(self.encode_offsets(text))
+
 
 class HashedWords:
     """An embedder without a model."""

@@ -192,7 +192,22 @@ def _log_empty(table: sa.Table, connection: sa.Connection, **_: object) -> None:
     connection.execute(changes.insert(), row | {"removed": [], "added": []})
 
 
-SCHEMA = Schema("catalog", metadata, "catalog_3", Path(__file__).with_name("revisions"))
+_OLDEST = {
+    "state": frozenset({"generation", "token"}),
+    "spaces": frozenset({"space_id", "name", "revision", "dim"}),
+    "scopes": frozenset({"scope_id", "tenant", "collection", "stale"}),
+    "documents": frozenset(
+        {"document", "scope_id", "doc_id", "revision", "space_id", "created", "updated",
+         "num_chars", "pinned", "title", "metadata", "text"}
+    ),
+    "chunks": frozenset(
+        {"chunk_id", "document", "ordinal", "char_start", "char_end", "tokens", "text"}
+    ),
+    "vectors": frozenset({"chunk_id", "space_id", "vector"}),
+}  # fmt: skip
+SCHEMA = Schema(
+    "catalog", metadata, "catalog_3", Path(__file__).with_name("revisions"), oldest=_OLDEST
+)
 
 
 def catalog_database(

@@ -22,6 +22,7 @@ from service.cli import (
     audit,
     bulk,
     cluster,
+    configuration,
     encryption,
     evaluation,
     mcp,
@@ -41,7 +42,16 @@ WRONG_ARGUMENTS = 2  # as argparse
 SHELLS = ("bash", "zsh", "fish")
 # Options whose values are files or folders; argparse knows no such type.
 FILE_OPTIONS = (
-    *("--data-dir", "--documents", "--embedder", "--from", "--model", "--model-cache", "--out"),
+    *(
+        "--config",
+        "--data-dir",
+        "--documents",
+        "--embedder",
+        "--from",
+        "--model",
+        "--model-cache",
+        "--out",
+    ),
     "--questions",
 )
 
@@ -88,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 an error or a document that failed, 2 wrong arguments, "
         "3 the service cannot be served.",
     )
-    made.add_argument("--version", action="version", version=__version__)
+    made.add_argument("--version", action="version", version=f"kvstitch {__version__}")
     url = os.environ.get("KVSTITCH_URL", DEFAULT_URL)
     made.set_defaults(url=url, api_key=None, json=False)
     commands = made.add_subparsers(required=True, metavar="COMMAND")
@@ -110,6 +120,7 @@ def parser() -> argparse.ArgumentParser:
         ("model", "models with names: list, fetch, path", model.add_arguments),
         ("cluster", "workers on several machines, with Ray", cluster.add_arguments),
         ("tune", "measure which settings suit a model and documents", tune.add_arguments),
+        ("config", "show and check the settings", configuration.add_arguments),
         ("doctor", "look for what is wrong, and say what to do", doctor.add_arguments),
         ("completion", "complete commands in a shell", partial(_add_completion, whole=made)),
     ):

@@ -86,13 +86,18 @@ def _pair(text: str, option: str) -> dict[str, Any]:
 
 
 def settings_of(args: argparse.Namespace, *, without: Collection[str] = ()) -> Settings:
-    """Return the settings of the environment, and of the options that bear their names.
+    """Return the settings: of the options that bear their names, environment and file.
 
     Raises:
         InvalidSetting: One is wrong by itself.
     """
+    return load(getattr(args, "config", None), **given_settings(args, without=without))
+
+
+def given_settings(args: argparse.Namespace, *, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings that options give, None for those that were left out."""
     names = set(Settings.model_fields).difference(without)
-    return load(**{name: value for name, value in vars(args).items() if name in names})
+    return {name: value for name, value in vars(args).items() if name in names}
 
 
 # Options that are not called as the setting that they set.
@@ -119,6 +124,8 @@ def add_setting_options(
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the settings that `serve`, `worker` and `doctor` take."""
     add = parser.add_argument
+    add("--config", metavar="FILE", help="settings as TOML (default: KVSTITCH_CONFIG, "
+        "./kvstitch.toml, /etc/kvstitch/kvstitch.toml: the first that is there)")  # fmt: skip
     add("--model", help="model folder, .gguf file, Hugging Face id, or a name: see `kvstitch model "
         "list` (default: the demo model)")  # fmt: skip
     add("--lora", "--lora-modules", nargs="+", action=_Joined, metavar="NAME=FOLDER",

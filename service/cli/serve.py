@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from service.cli.options import add_settings, settings_of
 from service.errors import InvalidSetting, KvstitchError
 from service.settings import unknown_variables
-from service.shared import openmp
+from service.shared import logs, openmp
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -28,7 +30,10 @@ WORKER_ADDRESS = "tcp://127.0.0.1:5700"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run the service. Without options: the demo model on loopback."
-    parser.epilog = "Every setting is also an environment variable, e.g. KVSTITCH_DATA_DIR."
+    parser.epilog = (
+        "Every setting is also an environment variable, e.g. KVSTITCH_DATA_DIR, and a name in "
+        "kvstitch.toml, e.g. data_dir; options come first, then the environment, then the file."
+    )
     add_settings(parser)
     parser.set_defaults(command=run)
 
@@ -54,7 +59,12 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this the client adds a `_created` series to every metric, which nothing uses.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
-    return _started(args, _serve)
+    # In a terminal SIGHUP says that it was closed. Elsewhere it asks for the settings to be read
+    # again, which they just are until the server listens.
+    reread = None if os.isatty(0) else partial(settings_of, args)
+    if reread is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return _started(args, partial(_serve, reread=reread))
 
 
 def run_worker(args: argparse.Namespace) -> int:
@@ -70,7 +80,7 @@ def _started(args: argparse.Namespace, start: Callable[[Settings], str | None]) 
     """Start with the settings of the arguments; `start` returns or raises why it cannot be."""
     openmp.prepare()
     settings = settings_of(args)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logs.set_up(settings.log_format)
     for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     for said in unknown_variables(os.environ):
@@ -81,8 +91,15 @@ def _started(args: argparse.Namespace, start: Callable[[Settings], str | None]) 
         failure = error.message
     if failure is None:
         return 0
-    print(f"kvstitch: {failure}", file=sys.stderr)
+    _say(settings, failure, logging.ERROR)
     return CANNOT_BE_SERVED
+
+
+def _say(settings: Settings, text: str, level: int = logging.INFO) -> None:
+    if settings.log_format == "json":
+        logger.log(level, text)
+    else:
+        print(f"kvstitch: {text}", file=sys.stderr, flush=True)
 
 
 def _model_folder(settings: Settings) -> Path:
@@ -101,8 +118,12 @@ def _model_folder(settings: Settings) -> Path:
     return folder
 
 
-def _serve(settings: Settings) -> str | None:
+def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | None:
     """Serve until a signal or a failure; return why it failed.
+
+    Args:
+        settings: To begin with.
+        reread: Reads them again, at SIGHUP.
 
     Raises:
         KvstitchError: It cannot start.
@@ -118,13 +139,13 @@ def _serve(settings: Settings) -> str | None:
     bound = listen(settings.host, settings.port)
     port = bound.getsockname()[1]
     gateway.claim()
-    print(
-        f"kvstitch: {gateway.prompts.model} from {folder}, data in {settings.data_dir}, "
+    _say(
+        settings,
+        f"{gateway.prompts.model} from {folder}, data in {settings.data_dir}, "
         f"prefix mode {gateway.prompts.prefix_mode}; "
         f"listening on http://{settings.host}:{port} as soon as it is loaded",
-        file=sys.stderr,
     )
-    return serve(gateway, bound)
+    return serve(gateway, bound, reread)
 
 
 def _become_worker(settings: Settings, address: str) -> NoReturn:
@@ -143,12 +164,8 @@ def _become_worker(settings: Settings, address: str) -> NoReturn:
     folder = _model_folder(settings)
     model.require_loadable(folder, settings)
     made = PreparedWorker.of(settings, folder).at(address)
-    print(
-        f"kvstitch: a worker of {made.model} is starting at {made.address}; KV in "
-        f"{made.kv_dir or 'memory'}",
-        file=sys.stderr,
-        flush=True,
-    )
+    kv = made.kv_dir or "memory"
+    _say(settings, f"a worker of {made.model} is starting at {made.address}; KV in {kv}")
     end, beginning = os.pipe()
     os.write(beginning, made.to_json().encode() + b"\n")
     os.dup2(end, 0)

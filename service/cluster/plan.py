@@ -35,7 +35,7 @@ _OF_WORKERS = {
     *("s3_url", "s3_endpoint", "s3_region", "write_tiers"),
     # how it is watched and kept secret
     *("gate_sample", "gate_window", "gate_min_checks", "gate_min_agreement", "gate_max_kl"),
-    *("gate_recovery", "otlp_endpoint", "tenant_secret", "fleet_secret"),
+    *("gate_recovery", "log_format", "otlp_endpoint", "tenant_secret", "fleet_secret"),
 }
 # Left out of the digest, which `status` shows: a hash of a secret lets others try guesses.
 _SECRETS = ("fleet_secret", "tenant_secret", "redis_url")

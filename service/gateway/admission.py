@@ -126,6 +126,12 @@ class ConcurrencyLimiter:
         self._max_per_key = self._per_key or max(1, self._max_in_flight // 2)
         self._metrics.in_flight_limit.set(self._max_in_flight)
 
+    def limit(self, max_waiting_tokens: int, max_per_key: int) -> None:
+        """Set other limits; requests in flight stay."""
+        self._max_waiting_tokens, self._per_key = max_waiting_tokens, max_per_key
+        self._metrics.waiting_tokens_limit.set(max_waiting_tokens)
+        self.resize(self._max_running)
+
     @property
     def retry_after_s(self) -> float:
         """About how many seconds until a slot is free."""

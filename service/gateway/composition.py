@@ -21,6 +21,7 @@ from service.gateway.answers.methods import DefaultMethods
 from service.gateway.answers.preparation import RequestPreparer
 from service.gateway.answers.validation import RequestValidator
 from service.gateway.audit.audit_writer import AuditWriter
+from service.gateway.audit.recorded_settings import change, recorded
 from service.gateway.auth.access import Access
 from service.gateway.auth.quotas import Limits, Quotas
 from service.gateway.auth.rate_counters import RateCounters
@@ -41,6 +42,7 @@ from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
 from service.grammars.processes import GrammarProcesses
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
+from service.settings.reloading import Reload
 from service.shared.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class Gateway:
         embedder: Embedder | None = None,
         processes: ProcessOptions = OWN_PROCESSES,
     ) -> None:
+        self._read = settings  # what was read last, without what a calibration says
         calibrated = calibration.find(settings, model_folder)
         self.settings = settings if calibrated is None else calibrated.settings(settings)
         self.failure: str | None = None
@@ -98,13 +101,7 @@ class Gateway:
         """Build keys and quotas: who may use the service, and how much."""
         settings = self.settings
         self._counters = self._rate_counters()
-        per_tenant = Limits(
-            settings.tenant_max_documents,
-            settings.tenant_max_bytes,
-            settings.tenant_requests_per_minute,
-            settings.tenant_tokens_per_minute,
-        )
-        self._quotas = Quotas(per_tenant, self._counters)
+        self._quotas = Quotas(_per_tenant(settings), self._counters)
         self._tokens = self._token_verifier()
         self.access = Access(
             self._databases.keys,
@@ -284,6 +281,32 @@ class Gateway:
         while self.limiter.in_flight and loop.time() < end:
             await asyncio.sleep(0.05)
 
+    async def reload(self, read: Settings) -> Reload:
+        """Take over what can be of settings that were read again. Blocks nothing.
+
+        Raises:
+            DatabaseUnavailable, DiskFull: The audit log has no entry of it; nothing is changed.
+        """
+        found = Reload.of(self._read, read)
+        if found.changed:
+            settings = found.applied(self.settings, read)
+            if self.audit is not None:
+                await self.audit.append(
+                    change(recorded(settings), found.changed, need_restart=found.need_restart)
+                )
+            self._read = found.applied(self._read, read)
+            self._adopt(settings)
+        return found
+
+    def _adopt(self, settings: Settings) -> None:
+        self.settings = settings
+        self._quotas.per_tenant = _per_tenant(settings)
+        self.limiter.limit(settings.max_waiting_tokens, settings.max_in_flight_per_key)
+        if self.audit is not None:
+            self.audit.retention_days = settings.audit_retention_days
+        for part in (self.answers, self.searches, self.rerankings, self.embeddings):
+            part.adopt(settings)
+
     def give_up(self, reason: str) -> None:
         """Stop the service for a reason that will not pass by itself; the server polls it."""
         self.failure = self.failure or reason
@@ -329,3 +352,12 @@ class Gateway:
         except Exception as error:
             logger.exception("the document index cannot be opened")
             self.give_up(f"the document index cannot be opened: {error}")
+
+
+def _per_tenant(settings: Settings) -> Limits:
+    return Limits(
+        settings.tenant_max_documents,
+        settings.tenant_max_bytes,
+        settings.tenant_requests_per_minute,
+        settings.tenant_tokens_per_minute,
+    )

@@ -2,6 +2,7 @@
 
 SIGTERM, SIGINT ── /health/ready 503, new requests 503 ── open streams finish ── exit 0
 a second signal ── exit at once
+SIGHUP ── the settings are read again
 
 uvicorn waits for ever for a client to say what it wants, and to take what it asked for. A client
 that sends a byte of a header now and then costs it a connection; one that never reads a long answer
@@ -11,27 +12,42 @@ costs a place among the answers in flight, and the worker its memory. `with_dead
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import socket
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from service.errors import InvalidSetting
+from service.errors import InvalidSetting, KvstitchError
 from service.gateway.app import create_app
 from service.gateway.composition import Gateway
+from service.settings import Settings
+
+logger = logging.getLogger("kvstitch")
 
 
 class DrainingServer(uvicorn.Server):
     """Keeps listening while it drains, so that new requests are told that it shuts down.
 
-    Stops when the gateway reports a failure.
+    Stops when the gateway reports a failure. With `reread`, SIGHUP reads the settings again.
     """
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        gateway: Gateway,
+        reread: Callable[[], Settings] | None = None,
+    ) -> None:
         super().__init__(config)
         self._gateway = gateway
+        self._reread = reread
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._one_reload = asyncio.Lock()
         self._draining = False
         self._task: asyncio.Task[None] | None = None
 
@@ -53,6 +69,26 @@ class DrainingServer(uvicorn.Server):
         """Return True to end uvicorn's main loop, which calls this ten times a second."""
         return await super().on_tick(counter) or self._gateway.failure is not None
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._reread is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._begin_reload, self._reread)
+
+    def _begin_reload(self, reread: Callable[[], Settings]) -> None:
+        task = asyncio.create_task(self._reload(reread), name="reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self, reread: Callable[[], Settings]) -> None:
+        async with self._one_reload:
+            try:
+                found = await self._gateway.reload(await asyncio.to_thread(reread))
+            except KvstitchError as error:
+                logger.error("settings stay as they were: %s", error.message)
+            else:
+                logger.info(found.told())
+
     def _begin_drain(self) -> None:
         self._task = asyncio.create_task(self._drain())
 
@@ -64,9 +100,22 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
-    """Return a server for `gateway` at its settings' host and port."""
+def make_server(
+    gateway: Gateway,
+    *,
+    log_level: str = "info",
+    reread: Callable[[], Settings] | None = None,
+) -> DrainingServer:
+    """Return a server for `gateway` at its settings' host and port.
+
+    Args:
+        gateway: Started and closed with the server.
+        log_level: Of uvicorn.
+        reread: Reads the settings again, at SIGHUP; None: SIGHUP is left alone.
+    """
     settings = gateway.settings
+    # Uvicorn's own handlers write text; without them its lines go where all others go.
+    as_json: dict[str, Any] = {"log_config": None} if settings.log_format == "json" else {}
     config = uvicorn.Config(
         create_app(gateway),
         host=settings.host,
@@ -79,8 +128,9 @@ def make_server(gateway: Gateway, *, log_level: str = "info") -> DrainingServer:
         http=with_deadlines(
             header_s=settings.header_timeout_s, reading_s=settings.reading_timeout_s
         ),
+        **as_json,
     )
-    return DrainingServer(config, gateway)
+    return DrainingServer(config, gateway, reread)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -111,9 +161,11 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(gateway: Gateway, bound: socket.socket) -> str | None:
+def serve(
+    gateway: Gateway, bound: socket.socket, reread: Callable[[], Settings] | None = None
+) -> str | None:
     """Serve on a socket from `listen` until a signal or a failure; returns why it failed."""
-    server = make_server(gateway)
+    server = make_server(gateway, reread=reread)
     try:
         server.run(sockets=[bound])
     except SystemExit:  # uvicorn raises it when the lifespan does not start

@@ -185,8 +185,33 @@ tenant_keys = sa.Table(
 
 # In one folder, because PostgreSQL has both.
 _REVISIONS = Path(__file__).with_name("revisions")
-JOBS = Schema("jobs", metadata, "jobs_3", _REVISIONS)
-KEYS = Schema("keys", _keys, "keys_2", _REVISIONS)
+_OLDEST = {
+    "jobs": frozenset(
+        {"job_id", "number", "tenant", "state", "cancelled", "idempotency_key", "digest", "created",
+         "updated"}
+    ),
+    "documents": frozenset(
+        {"number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content", "state",
+         "change", "chunks", "error"}
+    ),
+    "sizes": frozenset({"tenant", "collection", "doc_id", "bytes"}),
+    "purges": frozenset(
+        {"number", "receipt_id", "tenant", "collection", "doc_id", "chunk_id", "ids"}
+    ),
+    "contents": frozenset({"chunk_id", "digest"}),
+    "receipts": frozenset(
+        {"receipt_id", "tenant", "collection", "doc_ids", "documents", "chunks", "kv", "unreached",
+         "created", "completed"}
+    ),
+}  # fmt: skip
+_OLDEST_KEYS = {
+    "keys": frozenset(
+        {"key_id", "secret_sha256", "name", "tenant", "scopes", "created", "expires", "revoked",
+         "documents", "bytes", "requests_per_minute", "tokens_per_minute"}
+    )
+}  # fmt: skip
+JOBS = Schema("jobs", metadata, "jobs_3", _REVISIONS, oldest=_OLDEST)
+KEYS = Schema("keys", _keys, "keys_2", _REVISIONS, oldest=_OLDEST_KEYS)
 AUDIT = Schema("audit", _audit, "audit_1", _REVISIONS)
 ENCRYPTION = Schema("encryption", _encryption, "encryption_1", _REVISIONS)
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from service.errors import InvalidSetting
 from service.settings.fields import parts
 from service.shared import fleet_secret
+from service.shared.logs import LogFormat
 from service.shared.worker_settings import MIB
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
@@ -165,6 +166,9 @@ class ProcessSettings(BaseModel):
         True,
         description="keep answered prompts in free KV memory, so that the same prompt again, or "
         "the next turn of a conversation, computes only what is new",
+    )
+    log_format: LogFormat = Field(
+        "text", description="of what gateway and workers write to stderr; json: an object a line"
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="open streams may finish this long")
     stream_ping_s: float = Field(15.0, gt=0, description="silence before a stream is pinged")

@@ -1,22 +1,19 @@
 """The settings of the service: read once at the entry point, and frozen.
 
 Every field is an environment variable with the prefix `KVSTITCH_` (`KVSTITCH_DATA_DIR`,
-`KVSTITCH_REDIS_URL`, …); the command line overrides them.
+`KVSTITCH_REDIS_URL`, …) and a name in `kvstitch.toml` (config_file.py). Options of the command line
+come before the environment, this before the file, and the file before the defaults.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
-from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from service.errors import InvalidSetting
 from service.settings.answering import ModelSettings, RetrievalSettings
 from service.settings.audit import AuditSettings
 from service.settings.encryption import EncryptionSettings
@@ -28,6 +25,8 @@ from service.shared import fleet_secret
 from service.shared.worker_settings import MIB, WorkerSettings
 
 PREFIX = "KVSTITCH_"
+FILE: ContextVar[PydanticBaseSettingsSource | None] = ContextVar("FILE", default=None)
+"""The file while `load` makes settings of it; whoever makes settings without `load` reads none."""
 
 
 class Settings(
@@ -48,6 +47,21 @@ class Settings(
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources, the first before the others."""
+        file = FILE.get()
+        return (
+            (init_settings, env_settings) if file is None else (init_settings, env_settings, file)
+        )
 
     @property
     def kv_dir(self) -> Path:
@@ -134,47 +148,3 @@ class Settings(
     def _share_of_cores(self) -> int:
         """Return the threads of each of several workers; 0, torch's choice, for only one."""
         return 0 if self.workers == 1 else max(1, len(os.sched_getaffinity(0)) // self.workers)
-
-
-def load(**overrides: Any) -> Settings:
-    """Read the settings from the environment.
-
-    Args:
-        **overrides: Take precedence if they are not None.
-
-    Raises:
-        InvalidSetting: Some values are wrong; the message has one line for each.
-    """
-    try:
-        return Settings(**{name: value for name, value in overrides.items() if value is not None})
-    except ValidationError as error:
-        raise InvalidSetting("\n".join(_explain(fault) for fault in error.errors())) from None
-
-
-# What clients and the command line read, and what Kubernetes sets beside a service of this name.
-_OF_OTHERS = re.compile(r"KVSTITCH_(URL|API_KEY|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT_\w+)")
-
-
-def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return what is to be said of variables with our prefix that are no settings, one by one."""
-    said = []
-    for name in sorted(environment):
-        upper = name.upper()
-        field = upper.removeprefix(PREFIX).lower()
-        if not upper.startswith(PREFIX) or _OF_OTHERS.fullmatch(upper):
-            continue
-        if field in Settings.model_fields:
-            continue
-        near = difflib.get_close_matches(field, Settings.model_fields, n=1)
-        meant = f": did you mean {PREFIX}{near[0].upper()}?" if near else ""
-        said.append(f"{name} is no setting and has no effect{meant}")
-    return said
-
-
-def _explain(fault: Any) -> str:
-    name = ".".join(str(part) for part in fault["loc"])
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    secret = name in Settings.model_fields and not Settings.model_fields[name].repr
-    given = "…" if secret and fault["input"] else repr(fault["input"])
-    return f"{name} ({PREFIX}{name.upper()}) = {given}: {message}"

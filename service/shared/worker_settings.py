@@ -16,6 +16,7 @@ class WorkerSettings:
     model: str  # a local Hugging Face folder
     address: str  # ZeroMQ address the worker binds, e.g. ipc:///tmp/x/worker.sock
     kv_dir: str  # SSD tier; empty: no SSD tier
+    log_format: str = "text"  # or json
     fleet_secret: str = ""  # what gateways and workers that use TCP prove to each other
     calibration: str = ""  # file that `kvstitch tune` wrote; empty: only the model folder's
     model_name: str = ""  # what it is called in answers; empty: the folder's name

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 
 from kvstore import TierError, TierUnavailable
 from service.errors import KvstitchError
+from service.shared import logs
 from service.shared.worker_settings import WorkerSettings
 from service.worker.server.composition import Composition, load_model
 from service.worker.server.worker_server import WorkerServer
@@ -36,21 +37,24 @@ def main() -> int:
     except (ValueError, TypeError) as error:
         print(f"the first line of input is not WorkerSettings as JSON: {error}", file=sys.stderr)
         return REFUSED
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    logs.set_up(settings.log_format, text="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         return serve(settings)
     except KvstitchError as error:
-        print(error.message, file=sys.stderr)
-        return REFUSED
+        return _refused(settings, error.message)
     except TierUnavailable:  # the folder is in use, perhaps only until its last owner has ended
         raise
     except TierError as error:
-        print(error, file=sys.stderr)
-        return REFUSED
+        return _refused(settings, str(error))
+
+
+def _refused(settings: WorkerSettings, reason: str) -> int:
+    """Say why, in the last line."""
+    if settings.log_format == "json":
+        log.error(reason)
+    else:
+        print(reason, file=sys.stderr)
+    return REFUSED
 
 
 def serve(settings: WorkerSettings) -> int:

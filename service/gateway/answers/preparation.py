@@ -56,6 +56,10 @@ class RequestPreparer:
         self._forms = forms
         self._rewriter = QuestionRewriter(worker, prompts)
 
+    def adopt(self, settings: Settings) -> None:
+        """Look at other settings from now on."""
+        self._settings = settings
+
     async def prepare(
         self, plan: AnswerPlan, *, traceparent: str = "", prefetch: bool = True
     ) -> None:

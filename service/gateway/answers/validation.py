@@ -40,6 +40,10 @@ class RequestValidator:
         self._methods = methods
         self._settings = settings
 
+    def adopt(self, settings: Settings) -> None:
+        """Look at other settings from now on."""
+        self._settings = settings
+
     def validate(self, request: GenerateRequest, call: CallContext) -> AnswerPlan:
         """Make every check that takes no time.
 

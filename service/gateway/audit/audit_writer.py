@@ -29,7 +29,7 @@ class AuditWriter:
 
     def __init__(self, log: AuditLog, retention_days: float) -> None:
         self.log = log
-        self._retention_days = retention_days
+        self.retention_days = retention_days
         self._waiting: list[tuple[Event, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._forgot_at = float("-inf")
@@ -78,10 +78,10 @@ class AuditWriter:
             self._writing = None
 
     async def _forget(self) -> None:
-        if not self._retention_days or time.monotonic() - self._forgot_at < FORGET_EVERY_S:
+        if not self.retention_days or time.monotonic() - self._forgot_at < FORGET_EVERY_S:
             return
         self._forgot_at = time.monotonic()
-        before = datetime.now(UTC) - timedelta(days=self._retention_days)
+        before = datetime.now(UTC) - timedelta(days=self.retention_days)
         try:
             await asyncio.to_thread(self.log.forget, before.isoformat(timespec="microseconds"))
         except KvstitchError as error:

@@ -1,7 +1,6 @@
 """What the audit log says of settings: those that are not the defaults, and never a secret.
 
-Settings are read once, at a start. So a start with other settings than the one before is how they
-change, and is an entry.
+A start with other settings than the one before is an entry, and so is a reload that changes some.
 """
 
 from __future__ import annotations
@@ -13,18 +12,9 @@ from typing import Any
 from service.gateway.audit.audit_log import SERVICE, AuditLog, now
 from service.gateway.audit.chain import Event
 from service.settings import Settings
+from service.settings.secrets import HIDDEN, IS_SET
 
 CHANGED = "settings"  # the entry's action
-# They hold passwords, or may: addresses with a user or a token in them. Only that they are set is
-# said; a changed one is no change here.
-HIDDEN = frozenset(
-    {
-        "counters_url", "database", "embedder_key", "embedder_url", "fleet_secret", "oidc_jwks",
-        "otlp_endpoint", "redis_url", "reranker_key", "reranker_url", "s3_endpoint",
-        "tenant_secret", "webhook_secret", "webhook_url",
-    }
-)  # fmt: skip
-IS_SET = "…"
 
 
 def recorded(settings: Settings) -> dict[str, Any]:
@@ -45,8 +35,19 @@ def record_changes(log: AuditLog, settings: Settings) -> None:
     if before is not None and old == new:
         return
     changed = sorted(name for name in {**old, **new} if old.get(name) != new.get(name))
-    details = {"settings": new, "changed": changed}
-    log.append([Event("", SERVICE, CHANGED, now(), details)])
+    log.append([change(new, changed)])
+
+
+def change(settings: dict[str, Any], changed: list[str], **more: Any) -> Event:
+    """Return the entry of changed settings.
+
+    Args:
+        settings: As they are now, by `recorded`.
+        changed: Names of those that were others before.
+        **more: Further details.
+    """
+    details = {"settings": settings, "changed": changed, **more}
+    return Event("", SERVICE, CHANGED, now(), details)
 
 
 def operator() -> str:

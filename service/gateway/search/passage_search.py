@@ -86,6 +86,10 @@ class PassageSearch:
         self._retriever = retriever
         self._settings = settings
 
+    def adopt(self, settings: Settings) -> None:
+        """Look at other settings from now on."""
+        self._settings = settings
+
     async def search(
         self,
         find: Callable[[], FoundPassages],

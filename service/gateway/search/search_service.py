@@ -33,6 +33,11 @@ class SearchService:
         self._settings = settings
         self._top_k = top_k
 
+    def adopt(self, settings: Settings) -> None:
+        """Look at other settings from now on."""
+        self._settings = settings
+        self._passages.adopt(settings)
+
     async def search(self, request: SearchRequest, call: CallContext) -> SearchResponse:
         """Find passages.
 

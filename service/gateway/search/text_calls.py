@@ -120,6 +120,10 @@ class EmbeddingService:
         self._limit = CallLimit(limiter, "/v1/embeddings")
         self._settings = settings
 
+    def adopt(self, settings: Settings) -> None:
+        """Look at other settings from now on."""
+        self._settings = settings
+
     def close(self) -> None:
         """Drop what waits; what is being computed ends by itself."""
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -216,6 +220,10 @@ class RerankService:
         self._limit = CallLimit(limiter, "/v1/rerank")
         self._settings = settings
         self._tokenizer = tokenizer
+
+    def adopt(self, settings: Settings) -> None:
+        """Look at other settings from now on."""
+        self._settings = settings
 
     async def rerank(self, request: RerankRequest, call: CallContext) -> RerankResponse:
         """Score all documents, and sort them.

@@ -21,7 +21,7 @@ from pathlib import Path
 from service.errors import KvstitchError
 from service.gateway.worker_client import sockets
 from service.gateway.worker_client.connection import RESTARTED, WorkerConnection
-from service.shared import openmp
+from service.shared import logs, openmp
 from service.shared.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -198,4 +198,4 @@ async def forward_stderr(process: Process) -> str:
         sys.stderr.flush()
         tail = (tail + chunk)[-_TAIL_BYTES:]
     lines = [line for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+    return logs.message_of(lines[-1].strip()) if lines else ""

@@ -17,7 +17,7 @@ from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
 from service.worker.kernels.gpu.kv_placement_gpu import Target
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
-from service.worker.methods.layer_view import CachedSegment
+from service.worker.methods.layer_view import CachedSegment, Replaced
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.rope import RotaryTable
 
@@ -175,15 +175,32 @@ def write_rows(
         v_all.index_copy_(1, rows, v.transpose(0, 1))
 
 
+def can_keep(kv: tuple[Tensor, Tensor], k: Tensor) -> bool:
+    """Return whether `write_and_rotate` can keep what it replaces in the layer's cache kv."""
+    return rotation_gpu.supports(k) and kv[0].dtype == k.dtype
+
+
 def write_and_rotate(
-    rope: RotaryTable, kv: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, rows: Tensor
+    rope: RotaryTable,
+    kv: tuple[Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    *,
+    replaced: Replaced | None = None,
 ) -> Tensor:
     """`write_rows` to the layer's cache kv, and return the rows' queries `[m, heads, head_dim]`
-    rotated to their positions."""
+    rotated to their positions.
+
+    Args:
+        replaced: filled with what stood in the cache; only where `can_keep`.
+    """
     k_all, v_all = kv
     if rotation_gpu.supports(k) and rotation_gpu.supports(q) and k_all.dtype == k.dtype:
+        kept = None if replaced is None else (replaced.k, replaced.v)
         return rotation_gpu.write_with_queries(
-            q, k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin
+            q, k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin, replaced=kept
         )
     write_rows(rope, k_all, v_all, k, v, rows)
     return rope.rotate(q, rows)

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import PromptKV, write_and_rotate
+from service.worker.forward.kv_placement import PromptKV, can_keep, write_and_rotate
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import RowWeights, Sight
-from service.worker.methods.layer_view import ProjectedRows
+from service.worker.methods.layer_view import ProjectedRows, Replaced
 from service.worker.model.attention import attend_rows, attend_with_scores
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
@@ -70,12 +70,25 @@ def tiles(rows: int, size: int) -> list[slice]:
 
 
 def project(
-    decoder: DecoderModel, layer: int, x: Tensor, rows: Tensor, kv: tuple[Tensor, Tensor]
+    decoder: DecoderModel,
+    layer: int,
+    x: Tensor,
+    rows: Tensor,
+    kv: tuple[Tensor, Tensor],
+    *,
+    keep: bool = False,
 ) -> Steps[ProjectedRows]:
-    """Compute queries, keys and values of `rows`, and write the latter two to the cache."""
+    """Compute queries, keys and values of `rows`, and write the latter two to the cache.
+
+    Args:
+        keep: whether what they replace there is kept, where a kernel can do so meanwhile.
+    """
     fresh_q, k, v = yield from qkv(decoder, layer, x)
-    q = write_and_rotate(decoder.ropes[layer], kv, fresh_q, k, v, rows)
-    return ProjectedRows(q, fresh_q, k, v)
+    rope, replaced = decoder.ropes[layer], None
+    if keep and can_keep(kv, k):
+        replaced = Replaced(k.new_empty(k.shape), v.new_empty(v.shape), rope)
+    q = write_and_rotate(rope, kv, fresh_q, k, v, rows, replaced=replaced)
+    return ProjectedRows(q, fresh_q, k, v, replaced)
 
 
 def qkv(decoder: DecoderModel, layer: int, x: Tensor) -> Steps[tuple[Tensor, Tensor, Tensor]]:
@@ -206,7 +219,7 @@ class AttentionPass:
         """Return scores `[layers that count, n]` fp32; 0 for tokens not cached or not scored."""
         decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
         n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
-        scores = torch.zeros(len(self.layers), n, dtype=torch.float32, device=layout.ids.device)
+        by_layer: list[Tensor] = []
         x = decoder.embed(layout.ids[rows])
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
@@ -226,7 +239,10 @@ class AttentionPass:
                 )
                 if decoder.ranks is not None:
                     layer_scores = decoder.ranks.sum(layer_scores)
-                scores[layer - self.layers.start].index_add_(0, scored, layer_scores)
+                if len(scored) < n:
+                    of_scored, layer_scores = layer_scores, torch.zeros(n, device=rows.device)
+                    layer_scores.index_copy_(0, scored, of_scored)
+                by_layer.append(layer_scores)
                 self.flops.score(float(len(rows)) * len(scored))
                 if sight.seen is not None or sight.scored is not None:
                     attended = None  # these keys are not those that the rows see
@@ -239,7 +255,7 @@ class AttentionPass:
                 self.flops.score(float(len(rows)) * len(seen))  # the values cost as much as scoring
                 self.flops.finish(len(rows))
             yield None
-        return scores
+        return torch.stack(by_layer)
 
 
 def _chosen(k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

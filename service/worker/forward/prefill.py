@@ -188,7 +188,8 @@ class PromptLoop:
             if len(rows) < n and layer >= self._placed:
                 self.placer.place(layer)
             k_all, v_all = self.kv.prompt_layer(layer, n)
-            projected = yield from project(decoder, layer, x, rows, (k_all, v_all))
+            keep = method.reads_replaced and len(rows) < n
+            projected = yield from project(decoder, layer, x, rows, (k_all, v_all), keep=keep)
             flops.project(len(rows))
             q = projected.q
             view = self._view(layer, rows, projected, (k_all, v_all), scores, memo)

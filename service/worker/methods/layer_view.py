@@ -11,6 +11,7 @@ from torch import Tensor
 from service.worker.layout import PromptLayout
 from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.flops import FlopCount
+from service.worker.model.rope import RotaryTable
 from service.worker.steps import Ranks
 
 
@@ -21,6 +22,20 @@ class CachedSegment(Protocol):
         """Return keys (before RoPE) and values of a layer, each `[tokens, kv_heads, head_dim]`."""
 
 
+class Replaced(NamedTuple):
+    """Stored KV of which fresh KV took the place in the cache.
+
+    Attributes:
+        k: keys after RoPE `[m, kv_heads, head_dim]` contiguous.
+        v: values, like `k`.
+        rope: by which keys are rotated.
+    """
+
+    k: Tensor
+    v: Tensor
+    rope: RotaryTable
+
+
 class ProjectedRows(NamedTuple):
     """Queries, keys and values of some rows at one layer.
 
@@ -29,12 +44,14 @@ class ProjectedRows(NamedTuple):
         fresh_q: queries before RoPE `[m, heads, head_dim]`.
         fresh_k: keys before RoPE `[m, kv_heads, head_dim]`.
         fresh_v: values `[m, kv_heads, head_dim]`.
+        replaced: what stood in the cache before; None where that was not kept.
     """
 
     q: Tensor
     fresh_q: Tensor
     fresh_k: Tensor
     fresh_v: Tensor
+    replaced: Replaced | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +69,8 @@ class LayerView:
         fresh_q: queries of `rows` before RoPE `[m, heads, head_dim]`.
         fresh_k: keys of `rows` before RoPE `[m, kv_heads, head_dim]`.
         fresh_v: values of `rows` `[m, kv_heads, head_dim]`.
+        replaced: what stood in `k` and `v` at `rows` before; None where that was not kept, as on a
+            CPU: read `cached` there.
         cached: stored KV by segment, None where a segment has none.
         scale: factor of the attention scores before the softmax.
         rule: what this layer adds to causal attention: a window, a soft cap, sinks.
@@ -80,6 +99,7 @@ class LayerView:
     attention_scores: Tensor | None = None
     memo: dict[str, Any] = field(default_factory=dict)
     ranks: Ranks | None = None
+    replaced: Replaced | None = None
 
     def over_all_heads(self, x: Tensor) -> Tensor:
         """Return a sum over the heads that are here, summed over those of other processes too."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from service.worker.device_copies import to_device
+from service.worker.kernels.gpu import shift_gpu
+from service.worker.kernels.gpu.shift_gpu import ShiftPlan
 from service.worker.methods.layer_view import CachedSegment, LayerView
 
 
@@ -39,8 +41,7 @@ class Shift:
         document_of: number of each row's document; any where the weight is 0 `[rows]`.
         weights: of each row, 0 for those that are computed or of no such document `[rows, 1]`.
         positions: of these rows `[rows]`.
-        spread: makes of the probes' values what is added to every row, `[rows, p]` in the model's
-            dtype; on a GPU, where one product takes less than its parts do to be launched.
+        plan: of the kernel that does it on a GPU; None elsewhere.
     """
 
     documents: Sequence[Probed]
@@ -50,7 +51,7 @@ class Shift:
     document_of: Tensor
     weights: Tensor
     positions: Tensor
-    spread: Tensor | None
+    plan: ShiftPlan | None
 
     @classmethod
     def of(cls, view: LayerView, probes: Tensor, weights: Tensor | float) -> Shift | None:
@@ -91,36 +92,37 @@ class Shift:
         rows = slice(spans[0].start, spans[-1].stop)
         given = weights[rows] if isinstance(weights, Tensor) else torch.tensor(weights)
         each = to_device(moved[rows], device) * given.to(view.k.dtype)
-        average = to_device(_averages([len(part) for part in fresh]), device)
-        document_of = to_device(document_of[rows], device)
-        spread = None
-        if device.type == "cuda":
-            spread = (average.index_select(0, document_of) * each[:, None]).to(view.k.dtype)
+        plan = None
+        if view.replaced is not None and shift_gpu.supports(view.k):
+            numbers = [len(part) for part in fresh]
+            plan = ShiftPlan.of(spans, numbers, torch.cat(fresh), each, device)
         return cls(
             documents,
             to_device(torch.cat(fresh), device),
-            average,
+            to_device(_averages([len(part) for part in fresh]), device),
             rows,
-            document_of,
+            to_device(document_of[rows], device),
             each[:, None],
             layout.all_rows[rows],
-            spread,
+            plan,
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
         """Shift the keys (by a mean that is taken before RoPE) and values of a layer in place."""
+        if self.plan is not None and view.replaced is not None:
+            old_k, old_v, rope = view.replaced
+            shift_gpu.shift(
+                self.plan, view.k, view.v, (view.fresh_k, view.fresh_v), (old_k, old_v), view.rows,
+                cos=rope.cos, sin=rope.sin, keys=keys, values=values,
+            )  # fmt: skip
+            return
         stored = [document.stored.layer(view.layer) for document in self.documents]
-        fresh = [view.fresh_k] * keys + [view.fresh_v] * values
-        old = [self._old([kv[0] for kv in stored])] * keys
-        old += [self._old([kv[1] for kv in stored])] * values
-        if self.spread is None:
-            by: Sequence[Tensor] = [self._by(*pair) for pair in zip(fresh, old, strict=True)]
-        else:
-            by = self._by_spread(self.spread, fresh, old)
         if keys:
-            view.k[:, self.rows].add_(view.rotate(by[0], self.positions).transpose(0, 1))
+            by = self._by(view.fresh_k, self._old([kv[0] for kv in stored]))
+            view.k[:, self.rows].add_(view.rotate(by, self.positions).transpose(0, 1))
         if values:
-            view.v[:, self.rows].add_(by[-1].transpose(0, 1))
+            by = self._by(view.fresh_v, self._old([kv[1] for kv in stored]))
+            view.v[:, self.rows].add_(by.transpose(0, 1))
 
     def _old(self, stored: Sequence[Tensor]) -> Tensor:
         """Return the probes' stored keys or values `[p, kv_heads, head_dim]`, where they are."""
@@ -142,17 +144,6 @@ class Shift:
         means = (self.average @ (new.float() - old.float())).to(fresh.dtype)
         by = means.index_select(0, self.document_of).mul_(self.weights)
         return by.view(-1, *fresh.shape[1:])
-
-    def _by_spread(
-        self, spread: Tensor, fresh: Sequence[Tensor], old: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        """`_by` for keys and values at once: one copy and four kernels."""
-        new = torch.cat(list(fresh), 1).index_select(0, self.fresh)
-        both = torch.cat(list(old), 1)
-        if both.device.type == "cpu":
-            both = to_device(both, new.device)
-        by = spread @ (new - both).flatten(1)
-        return by.view(len(spread), *new.shape[1:]).chunk(len(fresh), 1)
 
 
 def _averages(counts: Sequence[int]) -> Tensor:

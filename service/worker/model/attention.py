@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from service.worker.kernels.cpu import cpu_linear, prefill_attention
-from service.worker.kernels.gpu import index_causal_attention
+from service.worker.kernels.gpu import attention_scores_gpu, index_causal_attention
 from service.worker.model.attention_rule import PLAIN, AttentionRule
 
 # Rows per tile. A tile reads keys only up to its last row, so about half of a causal triangle is
@@ -128,6 +128,9 @@ def attend_with_scores(
         return prefill_attention.attend_with_scores(
             q, k, v, counts, row_weights=scoring, scale=scale
         )
+    everything = not differs and key_rows is None
+    if isinstance(scoring, Tensor) and everything and attention_scores_gpu.supports(q, q.shape[2]):
+        return attention_scores_gpu.attend_with_scores(q, k, v, rows, scoring, scale)
     scores: Tensor | None = None
     attended = []
     for a in range(0, len(rows), ROW_TILE):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.worker.kernels.cpu import cpu_linear
-from service.worker.kernels.gpu import silu_product_gpu
+from service.worker.kernels.gpu import residual_norm_gpu, silu_product_gpu
 from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.lora_projection import Lora, rows_by_name, with_updates
 from service.worker.model.projection import (
@@ -271,9 +271,20 @@ class DecoderModel:
         """`finish` in steps: pauses where many rows take long."""
         block = self.blocks[layer]
         projected = self.projections[layer].output(attended, batch=batch)
-        x = x + self.attention_residual(block, projected)
-        out = yield from self.mlp(layer, self.mlp_input(block, x), batch)
+        x, inner = self._after_attention(block, x, self.attention_residual(block, projected))
+        out = yield from self.mlp(layer, inner, batch)
         return x + self.mlp_residual(block, out)
+
+    def _after_attention(self, block: Any, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the hidden state with attention added, and what the MLP computes of it."""
+        if type(self).mlp_input is DecoderModel.mlp_input and residual_norm_gpu.supports(x):
+            module = block.post_attention_layernorm
+            if is_plain(module):
+                return residual_norm_gpu.add_and_normalise(
+                    x, added, module.weight, module.variance_epsilon
+                )
+        x = x + added
+        return x, self.mlp_input(block, x)
 
     def logits(self, x: Tensor, *, batch: bool = False) -> Tensor:
         """Return next-token logits of rows after the last layer, `[m, vocabulary]` fp32."""

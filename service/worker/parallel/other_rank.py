@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from service.errors import KvstitchError
+from service.shared import logs
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import Progress
 from service.worker.kv.pool import KVPool, SequenceKV
@@ -188,17 +189,13 @@ def device_of(device: str, rank: int) -> str:
 
 def main() -> None:
     """Run a rank; the arguments are those that `TensorParallel` gives it."""
-    pipe, parent, device, meeting, size, rank = sys.argv[1:]
+    pipe, parent, device, meeting, size, rank, log_format = sys.argv[1:]
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != int(parent):  # it ended before it could be told to end this one
         sys.exit(1)
     for stopping in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stopping, signal.SIG_IGN)  # rank 0 finishes what runs, and ends this one
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s %(name)s rank {rank}: %(message)s",
-    )
+    logs.set_up(log_format, text=f"%(asctime)s %(levelname)s %(name)s rank {rank}: %(message)s")
     exchange = Exchange(int(rank), int(size))
     exchange.open(Path(meeting), gpus=device == "cuda")
     OtherRank(Connection(int(pipe)), exchange).run()

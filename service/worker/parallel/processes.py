@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from service.errors import InvalidSetting, ModelRefused
+from service.shared import logs
 from service.shared.worker_settings import WorkerSettings
 from service.worker.forward import selfcheck
 from service.worker.kv.pool import KVPool
@@ -173,7 +174,7 @@ class TensorParallel:
         with theirs:
             program = [sys.executable, "-c", PROGRAM, str(theirs.fileno())]
             process = subprocess.Popen(
-                [*program, *arguments, size, str(rank)],
+                [*program, *arguments, size, str(rank), logs.kind()],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )

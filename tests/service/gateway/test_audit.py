@@ -23,10 +23,11 @@ import service.gateway.http.routes
 from service.cli import main
 from service.gateway.audit.audit_log import AuditLog, now
 from service.gateway.audit.chain import GENESIS, RETENTION, Event, Head, sealed, verify, written
-from service.gateway.audit.recorded_settings import HIDDEN, IS_SET, recorded
+from service.gateway.audit.recorded_settings import recorded
 from service.gateway.http.audit_trail import ACTIONS
 from service.gateway.service_database import shared_database
 from service.settings import Settings, load
+from service.settings.secrets import HIDDEN, IS_SET
 from tests.fakes.issuer import AUDIENCE, issuing
 from tests.service.gateway.mcp_calls import mcp_call
 from tests.service.gateway.rig import Rig, running, until

@@ -53,7 +53,9 @@ def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
     return ours, theirs
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float, *, logsums: Tensor | None = None
+) -> Tensor:
     """Return softmax attention in which each row sees the keys up to its own position.
 
     Args:
@@ -62,6 +64,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tenso
         v: like `k`.
         rows: ascending positions of the queries, `[m]`.
         scale: factor of the scores before the softmax.
+        logsums: filled with the logarithm of every softmax's sum, `[heads, m]` fp32.
 
     Returns:
         `[m, heads * head_dim]`.
@@ -70,18 +73,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float) -> Tenso
     out = torch.empty(m, heads, d, dtype=q.dtype, device=q.device)
     grid = (-(-m // ROWS), heads)
     _kernel[grid](
-        q, k, v, rows, out, m, scale,
+        q, k, v, rows, out, out if logsums is None else logsums, m, scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        GROUP=heads // k.shape[0], D=d, ROWS=ROWS, KEYS=KEYS, **OPTIONS,
+        GROUP=heads // k.shape[0], D=d, ROWS=ROWS, KEYS=KEYS, LOGSUMS=logsums is not None,
+        **OPTIONS,
     )  # fmt: skip
     return out.view(m, heads * d)
 
 
 def _tile(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, rows: tl.tensor, out: tl.tensor, m: tl.tensor,
-    scale: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, k_head: tl.tensor, k_row: tl.tensor,
-    v_head: tl.tensor, v_row: tl.tensor, GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, rows: tl.tensor, out: tl.tensor,
+    logsums: tl.tensor, m: tl.tensor, scale: tl.tensor, q_row: tl.tensor, q_head: tl.tensor,
+    k_head: tl.tensor, k_row: tl.tensor, v_head: tl.tensor, v_row: tl.tensor, GROUP: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, LOGSUMS: tl.constexpr,
 ) -> None:  # fmt: skip
     head = tl.program_id(1)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -115,6 +119,8 @@ def _tile(
     heads = tl.num_programs(1)
     place = (here[:, None] * heads + head) * D + width[None, :]
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside[:, None])
+    if LOGSUMS:
+        tl.store(logsums + head * m + at, highest + tl.log(total), mask=inside)
 
 
 _kernel = triton_support.jit(_tile)

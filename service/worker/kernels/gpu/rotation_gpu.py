@@ -49,7 +49,10 @@ def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
     q, k, v = x[:, : 2 * heads], x[:, 2 * heads : 3 * heads], x[:, 3 * heads :]
     ours = torch.zeros(2, heads, n, d, dtype=torch.bfloat16, device=device)
     where = {"cos": angles.cos(), "sin": angles.sin()}
-    queries = write_with_queries(q, k, v, *ours, positions=positions, **where)
+    old = k.flip(-1).contiguous(), v.flip(-1).contiguous()
+    ours[0][:, positions], ours[1][:, positions] = (x.transpose(0, 1) for x in old)
+    kept = torch.empty_like(old[0]), torch.empty_like(old[1])
+    queries = write_with_queries(q, k, v, *ours, positions=positions, **where, replaced=kept)
     theirs = torch.zeros_like(ours)
     left, right = x[:, : 3 * heads].float().chunk(2, -1)
     c, s = (table[positions].unsqueeze(1) for table in where.values())
@@ -60,8 +63,8 @@ def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
     into = (torch.arange(heads, device=device) * n + positions[:, None]).flatten()
     write(k, v, *flat, positions=positions, **where, into=into)
     rotated = rotate(k, positions, **where)
-    both = [ours, flat, queries, rotated]
-    expected = [theirs, theirs, whole[:, : 2 * heads], turned]
+    both = [ours, flat, queries, rotated, *kept]
+    expected = [theirs, theirs, whole[:, : 2 * heads], turned, *old]
     return torch.cat([x.flatten() for x in both]), torch.cat([x.flatten() for x in expected])
 
 
@@ -107,7 +110,7 @@ def write(
         sin: table like `cos`.
         into: rows of the cache, `[rows * kv_heads]`.
     """
-    _launch_write(None, k, v, k_all, v_all, k_all, positions, cos, sin, into)
+    _launch_write(None, k, v, k_all, v_all, k_all, positions, cos, sin, into, None)
 
 
 def write_with_queries(
@@ -120,16 +123,23 @@ def write_with_queries(
     positions: Tensor,
     cos: Tensor,
     sin: Tensor,
+    replaced: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """`write`, and return queries `[rows, heads, head_dim]` rotated, contiguous."""
+    """`write`, and return queries `[rows, heads, head_dim]` rotated, contiguous.
+
+    Args:
+        replaced: filled with the keys and values that stood there, `[rows, kv_heads, head_dim]`
+            contiguous.
+    """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch_write(q, k, v, k_all, v_all, out, positions, cos, sin, None)
+    _launch_write(q, k, v, k_all, v_all, out, positions, cos, sin, None, replaced)
     return out
 
 
 def _launch_write(
     q: Tensor | None, k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, rotated: Tensor,
     positions: Tensor, cos: Tensor, sin: Tensor, into: Tensor | None,
+    replaced: tuple[Tensor, Tensor] | None,
 ) -> None:  # fmt: skip
     assert k_all.stride() == v_all.stride()
     rows, heads, d = k.shape
@@ -138,9 +148,10 @@ def _launch_write(
     of_head, of_row = (k_all.stride(0), k_all.stride(1)) if into is None else (0, d)
     _write[(-(-rows // ROWS), queries + heads)](
         x, k, v, rotated, k_all, v_all, positions, positions if into is None else into, cos, sin,
-        rows, x.stride(0), x.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        of_head, of_row, QUERIES=queries, SCATTERED=into is not None, HALF=half,
-        WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
+        *(replaced or (k_all, v_all)), rows,
+        x.stride(0), x.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        of_head, of_row, QUERIES=queries, SCATTERED=into is not None, KEPT=replaced is not None,
+        HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
     )  # fmt: skip
 
 
@@ -167,10 +178,11 @@ def _rotate_rows(
 def _write_rows(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, rotated: tl.tensor, k_all: tl.tensor,
     v_all: tl.tensor, positions: tl.tensor, into: tl.tensor, cos: tl.tensor, sin: tl.tensor,
-    rows: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, k_row: tl.tensor, k_head: tl.tensor,
+    old_k: tl.tensor, old_v: tl.tensor, rows: tl.tensor, q_row: tl.tensor, q_head: tl.tensor,
+    k_row: tl.tensor, k_head: tl.tensor,
     v_row: tl.tensor, v_head: tl.tensor, out_head: tl.tensor, out_row: tl.tensor,
-    QUERIES: tl.constexpr, SCATTERED: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr, SCATTERED: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     # Programs of the first QUERIES heads rotate queries, the others write keys and values.
     head, heads = tl.program_id(1).to(tl.int64) - QUERIES, tl.num_programs(1) - QUERIES
@@ -200,6 +212,12 @@ def _write_rows(
         if SCATTERED:
             target = tl.load(into + row * heads + head, mask=inside, other=0)
         place = head * out_head + target[:, None] * out_row + width[None, :]
+        if KEPT:
+            kept = (row * heads + head)[:, None] * (2 * HALF) + width[None, :]
+            tl.store(old_k + kept, tl.load(k_all + place, mask=there), mask=there)
+            tl.store(old_k + kept + HALF, tl.load(k_all + place + HALF, mask=there), mask=there)
+            tl.store(old_v + kept, tl.load(v_all + place, mask=there), mask=there)
+            tl.store(old_v + kept + HALF, tl.load(v_all + place + HALF, mask=there), mask=there)
         tl.store(k_all + place, (low * c - high * s).to(k_all.dtype.element_ty), mask=there)
         turned = (high * c + low * s).to(k_all.dtype.element_ty)
         tl.store(k_all + place + HALF, turned, mask=there)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -100,6 +100,9 @@ class LayerLoop(Protocol):
 @dataclass(frozen=True)
 class DenseMethod(FusionMethod):
     """Base: computes only the question, with cached keys at their positions in the prompt."""
+
+    reads_replaced: ClassVar[bool] = False
+    """Whether `adjust` reads `LayerView.replaced`."""
 
     @property
     def layers_without_cache(self) -> int:

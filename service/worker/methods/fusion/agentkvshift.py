@@ -17,6 +17,7 @@ Source:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ CHECK_LAYER = 1
 class Method(DenseMethod):
     """Recompute the document tokens whose stored KV differs most from the true one at layer 1, and
     shift all others by the mean difference that these show at every later layer."""
+
+    reads_replaced: ClassVar[bool] = True
 
     ratio: float = parameter(
         0.1, "share of the documents' tokens to recompute", ge=0, le=1, auto=True

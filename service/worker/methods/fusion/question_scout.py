@@ -21,6 +21,7 @@ full prefill.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ from service.worker.methods.stored_kv import Shift
 class Method(TwoPassMethod):
     """Recompute what the question attends to in the layers in which answers are read, and shift
     the rest of every document by how wrong that was; no layer is computed for every token."""
+
+    reads_replaced: ClassVar[bool] = True
 
     ratio: float = parameter(
         0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True

@@ -14,6 +14,7 @@ from torch import Tensor
 from service.worker.forward.kv_placement import write_and_rotate, write_rows, write_tokens
 from service.worker.kernels.gpu import rotation_gpu
 from service.worker.kv.pool import KVPool
+from service.worker.methods.layer_view import Replaced
 from service.worker.model.rope import RotaryTable
 from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
 
@@ -116,7 +117,24 @@ def tokens(device: str) -> None:
         assert ours.equal(theirs) and int((ours != 0).any(-1).sum()) == 2 * rows * heads
 
 
-CHECKS = [rotate, write, write_with_queries, tokens]
+def replaced(device: str) -> None:
+    """Raises AssertionError where what a row took the place of is not kept."""
+    for (rows, heads, d), dtype in product(CASES, DTYPES[device]):
+        q, k, v = fused(rows, heads, d, dtype, device)
+        random = torch.Generator().manual_seed(2)
+        at = torch.randperm(N, generator=random)[:rows].sort().values.to(device)
+        cache = torch.randn(2, heads, N + 3, d, generator=random).to(device, dtype)
+        before, of = cache.clone(), table(d, device)
+        kept = Replaced(k.new_empty(k.shape), v.new_empty(v.shape), of)
+        with patch.object(rotation_gpu, "supports", lambda _: True):
+            layer = cache[0][:, :N], cache[1][:, :N]
+            write_and_rotate(of, layer, q, k, v, at, replaced=kept)
+        for found, whole in zip(kept[:2], before, strict=True):
+            assert found.equal(whole[:, at].transpose(0, 1))
+        assert cache[1][:, at].equal(v.transpose(0, 1))
+
+
+CHECKS = [rotate, write, write_with_queries, tokens, replaced]
 
 
 @needs_triton

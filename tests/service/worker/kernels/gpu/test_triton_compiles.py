@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from service.worker.kernels.gpu import (
+    attention_scores_gpu,
     index_causal_attention,
     kv_placement_gpu,
     ragged_attention_gpu,
+    residual_norm_gpu,
     rotation_gpu,
+    shift_gpu,
     silu_product_gpu,
 )
 from tests.service.worker.kernels.gpu.interpreter import needs_triton
@@ -97,12 +100,13 @@ def test_placement_rounds_every_product(
 
 @pytest.mark.parametrize("queries", [0, 8])
 @pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
 def test_rotation_rounds_every_product(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries: int, scattered: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries: int, scattered: bool, kept: bool
 ) -> None:
-    types = [*[BF16] * 6, INT64, INT64, FP32, FP32, "i32", *["i64"] * 8]
+    types = [*[BF16] * 6, INT64, INT64, FP32, FP32, BF16, BF16, "i32", *["i64"] * 8]
     constants = {
-        "QUERIES": queries, "SCATTERED": scattered, "HALF": 48, "WIDTH": 64,
+        "QUERIES": queries, "SCATTERED": scattered, "KEPT": kept, "HALF": 48, "WIDTH": 64,
         "ROWS": rotation_gpu.ROWS,
     }  # fmt: skip
     kernel, options = rotation_gpu._write, rotation_gpu.OPTIONS
@@ -116,13 +120,46 @@ def test_silu_and_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert made.metadata.shared <= ROOM[80]
 
 
-def test_attention_of_scattered_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    types = [*[BF16] * 3, INT64, BF16, "i32", "fp32", *["i64"] * 6]
+def test_sum_and_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    types, constants = [*[BF16] * 5, "i32", "fp32", "i64"], {"WIDTH": 4096}
+    made = compiled(tmp_path, monkeypatch, residual_norm_gpu._kernel, 80, types, constants)
+    assert made.metadata.shared <= ROOM[80]
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_shift_rounds_every_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: bool
+) -> None:
+    types = [*[BF16] * 6, INT64, INT64, BF16, FP32, FP32, "i32", "i32", *["i64"] * 6]
+    constants = {
+        "OF_KEYS": keys, "OF_VALUES": True, "HALF": 64, "WIDTH": 64, "ROWS": shift_gpu.ROWS,
+        "PROBES": shift_gpu.PROBES, "COLUMNS": shift_gpu.COLUMNS,
+    }  # fmt: skip
+    kernel, options = shift_gpu._kernel, shift_gpu.OPTIONS
+    made = compiled(tmp_path, monkeypatch, kernel, 80, types, constants, **options)
+    assert made.metadata.shared <= ROOM[80]
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_scores_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d: int) -> None:
+    types = [BF16, BF16, INT64, FP32, FP32, FP32, "i32", "i32", "fp32", *["i64"] * 4]
+    ours = attention_scores_gpu
+    constants = {"GROUP": 4, "D": d, "ROWS": ours.ROWS, "KEYS": ours.KEYS}
+    made = compiled(tmp_path, monkeypatch, ours._kernel, 80, types, constants)
+    assert made.metadata.shared <= ROOM[80]
+
+
+@pytest.mark.parametrize("logsums", [False, True])
+def test_attention_of_scattered_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logsums: bool
+) -> None:
+    types = [*[BF16] * 3, INT64, BF16, FP32, "i32", "fp32", *["i64"] * 6]
     constants = {
         "GROUP": 4,
         "D": 128,
         "ROWS": index_causal_attention.ROWS,
         "KEYS": index_causal_attention.KEYS,
+        "LOGSUMS": logsums,
     }
     made = compiled(
         tmp_path,

@@ -1,0 +1,111 @@
+"""How much attention keys receive from a few rows, on a GPU, in Triton.
+
+    attention   `index_causal_attention`, which also leaves the logarithm of every softmax's sum
+    scores      a program takes a block of keys of one KV head, and adds up the softmax weights that
+                all rows of all its query heads give them, times their row's weight
+
+Nothing of the size rows × keys is written. Every sum is made in one order, so the scores, and what
+is chosen by them, are the same each time. The reference is `service.worker.model.attention`; before
+the first use on a device the two are compared (`triton_support`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from service.worker.kernels.gpu import index_causal_attention, triton_support
+from service.worker.kernels.gpu.triton_support import tl
+
+ROWS, KEYS = 32, 64
+# Allowed difference in the check before the first use, of scores up to 2.
+TOLERANCE = 2**-7
+
+
+def supports(q: Tensor, head_dim: int) -> bool:
+    """Return whether the kernels take queries like these."""
+    fits = _kernel is not None and index_causal_attention.supports(q, head_dim)
+    return fits and is_verified(q.device, head_dim)
+
+
+@cache
+def is_verified(device: torch.device, d: int) -> bool:
+    """Return whether the kernels compile on this device for head size `d` and give what torch
+    gives."""
+    name = f"scores of keys, heads of {d}"
+    return triton_support.matches_torch(name, lambda: _compared(device, d), TOLERANCE)
+
+
+def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator(device=device).manual_seed(0)
+    q = torch.randn(40, 4, d, generator=random, device=device).bfloat16()
+    k, v = torch.randn(2, 2, 150, d, generator=random, device=device).bfloat16()
+    rows = torch.arange(110, 150, device=device)
+    weights = torch.rand(40, generator=random, device=device) / 40
+    _, ours = attend_with_scores(q, k, v, rows, weights, d**-0.5)
+    grouped = q.view(40, 2, 2, d).permute(1, 2, 0, 3).float()
+    scores = grouped @ k.float().transpose(1, 2)[:, None] * d**-0.5
+    scores = scores.masked_fill(torch.arange(150, device=device) > rows[:, None], float("-inf"))
+    return ours, (scores.softmax(-1) * weights[:, None]).sum((0, 1, 2))
+
+
+def attend_with_scores(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, row_weights: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return `index_causal_attention.attend` of the same arguments, and the keys' scores.
+
+    Args:
+        row_weights: by which a row's attention counts, `[m]` fp32.
+
+    Returns:
+        The attention `[m, heads * head_dim]`, and the scores `[n]` fp32.
+    """
+    m, heads, d = q.shape
+    kv_heads, n = k.shape[:2]
+    logsums = torch.empty(heads, m, dtype=torch.float32, device=q.device)
+    attended = index_causal_attention.attend(q, k, v, rows, scale, logsums=logsums)
+    scores = torch.empty(kv_heads, n, dtype=torch.float32, device=q.device)
+    _kernel[(-(-n // KEYS), kv_heads)](
+        q, k, rows, row_weights, logsums, scores, m, n, scale,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+        GROUP=heads // kv_heads, D=d, ROWS=ROWS, KEYS=KEYS, **index_causal_attention.OPTIONS,
+    )  # fmt: skip
+    return attended, scores.sum(0)
+
+
+def _score_block(
+    q: tl.tensor, k: tl.tensor, rows: tl.tensor, weights: tl.tensor, logsums: tl.tensor,
+    scores: tl.tensor, m: tl.tensor, n: tl.tensor, scale: tl.tensor, q_row: tl.tensor,
+    q_head: tl.tensor, k_head: tl.tensor, k_row: tl.tensor, GROUP: tl.constexpr, D: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+) -> None:  # fmt: skip
+    kv_head = tl.program_id(1).to(tl.int64)
+    key, width = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.arange(0, D)
+    there = key < n
+    keys = tl.load(
+        k + kv_head * k_head + key[None, :] * k_row + width[:, None],
+        mask=there[None, :], other=0.0,
+    )  # fmt: skip
+    total = tl.zeros((KEYS,), tl.float32)
+    for number in range(0, GROUP):
+        head = kv_head * GROUP + number
+        for first in range(0, m, ROWS):
+            at = first + tl.arange(0, ROWS)
+            inside = at < m
+            here = at.to(tl.int64)
+            queries = tl.load(
+                q + here[:, None] * q_row + head * q_head + width[None, :],
+                mask=inside[:, None], other=0.0,
+            )  # fmt: skip
+            index = tl.load(rows + at, mask=inside, other=-1)
+            logsum = tl.load(logsums + head * m + at, mask=inside, other=0.0)
+            weight = tl.load(weights + at, mask=inside, other=0.0)
+            found = tl.exp(tl.dot(queries, keys) * scale - logsum[:, None])
+            seen = key[None, :] <= index[:, None]
+            total += tl.sum(tl.where(seen, found * weight[:, None], 0.0), 0)
+    tl.store(scores + kv_head * n + key, total, mask=there)
+
+
+_kernel = triton_support.jit(_score_block, "n")

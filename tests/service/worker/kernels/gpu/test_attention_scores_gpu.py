@@ -1,0 +1,58 @@
+"""Scores of keys by the Triton kernels against the CPU's: run by Triton's interpreter, which needs
+no GPU, and on the GPU where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from service.worker.kernels.gpu import attention_scores_gpu
+from service.worker.model.attention import attend_with_scores
+from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
+from tests.service.worker.tiny import assert_close
+
+CASES = [
+    # rows' indices, keys, heads, KV heads, head dim
+    (list(range(118, 150)), 150, 4, 2, 32),
+    ([0], 5, 2, 1, 64),
+    (list(range(40, 110)), 130, 4, 1, 32),  # two blocks of rows, and keys that none of them sees
+    ([3, 64, 65, 127, 128, 199], 200, 14, 2, 64),
+]
+
+
+def compare(device: str) -> None:
+    """Raises AssertionError where the kernels and the CPU differ."""
+    for rows, n, heads, kv_heads, d in CASES:
+        random = torch.Generator().manual_seed(n)
+        q = torch.randn(len(rows), heads, d, generator=random)
+        # A pool's heads are further apart than the prompt is long.
+        k, v = torch.randn(2, kv_heads, n + 9, d, generator=random)[:, :, :n]
+        index, weights = torch.tensor(rows), torch.rand(len(rows), generator=random)
+        attended, scores = attend_with_scores(q, k, v, index, weights, d**-0.5)
+        on = [t.bfloat16() if device == "cuda" else t for t in (q, k, v)]
+        q, k, v = (t.to(device) for t in on)
+        ours, found = attention_scores_gpu.attend_with_scores(
+            q, k, v, index.to(device), weights.to(device), d**-0.5
+        )
+        allowed = 2**-5 if device == "cuda" else 1e-5
+        assert_close("attention", ours.float().cpu(), attended, allowed)
+        assert found.shape == (n,) and not found[rows[-1] + 1 :].any()
+        assert_close("scores", found.cpu(), scores, allowed * float(scores.max()))
+        assert abs(float(found.sum()) - heads * float(weights.sum())) < allowed * heads * len(rows)
+
+
+@needs_triton
+def test_in_the_interpreter() -> None:
+    run_interpreted(__name__, "compare")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+def test_on_the_gpu() -> None:
+    assert attention_scores_gpu.is_verified(torch.device("cuda"), 64)
+    compare("cuda")
+
+
+def test_a_cpu_is_left_to_others() -> None:
+    q = torch.zeros(2, 4, 64, dtype=torch.bfloat16)
+    assert not attention_scores_gpu.supports(q, 64)
