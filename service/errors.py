@@ -11,7 +11,8 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── Unroutable                4xx  phrase of the status    no such path or method
 │   └── UnsupportedMediaType  415  unsupported_media_type  the body has a type nobody can ingest
 ├── Unauthenticated           401  invalid_api_key         no API key, or not a valid one
-│   └── InvalidToken          401  invalid_token           `field` says which claim of it is wrong
+│   ├── InvalidToken          401  invalid_token           `field` says which claim of it is wrong
+│   └── SignInRefused         401  sign_in_refused         the issuer takes no such sign-in
 ├── Forbidden                 403  missing_scope           the API key lacks a scope
 │   ├── BoundToAdapter        403  adapter_not_allowed     the API key is bound to another adapter
 │   └── ForeignOrigin         403  foreign_origin          a page of another site wants to write
@@ -121,6 +122,10 @@ class Unauthenticated(KvstitchError):
 
 class InvalidToken(Unauthenticated):
     code = "invalid_token"
+
+
+class SignInRefused(Unauthenticated):
+    code = "sign_in_refused"
 
 
 class Forbidden(KvstitchError):

@@ -46,6 +46,7 @@ from service.settings.reloading import Reload
 from service.shared.tracing import Tracing
 
 if TYPE_CHECKING:
+    from service.gateway.auth.sign_in import SignIn
     from service.gateway.auth.tokens import TokenVerifier
     from service.gateway.encryption.tenant_keys import TenantKeys
 
@@ -103,6 +104,7 @@ class Gateway:
         self._counters = self._rate_counters()
         self._quotas = Quotas(_per_tenant(settings), self._counters)
         self._tokens = self._token_verifier()
+        self.sign_in = self._console_sign_in()
         self.access = Access(
             self._databases.keys,
             self._quotas,
@@ -185,11 +187,15 @@ class Gateway:
             tracing=self._tracing,
         )
         top_k = self.prompts.format.top_k
-        self.searches = SearchService(self.retriever, passages, self.limiter, settings, top_k=top_k)
+        self.searches = SearchService(
+            self.retriever, passages, self.limiter, settings, tracing=self._tracing, top_k=top_k
+        )
         self.rerankings = RerankService(
             self.retriever, self.limiter, settings, self.prompts.tokenizer
         )
-        self.embeddings = EmbeddingService(embedder, self.retriever, self.limiter, settings)
+        self.embeddings = EmbeddingService(
+            embedder, self.retriever, self.limiter, settings, self._tracing
+        )
         self.corpus = Corpus(
             database=self._databases.jobs,
             chunks=ChunkKVs(self.retriever, self.prompts, prefixes),
@@ -342,6 +348,13 @@ class Gateway:
                 self._workers.push_keys()
             except Exception:
                 logger.exception("the keys of tenants cannot be read again")
+
+    def _console_sign_in(self) -> SignIn | None:
+        if self._tokens is None or not self.settings.oidc_client_id:
+            return None
+        from service.gateway.auth.sign_in import SignIn
+
+        return SignIn(self.settings, self._tokens)
 
     async def _load(self) -> None:
         try:
