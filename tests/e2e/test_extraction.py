@@ -12,7 +12,6 @@ from benchmarks.retrieval.extraction import BEHIND, SECRETS, make_worlds, tried
 from tests.e2e.service import Service
 from tests.e2e.test_tenants import acting
 
-
 OTHERS = [pytest.param(mode, marks=pytest.mark.exhaustive) for mode in ("system", "neighbours")]
 
 
