@@ -129,22 +129,11 @@ MCP = {
         },
     }
 }
-MCP_ACCEPT = {"Accept": "application/json, text/event-stream"}
 MCP_HEADERS = {
-    **MCP_ACCEPT,
+    "Accept": "application/json, text/event-stream",
     "MCP-Protocol-Version": "2026-07-28",
     "Mcp-Method": "tools/call",
     "Mcp-Name": "search",
-}
-MCP_SESSION = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "records examples", "version": "1"},
-    },
 }
 DELETION = {"by filter": {"filter": {"kind": "town"}}}
 
@@ -201,8 +190,6 @@ def main(url: str) -> None:
         one["embedding"] = one["embedding"][:4]  # enough to see what it is
     record("POST", "/retrieval", requests=DIFY)
     record("POST", "/mcp", requests=MCP, headers=MCP_HEADERS)
-    session = record.http.post("/mcp", json=MCP_SESSION, headers=MCP_ACCEPT).headers
-    record("DELETE", "/mcp", headers={"Mcp-Session-Id": session["mcp-session-id"]})
     record("GET", "/v1/models")
     record("GET", "/v1/models/{model_id}", "/v1/models/kvstitch-demo:pie")
     record("GET", "/v1/methods")

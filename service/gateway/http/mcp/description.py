@@ -14,14 +14,6 @@ _HEADERS: Final = {
 }
 
 
-def _headers(*names: str) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "header", "required": False, "schema": {"type": "string"},
-         "description": _HEADERS[name]}
-        for name in names
-    ]  # fmt: skip
-
-
 def _answer(*, failed: bool = False) -> dict[str, Any]:
     given = {} if failed else {"result": {"type": "object"}}
     error = {
@@ -47,7 +39,16 @@ def _failure(description: str) -> dict[str, Any]:
 
 
 MESSAGE: Final[dict[str, Any]] = {
-    "parameters": _headers(*_HEADERS),
+    "parameters": [
+        {
+            "name": name,
+            "in": "header",
+            "required": False,
+            "schema": {"type": "string"},
+            "description": description,
+        }
+        for name, description in _HEADERS.items()
+    ],
     "requestBody": {
         "required": True,
         "content": {
@@ -78,11 +79,4 @@ ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     400: _failure("No message of the protocol, or headers that say otherwise"),
     404: _failure("No such session, or no such method"),
     406: _failure("Accept does not name application/json and text/event-stream"),
-}
-END: Final[dict[str, Any]] = {"parameters": _headers("MCP-Protocol-Version", "Mcp-Session-Id")}
-ENDED: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"description": "The session has ended"},
-    400: _failure("No session is named"),
-    404: _failure("No such session"),
-    405: _failure("There is no session to end: there are none since revision 2026-07-28"),
 }

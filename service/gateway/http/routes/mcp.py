@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.gateway.http.mcp.description import ANSWERS, END, ENDED, MESSAGE
+from service.gateway.http.mcp.description import ANSWERS, MESSAGE
 from service.gateway.http.mcp.server import McpServer
 
 router = APIRouter()
@@ -32,7 +32,7 @@ async def mcp(request: Request) -> McpResponse:
     return McpResponse(request.app.state.mcp)
 
 
-@router.delete("/mcp", openapi_extra=END, responses=ENDED, response_model=None)
+@router.delete("/mcp", include_in_schema=False)
 async def end_mcp_session(request: Request) -> McpResponse:
-    """End a session."""
+    """End a session; answers are the SDK's, with types that OpenAPI could not be told."""
     return McpResponse(request.app.state.mcp)
