@@ -53,9 +53,7 @@ def placed(device: str) -> None:
         q = torch.randn(padded, heads, d, generator=random).to(device, dtype)
         index = torch.tensor(rows + [0] * 40, device=device)
         weights = torch.rand(padded, generator=random).to(device)
-        cache = [
-            x[start:].view(kv_heads, capacity, d)[:, :n] for x in pool
-        ]  # fmt: skip
+        k_all, v_all = (x[start:].view(kv_heads, capacity, d)[:, :n] for x in pool)
         attended, scores = attention_scores_gpu.attend_with_scores(
             q[:given], k_all, v_all, index[:given], weights[:given], d**-0.5
         )
