@@ -12,6 +12,7 @@ used.
 from kvstore.errors import (
     ChunkCorrupt,
     ChunkError,
+    ChunkLocked,
     ChunkRefused,
     ChunkSpecError,
     KvStoreError,
@@ -48,6 +49,7 @@ __all__ = [
     "ChunkCorrupt",
     "ChunkError",
     "ChunkHeader",
+    "ChunkLocked",
     "ChunkRefused",
     "ChunkSpec",
     "ChunkSpecError",

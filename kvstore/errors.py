@@ -4,6 +4,7 @@ KvStoreError
 ├── ChunkError           about the bytes of one chunk
 │   ├── ChunkCorrupt     the bytes differ from what was written: truncated, changed, no chunk
 │   ├── ChunkRefused     intact bytes, but not of the expected chunk (other spec or version)
+│   ├── ChunkLocked      sealed under a key that is not here
 │   └── ChunkSpecError   the caller asked for an impossible chunk (also a ValueError)
 ├── TierError            about one tier
 │   ├── TierTimeout      no answer in time
@@ -27,6 +28,10 @@ class ChunkCorrupt(ChunkError):
 
 class ChunkRefused(ChunkError):
     """The bytes are intact but belong to another model, layout, codec or format version."""
+
+
+class ChunkLocked(ChunkError):
+    """The bytes are sealed under a key that is not here. The copy stays: others may have it."""
 
 
 class ChunkSpecError(ChunkError, ValueError):

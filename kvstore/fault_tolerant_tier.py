@@ -7,8 +7,9 @@ tier or bad bytes become a problem in the result.
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from encryption.keyring import Keyring
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.format.chunk import ChunkVerifier, EncodedChunk, require_chunk
 from kvstore.format.chunk_blocks import (
@@ -18,9 +19,11 @@ from kvstore.format.chunk_blocks import (
     check_selection,
     selection_ranges,
 )
-from kvstore.format.chunk_header import ChunkHeader
+from kvstore.format.chunk_header import BlockCheck, ChunkHeader
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.extra_tensors import EncodedExtra, parse_extra
+from kvstore.format.sealed_chunk import Opening, seal_chunk
+from kvstore.format.sealed_extra import opened_extra, seal_extra
 from kvstore.outcomes import TierStats
 from kvstore.tier_caller import CallResult, TierCaller
 from kvstore.tiers.base import Tier, TierUsage
@@ -50,10 +53,13 @@ class FaultTolerantTier:
     Args:
         tier: the tier to wrap.
         breaker: when the tier is left alone after failures.
+        keys: seal what is written and open what is read, unless it is the memory tier; None: all
+            is written in the clear.
     """
 
-    def __init__(self, tier: Tier, breaker: BreakerSettings) -> None:
+    def __init__(self, tier: Tier, breaker: BreakerSettings, keys: Keyring | None = None) -> None:
         self._tier = tier
+        self._keys = keys if tier.kind != "memory" else None
         self.name = tier.name
         self.kind = tier.kind
         self._caller = TierCaller(tier.name, breaker)
@@ -77,8 +83,11 @@ class FaultTolerantTier:
     def close(self) -> None:
         self._tier.close()
 
-    def read(self, key: str, expect: ChunkSpec | None) -> CallResult[EncodedChunk]:
-        """Read and verify the whole chunk; a bad copy is deleted."""
+    def read(self, key: str, expect: ChunkSpec | None, owner: str = "") -> CallResult[EncodedChunk]:
+        """Read, verify and open the whole chunk; a bad copy is deleted.
+
+        A copy that was not sealed is the owner's.
+        """
         if self._delete_is_pending(key):
             return self._caller.count_found("read", CallResult(None, None), 0)
 
@@ -88,11 +97,21 @@ class FaultTolerantTier:
                 if chunk is not None:
                     require_chunk(chunk.header, key, expect)
                 return chunk
-            check = ChunkVerifier(key, expect)
+            opening: Opening | None = None
+
+            def check_of(header: ChunkHeader) -> BlockCheck:
+                nonlocal opening
+                opening = self._opening(header)
+                return header.bad_blocks if opening is None else opening.bad_blocks
+
+            check = ChunkVerifier(key, expect, check_of)
             chunk = self._tier.read(key, check)
-            if chunk is not None:
-                check(chunk.header, chunk.data, chunk.header.nbytes)  # what is not checked yet
-            return chunk
+            if chunk is None:
+                return None
+            check(chunk.header, chunk.data, chunk.header.nbytes)  # what is not checked yet
+            if opening is None:
+                return replace(chunk, owner=owner)
+            return replace(chunk, header=opening.plain_header, owner=opening.owner)
 
         result = self._caller.call("read", work)
         self._delete_if_bad(key, result.problem)
@@ -123,7 +142,8 @@ class FaultTolerantTier:
                 moved += header.data_start if self.kind != "memory" else 0
             require_chunk(header, key, expect)
             check_selection(selection, header.spec)
-            check = BlockVerifier(selection)
+            opening = self._opening(header)
+            check = BlockVerifier(selection, None if opening is None else opening.bad_blocks)
             data = self._tier.read_ranges(
                 key, header, selection_ranges(selection, header.spec), check
             )
@@ -156,7 +176,11 @@ class FaultTolerantTier:
 
         def work() -> EncodedExtra | None:
             raw = self._tier.read_extra(key, name)
-            return None if raw is None else parse_extra(raw, name, version, key=key)
+            if raw is None:
+                return None
+            if self.kind != "memory":
+                raw = opened_extra(raw, self._keys, chunk=key, name=name)
+            return parse_extra(raw, name, version, key=key)
 
         result = self._caller.call("read_extra", work)
         nbytes = result.value.nbytes if result.value else 0
@@ -170,7 +194,10 @@ class FaultTolerantTier:
         self._forget([key])
 
         def work() -> bool:
-            self._tier.put(key, chunk)
+            stored = chunk
+            if self._keys is not None and self._keys.active:
+                stored = seal_chunk(chunk, self._keys.current(chunk.owner))
+            self._tier.put(key, stored)
             return True
 
         return self._caller.ask("write", work, chunk.nbytes).value is not None
@@ -180,9 +207,15 @@ class FaultTolerantTier:
 
         Disk and shared tiers take them only if they hold the chunk itself.
         """
-        result = self._caller.call(
-            "write_extra", lambda: self._tier.put_extra(key, extra.name, extra.raw)
-        )
+
+        def work() -> bool:
+            raw = extra.raw
+            if self._keys is not None and self._keys.active:
+                sealing = self._keys.current(extra.owner)
+                raw = seal_extra(raw, sealing, chunk=key, name=extra.name)
+            return self._tier.put_extra(key, extra.name, raw)
+
+        result = self._caller.call("write_extra", work)
         kept = bool(result.value)
         outcome = result.problem or ("ok" if kept else "absent")
         self._caller.count("write_extra", outcome, extra.nbytes if kept else 0)
@@ -209,7 +242,7 @@ class FaultTolerantTier:
 
     def delete_all(self) -> bool:
         """Delete every key; return False if some could not be listed or deleted: call it again."""
-        held = self._keys()
+        held = self._listed()
         return held is not None and self.delete(held) is not None
 
     def retry_deletes(self) -> None:
@@ -225,7 +258,7 @@ class FaultTolerantTier:
 
     def keys(self) -> set[str]:
         """Return all keys the tier holds; none if it does not answer."""
-        return self._without_pending_deletes(self._keys() or set())
+        return self._without_pending_deletes(self._listed() or set())
 
     def stats(self) -> TierStats:
         """Return the counters, and what the tier holds now if it answers."""
@@ -244,7 +277,11 @@ class FaultTolerantTier:
             pending_deletes=pending,
         )
 
-    def _keys(self) -> set[str] | None:
+    def _opening(self, header: ChunkHeader) -> Opening | None:
+        """Return what opens a chunk; None: it is not sealed."""
+        return None if header.seal is None else Opening(header, self._keys)
+
+    def _listed(self) -> set[str] | None:
         return self._caller.ask("keys", lambda: set(self._tier.keys())).value
 
     def _delete_if_bad(self, key: str, problem: str | None) -> None:

@@ -3,17 +3,18 @@
 The counters map directly to labelled metrics:
 
     op            outcomes
-    read          hit, miss, corrupt, refused, timeout, unavailable, error
+    read          hit, miss, corrupt, refused, locked, timeout, unavailable, error
     read_blocks   as read; corrupt: some block was bad, or the whole copy was unreadable
     read_extra    as read; refused: written by another version
     block         ok, corrupt: single blocks of one layer that read_blocks verified
-    write         ok, rejected (no room), timeout, unavailable, error
+    write         ok, rejected (no room), locked, timeout, unavailable, error
     write_extra   as write; absent: the tier does not hold the chunk
     delete, contains, keys, usage     ok, timeout, unavailable, error
     scan          corrupt (removed: no whole chunk), refused (removed: another version), foreign
                   (skipped: no file of the store): what a tier on disk found when it was started
 
-`unavailable` includes calls that an open circuit breaker turned away.
+`locked`: it is sealed under a key that is not here, or there is none to seal it with. The copy
+stays. `unavailable` includes calls that an open circuit breaker turned away.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from kvstore.format.chunk_blocks import BlockSelection, EncodedBlocks
 from kvstore.tiers.base import TierKind, TierUsage
 
 ReadProblem = tuple[str, str]
-"""(tier name, kind); the kinds are corrupt, refused, timeout, unavailable and error."""
+"""(tier name, kind); the kinds are corrupt, refused, locked, timeout, unavailable and error."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Self
 
 from torch import Tensor
 
+from encryption.keyring import Keyring
 from kvstore import tiered_parts
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.coordination import DeletionEpoch, SingleFlight
@@ -38,6 +39,8 @@ class TieredStore:
         breaker: when a failing tier is left alone, and for how long. Each tier has its own breaker.
         write_to: names of the tiers that get what is put; None: all. The others only get copies of
             what is read from slower tiers.
+        keys: seal chunks in all tiers but memory, under the keys of their owners (sealed_chunk.py);
+            None: nothing is sealed, and what is sealed is not read.
         write_through: for those who must know that a chunk is stored: `put` writes to shared tiers
             at once and raises if one of `write_to` does not take it, and `contains` asks whether
             all of these hold a chunk.
@@ -53,6 +56,7 @@ class TieredStore:
         write_behind: QueueLimits | None = None,
         breaker: BreakerSettings | None = None,
         write_to: Collection[str] | None = None,
+        keys: Keyring | None = None,
         write_through: bool = False,
     ) -> None:
         if len({tier.name for tier in tiers}) != len(tiers):
@@ -62,7 +66,9 @@ class TieredStore:
         if unknown := self._write_to - names:
             raise StoreConfigError(f"no such tiers to write to: {', '.join(sorted(unknown))}")
         self._write_through = write_through
-        self._tiers = [FaultTolerantTier(tier, breaker or BreakerSettings()) for tier in tiers]
+        self._tiers = [
+            FaultTolerantTier(tier, breaker or BreakerSettings(), keys) for tier in tiers
+        ]
         self._limits = write_behind or QueueLimits()
         self._queues = {
             tier: WriteBehindQueue(tier, self._limits)
@@ -106,8 +112,8 @@ class TieredStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def put(self, key: str, chunk: EncodedChunk) -> bool:
-        """Store a chunk, with its key in its header, in every tier that does not hold it yet.
+    def put(self, key: str, chunk: EncodedChunk, owner: str = "") -> bool:
+        """Store an owner's chunk, with its key in its header, in every tier that does not hold it.
 
         Memory and disk tiers get it now, shared tiers in the background. A failing tier is counted
         and does not raise, unless the store writes through.
@@ -122,7 +128,7 @@ class TieredStore:
         """
         require_chunk_key(key)
         chunk.verify()
-        named = chunk.under(key)
+        named = chunk.under(key, owner)
         new, led = self._puts.do(key, lambda: self._put(key, named))
         with self._lock:
             if new and led:
@@ -131,7 +137,7 @@ class TieredStore:
                 self._already_present += 1
         return new and led
 
-    def read(self, key: str, expect: ChunkSpec | None = None) -> ReadOutcome:
+    def read(self, key: str, expect: ChunkSpec | None = None, owner: str = "") -> ReadOutcome:
         """Read from the first tier with an intact copy, and copy it into the faster tiers.
 
         Overlapping reads of one key share one read.
@@ -140,12 +146,13 @@ class TieredStore:
             key: chunk key.
             expect: refuse and delete copies with any other spec or fingerprint. Copies with another
                 key in their header are always refused and deleted.
+            owner: whose the chunk is; copies in faster tiers are sealed under this owner's key.
 
         Raises:
             ChunkSpecError: `key` is not a chunk key.
         """
         require_chunk_key(key)
-        outcome, led = self._reads.do((key, expect), lambda: self._read(key, expect))
+        outcome, led = self._reads.do((key, expect), lambda: self._read(key, expect, owner))
         if not led:
             with self._lock:
                 self._shared_reads += 1
@@ -178,7 +185,14 @@ class TieredStore:
             check_selection(selection, expect)
         return tiered_parts.read_blocks(self._tiers, require_chunk_key(key), selection, expect)
 
-    def put_extra(self, key: str, name: str, version: int, tensors: Mapping[str, Tensor]) -> bool:
+    def put_extra(
+        self,
+        key: str,
+        name: str,
+        version: int,
+        tensors: Mapping[str, Tensor],
+        owner: str = "",
+    ) -> bool:
         """Store extra tensors beside a chunk, in place of older ones with that name.
 
         Every tier that holds the chunk keeps them until the chunk is deleted. Memory and disk tiers
@@ -189,6 +203,7 @@ class TieredStore:
             name: what the tensors are, e.g. `"sketch"`; a-z, 0-9 and _.
             version: version of the code that computes them; readers of another version get None.
             tensors: any dtypes and shapes.
+            owner: whose they are.
 
         Returns:
             False if no tier holds the chunk, or if some chunk was deleted in the meantime. The
@@ -198,7 +213,7 @@ class TieredStore:
             ChunkSpecError: `key` is not a chunk key, a bad name, or a dtype that cannot be stored.
         """
         require_chunk_key(key)
-        extra = encode_extra(name, version, tensors, key=key)
+        extra = encode_extra(name, version, tensors, key=key, owner=owner)
         return tiered_parts.put_extra(
             self._tiers, self._queues, self._deletions, key, extra, write_to=self._write_to
         )
@@ -266,6 +281,13 @@ class TieredStore:
         counts = {tier.name: tier.delete(wanted) for tier in self._tiers}
         return {name: count for name, count in counts.items() if count is not None}
 
+    def forget_in_memory(self) -> None:
+        """Delete what the memory tier holds, in the clear; what is stored stays."""
+        self._deletions.advance()
+        for tier in self._tiers:
+            if tier.kind == "memory":
+                tier.delete_all()
+
     def delete_own(self) -> bool:
         """Delete what only this process or this machine holds, and all background writes.
 
@@ -327,13 +349,13 @@ class TieredStore:
             raise TierUnavailable(f"{', '.join(refused)} did not take the chunk")
         return new
 
-    def _read(self, key: str, expect: ChunkSpec | None) -> ReadOutcome:
+    def _read(self, key: str, expect: ChunkSpec | None, owner: str) -> ReadOutcome:
         started = time.perf_counter()
         epoch = self._deletions.current()
         problems: list[ReadProblem] = []
         outcome = ReadOutcome(None, None, 0, 0.0)
         for position, tier in enumerate(self._tiers):
-            result = tier.read(key, expect)
+            result = tier.read(key, expect, owner)
             if result.problem is not None:
                 problems.append((tier.name, result.problem))
             if result.value is not None:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
+from encryption.errors import EncryptionError
 from kvstore.circuit_breaker import BreakerSettings, CircuitBreaker
 from kvstore.errors import (
     ChunkCorrupt,
     ChunkError,
+    ChunkLocked,
     ChunkRefused,
     ChunkSpecError,
     TierError,
@@ -110,7 +112,7 @@ def _answered(error: Exception) -> bool:
     """Return whether the tier is well, or of its servers all but one, which has its own breaker."""
     if isinstance(error, TierError) and error.server is not None:
         return True
-    return isinstance(error, ChunkError | TierFull)
+    return isinstance(error, ChunkError | EncryptionError | TierFull)
 
 
 def _problem(error: Exception) -> str:
@@ -119,6 +121,8 @@ def _problem(error: Exception) -> str:
             return "corrupt"
         case ChunkRefused():
             return "refused"
+        case ChunkLocked() | EncryptionError():
+            return "locked"
         case TierFull():
             return "rejected"
         case TierTimeout() | TimeoutError():

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from retriever.errors import InvalidDocument
 from retriever.text_boundaries import TextBoundaries
+from retriever.token_starts import TokenOffsets, TokenStarts
 
 # Render(title, text) gives the segment that is prefilled.
 Render = Callable[[str, str], str]
@@ -132,8 +132,7 @@ def split(
             f"the rendered title takes all of max_tokens={max_tokens}; shorten it or raise the "
             "chunk size"
         )
-    # The tokens of the whole text only estimate those of a piece; each piece is counted exactly.
-    starts = sorted(start for start, _ in tokenizer.encode_offsets(text))
+    starts = TokenStarts(text, tokenizer)
     splitter = _Splitter(text, TextBoundaries(text), starts, max_tokens, count)
     spans: list[ChunkSpan] = []
     position = 0
@@ -149,26 +148,25 @@ class _Splitter:
     """Finds one span after the other in a text.
 
     Attributes:
-        starts: Character positions where the tokens of the whole text start.
+        starts: Where the tokens of the whole text start. They only estimate those of a piece; each
+            piece is counted exactly.
         count: Tokens of a piece, rendered with the title.
     """
 
     text: str
     boundaries: TextBoundaries
-    starts: list[int]
+    starts: TokenStarts
     max_tokens: int
     count: Callable[[str], int]
 
     def next_span(self, position: int, budget: int) -> ChunkSpan:
         """The span that starts at `position`; `budget` is the estimate of tokens that fit."""
         starts, text = self.starts, self.text
-        first = bisect_left(starts, position)
+        first = starts.before(position)
         while True:
-            fits = first + budget
-            high = starts[fits] if fits < len(starts) else len(text)
-            high = max(high, position + 1)
+            high = max(starts.at(first + budget), position + 1)
             if high < len(text):
-                half = starts[first + budget // 2]
+                half = starts.at(first + budget // 2)
                 end = self.boundaries.best(max(half - 1, position), high)
                 row = self.boundaries.row_around(end)
                 if row is not None and row[0] > position and self._fits(*row):
@@ -179,7 +177,7 @@ class _Splitter:
             if tokens <= self.max_tokens:
                 return ChunkSpan(position, end, tokens)
             # Alone, the piece has more tokens than it had within the text: take less of it.
-            budget = min(budget, bisect_left(starts, end) - first) - (tokens - self.max_tokens)
+            budget = min(budget, starts.before(end) - first) - (tokens - self.max_tokens)
             if budget <= 0:
                 return self._halved(position, end)
 
@@ -201,12 +199,12 @@ class _Splitter:
 
 def _counter(tokenizer: TokenCounter, render: Render, title: str) -> Callable[[str], int]:
     def count(piece: str) -> int:
-        return len(tokenizer.encode_offsets(render(title, piece)))
+        return tokenizer.count_tokens(render(title, piece))
 
     return count
 
 
-class TokenCounter(Protocol):
+class TokenCounter(TokenOffsets, Protocol):
     """Splits text into tokens the way the serving model does."""
 
     @property
@@ -214,6 +212,6 @@ class TokenCounter(Protocol):
         """Changes whenever the same text may give other tokens."""
         ...
 
-    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Character range (start, end) of each token of `text`, without special tokens."""
+    def count_tokens(self, text: str) -> int:
+        """Tokens of `text`, without special tokens."""
         ...

@@ -45,6 +45,7 @@ from retriever.embedders.base import Vectors
 from retriever.index.vector_search import VectorSearch
 from retriever.primer_groups import PrimerGroups
 from retriever.scope import Scope
+from retriever.sealing import Sealing
 from retriever.sql.expressions import Prepared, among
 
 PrefixKind = Literal["primer", "neighbours"]
@@ -195,6 +196,7 @@ class PrefixChunks:
         )
         named = among(vectors.c.chunk_id, [chunk.chunk_id for chunk, _ in wanted])
         with self._database.read() as read:
+            sealing = Sealing.of(read)
             there = {row.chunk_id: row for row in read.execute(query.where(named))}
         chosen: dict[int, list[list[Chunk]]] = {}
         few_of: dict[int, int] = {}
@@ -208,7 +210,7 @@ class PrefixChunks:
             if rule.kind == "primer" and before:
                 chosen[chunk.chunk_id], few_of[chunk.chunk_id] = [before], 0
                 continue
-            vector = np.frombuffer(row.vector, dtype="<f4")
+            vector = np.frombuffer(sealing.opened_vector(row.vector, chunk.chunk_id), dtype="<f4")
             if rule.kind == "primer":
                 found = self._primers(chunk, vector, scope, row.readers, rule)
             else:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from encryption.keyring import Keyring
 from retriever.analysis.analyser import question_of
 from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
@@ -106,16 +107,18 @@ class Retriever:
         exact_up_to: int = EXACT_UP_TO,
         database: Database | None = None,
         index: VectorSearch | None = None,
+        keys: Keyring | None = None,
     ) -> Retriever:
         """A retriever with its files below `folder`: index/, and catalog.db unless the catalog is
         in a `database`; the index is FAISS unless another is given.
 
         Args:
             exact_up_to: FAISS searches a scope with more vectors approximately.
+            keys: Seal the files (see `catalog_database`); a `database` has its own.
         """
-        catalog = Catalog(database or folder / "catalog.db")
+        catalog = Catalog(database or folder / "catalog.db", keys)
         if index is None:
-            index = VectorIndex(exact_up_to=exact_up_to)
+            index = VectorIndex(exact_up_to=exact_up_to, keys=keys)
         return cls(catalog, index, embedder, chunking, index_dir=folder / "index")
 
     @classmethod

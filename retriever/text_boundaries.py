@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from array import array
 from bisect import bisect_right
 
 # A boundary is the position where the next piece starts. The best kind comes first. Line ends rank
@@ -41,7 +42,8 @@ class TextBoundaries:
             [match.end() for match in kind.finditer(text)] for kind in _KINDS
         )
         outside = [position for position in sentence if self.row_around(position) is None]
-        self._kinds = [heading, blank, outside, line, sentence, white]
+        kinds = (heading, blank, outside, line, sentence, white)
+        self._kinds = [array("q", positions) for positions in kinds]
 
     def row_around(self, position: int) -> tuple[int, int] | None:
         """The table's row (start, end) that a cut at `position` would divide; None: none."""

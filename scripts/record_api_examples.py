@@ -99,6 +99,53 @@ EMBEDDINGS = {
     "base64": {"input": WHO, "encoding_format": "base64"},
 }
 DOCUMENTS = {"documents": {"documents": [QUENTIN, TOWN]}}
+DIFY = {
+    "by meaning": {
+        "knowledge_id": "default",
+        "query": WHO,
+        "retrieval_setting": {"top_k": 2, "score_threshold": 0.3},
+    },
+    "with a condition": {
+        "knowledge_id": "default",
+        "query": WHO,
+        "retrieval_setting": {"top_k": 2},
+        "metadata_condition": {
+            "conditions": [{"name": "kind", "comparison_operator": "is", "value": "person"}]
+        },
+    },
+}
+MCP = {
+    "a tool": {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {
+            "name": "search",
+            "arguments": {"query": WHO, "top_k": 1},
+            "_meta": {
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientCapabilities": {},
+            },
+        },
+    }
+}
+MCP_ACCEPT = {"Accept": "application/json, text/event-stream"}
+MCP_HEADERS = {
+    **MCP_ACCEPT,
+    "MCP-Protocol-Version": "2026-07-28",
+    "Mcp-Method": "tools/call",
+    "Mcp-Name": "search",
+}
+MCP_SESSION = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "records examples", "version": "1"},
+    },
+}
 DELETION = {"by filter": {"filter": {"kind": "town"}}}
 
 
@@ -113,19 +160,21 @@ class Recorder:
         route: str,
         path: str = "",
         requests: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Any:
         """Ask with the first of `requests`; the others must be answered too."""
         first: Any = None
         for body in list((requests or {"": None}).values()):
-            answer = self.http.request(method, path or route, json=body)
+            answer = self.http.request(method, path or route, json=body, headers=headers)
             assert answer.status_code < 300, (method, route, answer.text)
             if first is None:
                 first = answer
-        media = first.headers["content-type"].partition("; charset")[0]
-        reply = first.json() if media == JSON else first.text[:400]
+        media = first.headers.get("content-type", "")
+        is_json = media.partition("; charset")[0] == JSON and bool(first.content)
+        reply = first.json() if is_json else first.text[:400]
         self.examples[f"{method} {route}"] = {
             "requests": {JSON: requests} if requests else {},
-            "response": {first.headers["content-type"] if media != JSON else JSON: reply},
+            "response": {JSON if is_json else media: reply} if first.content else {},
         }
         return reply
 
@@ -150,6 +199,10 @@ def main(url: str) -> None:
     vectors = record("POST", "/v1/embeddings", requests=EMBEDDINGS)
     for one in vectors["data"]:
         one["embedding"] = one["embedding"][:4]  # enough to see what it is
+    record("POST", "/retrieval", requests=DIFY)
+    record("POST", "/mcp", requests=MCP, headers=MCP_HEADERS)
+    session = record.http.post("/mcp", json=MCP_SESSION, headers=MCP_ACCEPT).headers
+    record("DELETE", "/mcp", headers={"Mcp-Session-Id": session["mcp-session-id"]})
     record("GET", "/v1/models")
     record("GET", "/v1/models/{model_id}", "/v1/models/kvstitch-demo:pie")
     record("GET", "/v1/methods")

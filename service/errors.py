@@ -11,7 +11,8 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── Unroutable                4xx  phrase of the status    no such path or method
 │   └── UnsupportedMediaType  415  unsupported_media_type  the body has a type nobody can ingest
 ├── Unauthenticated           401  invalid_api_key         no API key, or not a valid one
-│   └── InvalidToken          401  invalid_token           `field` says which claim of it is wrong
+│   ├── InvalidToken          401  invalid_token           `field` says which claim of it is wrong
+│   └── SignInRefused         401  sign_in_refused         the issuer takes no such sign-in
 ├── Forbidden                 403  missing_scope           the API key lacks a scope
 │   ├── BoundToAdapter        403  adapter_not_allowed     the API key is bound to another adapter
 │   └── ForeignOrigin         403  foreign_origin          a page of another site wants to write
@@ -21,7 +22,8 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── Conflict                  409  conflict                forbidden in the current state
 │   ├── NotCalibrated         409  not_calibrated          `kvstitch tune` was not run for this
 │   ├── NoReranker            409  no_reranker             KVSTITCH_RERANKER_URL is not set
-│   └── NoAuditLog            409  no_audit_log            KVSTITCH_AUDIT is not set
+│   ├── NoAuditLog            409  no_audit_log            KVSTITCH_AUDIT is not set
+│   └── KeyDeleted            409  key_deleted             its key was deleted, or is not here
 ├── BodyTimeout               408  body_timeout            the body came in too slowly
 ├── QuotaExceeded             429  quota_exceeded          a limit of the key or its tenant
 ├── Overloaded                503  overloaded              queue full; retry after `retry_after_s`
@@ -122,6 +124,10 @@ class InvalidToken(Unauthenticated):
     code = "invalid_token"
 
 
+class SignInRefused(Unauthenticated):
+    code = "sign_in_refused"
+
+
 class Forbidden(KvstitchError):
     code, status = "missing_scope", 403
 
@@ -168,6 +174,10 @@ class NoReranker(Conflict):
 
 class NoAuditLog(Conflict):
     code = "no_audit_log"
+
+
+class KeyDeleted(Conflict):
+    code = "key_deleted"
 
 
 class Overloaded(KvstitchError):

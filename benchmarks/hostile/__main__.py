@@ -29,7 +29,7 @@ import httpx
 from benchmarks.hostile.documents import beside_a_long_one
 from benchmarks.hostile.grammars import Guided, grammars
 from benchmarks.hostile.phases import Place, compare, place
-from benchmarks.hostile.uploads import upload
+from benchmarks.hostile.uploads import write
 from service.models.model_finder import resolve
 from tuning.environment import describe
 
@@ -56,9 +56,15 @@ async def _grammars(where: Place, args: argparse.Namespace) -> dict[str, Any]:
 async def _uploads(where: Place, args: argparse.Namespace) -> dict[str, Any]:
     async with where.client(where.hostile) as http:
 
-        async def hand_in(number: int) -> str:
-            name, content = await asyncio.to_thread(upload, number, args.seed)
-            reply = await http.post("/admin/precompute", files={"file": (name, content)})
+        async def hand_in(file: Path) -> str:
+            try:
+                return await read(file)
+            except httpx.TransportError as error:
+                return type(error).__name__
+
+        async def read(file: Path) -> str:
+            content = await asyncio.to_thread(file.read_bytes)
+            reply = await http.post("/admin/precompute", files={"file": (file.name, content)})
             if reply.status_code != 202:
                 return _said(reply)
             path = f"/admin/jobs/{reply.json()['job_id']}"
@@ -70,7 +76,12 @@ async def _uploads(where: Place, args: argparse.Namespace) -> dict[str, Any]:
                 await asyncio.sleep(0.5)
             return str(job["state"])
 
-        return await compare(where, hand_in, range(args.count), args.at_a_time, args.answers)
+        with tempfile.TemporaryDirectory(prefix="kvstitch-uploads-") as folder:
+            files = [
+                write(Path(folder), number, args.seed)  # before: some take seconds to make
+                for number in range(args.count)
+            ]
+            return await compare(where, hand_in, files, args.at_a_time, args.answers)
 
 
 async def _document(where: Place, args: argparse.Namespace) -> dict[str, Any]:

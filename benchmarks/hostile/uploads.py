@@ -8,6 +8,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 File = tuple[str, bytes]
 _RELATIONS = (
@@ -194,7 +195,9 @@ KINDS: tuple[Callable[[random.Random], File], ...] = (
 )
 
 
-def upload(number: int, seed: int) -> File:
-    """The file of a number: kinds take turns."""
+def write(folder: Path, number: int, seed: int) -> Path:
+    """Write the file of a number: kinds take turns."""
     name, content = KINDS[number % len(KINDS)](random.Random(f"{seed} {number}"))
-    return f"{number}-{name}", content
+    file = folder / f"{number}-{name}"
+    file.write_bytes(content)
+    return file

@@ -5,7 +5,8 @@
 Documents and questions are made up: each document has a word that is in no other one, and every
 second question names one. Vectors are counts of hashed words: how well meaning is found is not what
 is tried. What a reader may read is computed here once more, from the lists that the documents were
-made with. It also measures what the filter costs.
+made with. In the second half of the pairs documents get other readers all the time. It also
+measures what the filter costs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -25,6 +26,7 @@ from zlib import crc32
 
 import numpy as np
 
+from benchmarks.retrieval.changing_readers import Groups, ReaderChanges, ReaderHistory
 from retriever import ChunkSettings, Document, Retriever, Scope, SearchMode
 from retriever.embedders.base import CountedVectors, Vectors
 from retriever.readers import EVERYTHING, View, joined_readers
@@ -49,6 +51,10 @@ class Words:
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
         """See TokenCounter."""
         return [found.span() for found in re.finditer(r"\S+", text)]
+
+    def count_tokens(self, text: str) -> int:
+        """See TokenCounter."""
+        return len(self.encode_offsets(text))
 
 
 class HashedWords:
@@ -112,21 +118,28 @@ def main() -> None:
         pairs = [(rng.choice(views), rng.randrange(QUESTIONS)) for _ in range(arguments.pairs)]
         costs = _costs(retriever, pairs[:ROUNDS], questions, vectors)
         print(json.dumps(costs), flush=True)
-        tried = _try(retriever, pairs, questions, vectors, readers)
+        history = ReaderHistory(readers)
+        half = len(pairs) // 2
+        still = _try(retriever, pairs[:half], questions, vectors, history, lambda: None)
+        with ReaderChanges(retriever, texts, groups, history, SEED) as changes:
+            begins = changes.search_begins
+            changing = _try(retriever, pairs[half:], questions, vectors, history, begins)
         retriever.close()
     result = {
         "documents": arguments.documents, "groups": arguments.groups, "readers": READERS,
-        "questions": QUESTIONS, **tried, "median_ms": costs, "seed": SEED, "made": describe(),
+        "questions": QUESTIONS, "pairs": len(pairs), "readers_stay": still,
+        "readers_change": {**changing, "changes": changes.made},
+        "median_ms": costs, "seed": SEED, "made": describe(),
     }  # fmt: skip
     print(json.dumps(result, indent=1))
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if tried["of_others"] or tried["missed"]:
+    if any(tried[wrong] for tried in (still, changing) for wrong in ("of_others", "missed")):
         raise SystemExit(1)
 
 
 def _documents(
     rng: random.Random, count: int, groups: Sequence[str]
-) -> tuple[list[str], list[tuple[str, ...]]]:
+) -> tuple[list[str], list[Groups]]:
     """Return texts, and the groups that may read each: of a fifth everybody."""
     texts, readers = [], []
     for number in range(count):
@@ -151,29 +164,29 @@ def _try(
     pairs: Sequence[tuple[frozenset[str], int]],
     questions: Sequence[Asked],
     vectors: Sequence[Vectors],
-    readers: Sequence[tuple[str, ...]],
+    history: ReaderHistory,
+    begins: Callable[[], None],
 ) -> dict[str, Any]:
     """Return how many pairs were tried, passages found, passages of others, and documents missed
-    that were named and may be read."""
+    that were named and may be read. Where readers change during a search, either is right."""
     modes = get_args(SearchMode)
     passages = of_others = missed = named = hidden = 0
     for turn, (member, place) in enumerate(pairs):
         asked, mode = questions[place], modes[turn % len(modes)]
-
-        def may_read(number: int, member: frozenset[str] = member) -> bool:
-            return not readers[number] or bool(member.intersection(readers[number]))
-
+        begins()
+        began = time.monotonic()
         found = retriever.search(
             asked.text, TOP_K, scope=Scope(view=View(member)), mode=mode, vector=vectors[place]
         )
         passages += len(found)
-        of_others += sum(not may_read(int(hit.chunk.doc_id[1:])) for hit in found)
+        numbers = [int(hit.chunk.doc_id[1:]) for hit in found]
+        of_others += sum(history.could_read(member, each, began) == {False} for each in numbers)
         if asked.names is not None and mode != "dense":
-            first = found[0].chunk.doc_id if found else ""
-            if may_read(asked.names):
+            readable = history.could_read(member, asked.names, began)
+            if readable == {True}:
                 named += 1
-                missed += first != f"d{asked.names}"
-            else:
+                missed += not found or numbers[0] != asked.names
+            elif readable == {False}:
                 hidden += 1
                 of_others += any(f"ref{asked.names}x" in hit.chunk.text for hit in found)
         if turn % 5000 == 4999:

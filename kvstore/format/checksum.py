@@ -3,6 +3,8 @@
     one buffer          "<algorithm>:<32 hex>", 128 bits
     blocks of a tensor  "<algorithm>:<base64>", 64 bits per block, in order
 
+In place of digests a sealed chunk has the tags of its blocks, 128 bits each (sealed_chunk.py).
+
 xxh3 runs at memory speed (about 10 GB/s on one core). blake2b (below 1 GB/s) is the fallback where
 xxhash is not installed. The checksums detect accidents, not forgery: 64 bits miss one damaged block
 in 2^64, and they keep the digests of a chunk below 1 % of its bytes.
@@ -22,6 +24,8 @@ XXH3 = "xxh3"
 BLAKE2B = "blake2b"
 DIGEST_HEX = 32
 BLOCK_DIGEST_BYTES = 8
+GCM = "aes-256-gcm"
+_TAG_BYTES = 16
 
 Buffer = bytes | bytearray | memoryview
 
@@ -49,7 +53,7 @@ class BlockDigests:
 
     Attributes:
         algorithm: name of the hash, e.g. `"xxh3_64"`.
-        digests: 8 bytes per block, in order.
+        digests: 8 bytes per block, in order; 16 where they are tags of AES-GCM.
     """
 
     algorithm: str
@@ -73,7 +77,8 @@ class BlockDigests:
             digests = a2b_base64(encoded, strict_mode=True)
         except ValueError as error:
             raise ChunkCorrupt(f"digests are not base64: {error}") from error
-        if len(digests) != blocks * BLOCK_DIGEST_BYTES:
+        size = _TAG_BYTES if name == GCM else BLOCK_DIGEST_BYTES
+        if len(digests) != blocks * size:
             raise ChunkCorrupt(f"{len(digests)} bytes of digests for {blocks} blocks")
         return cls(name, digests)
 

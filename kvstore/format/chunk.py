@@ -1,6 +1,6 @@
 """One encoded chunk in memory: header and data; encoding from tensors and decoding back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,13 @@ from torch import Tensor
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.buffers import allocate, typed_view, view_bytes
 from kvstore.format.checksum import BlockDigests
-from kvstore.format.chunk_header import UNNAMED, ChunkHeader, build_header
+from kvstore.format.chunk_header import (
+    UNNAMED,
+    BlockCheck,
+    ChunkHeader,
+    build_header,
+    refuse_bad,
+)
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.codecs import Role, codec
 from kvstore.format.tensor_layout import decode_layer, tensor_layout
@@ -23,10 +29,12 @@ class EncodedChunk:
         header: its validated header.
         data: host uint8 `[header.nbytes]`, contiguous. It is shared with every reader and with the
             memory tier: never write into it or into views of it.
+        owner: whose key seals it in tiers that are not memory.
     """
 
     header: ChunkHeader
     data: Tensor
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if self.data.numel() != self.header.nbytes:
@@ -45,10 +53,12 @@ class EncodedChunk:
         """Bytes of the whole file, header included."""
         return self.header.file_bytes
 
-    def under(self, key: str) -> "EncodedChunk":
-        """Return the same chunk with its key in the header; it shares `data`."""
+    def under(self, key: str, owner: str = "") -> "EncodedChunk":
+        """Return the same chunk of an owner with its key in the header; it shares `data`."""
         header = self.header.under(key)
-        return self if header is self.header else EncodedChunk(header, self.data)
+        if (header, owner) == (self.header, self.owner):
+            return self
+        return EncodedChunk(header, self.data, owner)
 
     def layer_bytes(self, layer: int, layers: int = 1) -> Tensor:
         """Return the stored bytes of one layer, or of some from it on: uint8, a view of `data`."""
@@ -133,11 +143,20 @@ class ChunkVerifier:
     Args:
         key: refuse the chunk of any other key, before the data are verified.
         expect: refuse any other spec, before the data are verified.
+        check_of: returns what checks the blocks of a header's chunk.
     """
 
-    def __init__(self, key: str, expect: ChunkSpec | None) -> None:
+    def __init__(
+        self,
+        key: str,
+        expect: ChunkSpec | None,
+        check_of: Callable[[ChunkHeader], BlockCheck] = lambda header: header.bad_blocks,
+    ) -> None:
         self._key = key
         self._expect = expect
+        self._check_of = check_of
+        self._check: BlockCheck | None = None
+        self._data: Tensor | None = None
         self._checked = 0
         self._next_end = 0
 
@@ -148,17 +167,21 @@ class ChunkVerifier:
             ChunkRefused: the key or the spec is not the expected one.
             ChunkCorrupt: a byte differs from what was written.
         """
+        if data is not self._data:  # a tier may begin anew, in other memory
+            self._data, self._check, self._checked, self._next_end = data, None, 0, 0
         if done < self._next_end:
             return
-        if not self._checked:
+        if self._check is None:
             require_chunk(header, self._key, self._expect)
+            self._check = self._check_of(header)
         view = view_bytes(data)
+        blocks = range(header.spec.blocks)
         while self._checked < header.spec.layers:
             start, end = header.layer_range(self._checked)
             if end > done:
                 self._next_end = end
                 return
-            header.verify_layer(self._checked, view[start:end])
+            refuse_bad(self._checked, self._check(self._checked, blocks, view[start:end]))
             self._checked += 1
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvstore.errors import ChunkCorrupt, ChunkSpecError
 from kvstore.format.buffers import ByteRange, view_bytes
-from kvstore.format.chunk_header import ChunkHeader
+from kvstore.format.chunk_header import BlockCheck, ChunkHeader
 from kvstore.format.chunk_identity import ChunkSpec
 from kvstore.format.tensor_layout import blocks_layout, decode_layer, layer_entries
 
@@ -149,10 +149,13 @@ class BlockVerifier:
 
     Args:
         selection: the blocks being read. Their bytes arrive in the order of `selection_ranges`.
+        check: what opens the blocks of a sealed chunk in place; None: the header's own.
     """
 
-    def __init__(self, selection: BlockSelection) -> None:
+    def __init__(self, selection: BlockSelection, check: BlockCheck | None = None) -> None:
         self._layers = list(selection.items())
+        self._check = check
+        self._data: Tensor | None = None
         self._checked = 0
         self._end = 0  # where the checked layers end
         self._next_end = 0
@@ -160,6 +163,9 @@ class BlockVerifier:
 
     def __call__(self, header: ChunkHeader, data: Tensor, done: int) -> None:
         """Check every layer that lies in the first `done` bytes of `data`."""
+        if data is not self._data:  # a tier may begin anew, in other memory
+            self._data, self._checked, self._end, self._next_end = data, 0, 0, 0
+            self._bad.clear()
         if done < self._next_end:
             return
         view = view_bytes(data)
@@ -169,7 +175,7 @@ class BlockVerifier:
             if end > done:
                 self._next_end = end
                 return
-            wrong = header.bad_blocks(layer, blocks, view[self._end : end])
+            wrong = (self._check or header.bad_blocks)(layer, blocks, view[self._end : end])
             if wrong:
                 self._bad[layer] = wrong
             self._checked += 1

@@ -9,8 +9,8 @@ exactly the layout of its own spec. The header carries a checksum of itself (see
 others.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from kvstore.errors import ChunkCorrupt, ChunkRefused, ChunkSpecError
 from kvstore.format.checksum import BlockDigests, Buffer
@@ -28,6 +28,27 @@ VERSION = "3"  # 2 had no key
 # Written for a chunk that was not given a key yet. It is as long as a key, so that naming a chunk
 # does not change its size, and it is no key, so that a store refuses it under every key.
 UNNAMED = "-" * KEY_LENGTH
+SEALED_FORMAT = "kvstitch-sealed-chunk"
+SEALED_VERSION = "1"
+
+
+BlockCheck = Callable[[int, Sequence[int], memoryview], list[int]]
+"""As `ChunkHeader.bad_blocks`. That of a sealed chunk opens the blocks where they are."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a sealed chunk's header says of its encryption (see sealed_chunk.py).
+
+    Attributes:
+        key_id: of the data key, in hex.
+        salt: of the chunk's own key, in hex.
+        inner: the digests of its plain blocks, encrypted, in base64.
+    """
+
+    key_id: str
+    salt: str
+    inner: str
 
 
 @dataclass(frozen=True)
@@ -40,6 +61,7 @@ class ChunkHeader:
         spec: the spec of the chunk.
         digests: the digests of each tensor's blocks, by tensor name.
         nbytes: bytes of the data section.
+        seal: of a sealed chunk, whose digests are tags; None: the chunk is in the clear.
     """
 
     raw: bytes
@@ -47,6 +69,7 @@ class ChunkHeader:
     spec: ChunkSpec
     digests: Mapping[str, BlockDigests]
     nbytes: int
+    seal: Seal | None = None
 
     @property
     def data_start(self) -> int:
@@ -99,18 +122,25 @@ class ChunkHeader:
         Raises:
             ChunkCorrupt: the length is wrong, or a block differs; the message names the blocks.
         """
-        bad = self.bad_blocks(layer, range(self.spec.blocks), raw)
-        if bad:
-            raise ChunkCorrupt(f"layer {layer} differs in blocks {', '.join(map(str, bad))}")
+        refuse_bad(layer, self.bad_blocks(layer, range(self.spec.blocks), raw))
+
+
+def refuse_bad(layer: int, bad: Sequence[int]) -> None:
+    """Raise ChunkCorrupt that names the bad blocks of a layer, if there are any."""
+    if bad:
+        raise ChunkCorrupt(f"layer {layer} differs in blocks {', '.join(map(str, bad))}")
 
 
 def build_header(
-    spec: ChunkSpec, digests: Mapping[str, BlockDigests], key: str = UNNAMED
+    spec: ChunkSpec,
+    digests: Mapping[str, BlockDigests],
+    key: str = UNNAMED,
+    seal: Seal | None = None,
 ) -> ChunkHeader:
     """Build the header of a chunk from the digests of its tensors, given by tensor name."""
     metadata = {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": FORMAT if seal is None else SEALED_FORMAT,
+        "version": VERSION if seal is None else SEALED_VERSION,
         "key": key,
         "fingerprint": spec.fingerprint,
         "codec": spec.codec,
@@ -123,7 +153,9 @@ def build_header(
     entries = tensor_layout(spec)
     ordered = {entry.name: digests[entry.name] for entry in entries}
     metadata.update((f"blocks.{name}", of_tensor.text) for name, of_tensor in ordered.items())
-    return ChunkHeader(build_sealed(metadata, entries), key, spec, ordered, entries[-1].end)
+    if seal is not None:
+        metadata |= {f"seal.{name}": text for name, text in asdict(seal).items()}
+    return ChunkHeader(build_sealed(metadata, entries), key, spec, ordered, entries[-1].end, seal)
 
 
 def chunk_file_bytes(spec: ChunkSpec) -> int:
@@ -141,7 +173,8 @@ def parse_header(buffer: Buffer) -> ChunkHeader:
     """
     sealed = parse_sealed(buffer)
     metadata = sealed.metadata
-    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
+    form = metadata.get("format"), metadata.get("version")
+    if form not in ((FORMAT, VERSION), (SEALED_FORMAT, SEALED_VERSION)):
         raise ChunkRefused(f"format {metadata.get('format')!r} version {metadata.get('version')!r}")
     try:
         spec = ChunkSpec(
@@ -167,4 +200,7 @@ def parse_header(buffer: Buffer) -> ChunkHeader:
             raise ChunkCorrupt(f"tensor {name} is not laid out as its spec says")
         text = metadata.get(f"blocks.{name}", "")
         digests[name] = BlockDigests.parse(text, spec.blocks)
-    return ChunkHeader(sealed.raw, key, spec, digests, entries[-1].end)
+    seal = None
+    if form[0] == SEALED_FORMAT:
+        seal = Seal(*(metadata.get(f"seal.{name}", "") for name in Seal.__dataclass_fields__))
+    return ChunkHeader(sealed.raw, key, spec, digests, entries[-1].end, seal)

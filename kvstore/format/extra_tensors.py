@@ -39,12 +39,14 @@ class EncodedExtra:
         version: version of the code that computes them.
         raw: the whole file, host uint8.
         tensors: the tensors by name; views of `raw`, so never write into them.
+        owner: whose key seals them in tiers that are not memory.
     """
 
     name: str
     version: int
     raw: Tensor
     tensors: Mapping[str, Tensor]
+    owner: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +54,7 @@ class EncodedExtra:
 
 
 def encode_extra(
-    name: str, version: int, tensors: Mapping[str, Tensor], *, key: str
+    name: str, version: int, tensors: Mapping[str, Tensor], *, key: str, owner: str = ""
 ) -> EncodedExtra:
     """Encode tensors on any device, of any shape and memory layout, for the chunk of that key.
 
@@ -85,7 +87,7 @@ def encode_extra(
     }
     header = torch.frombuffer(bytearray(build_sealed(metadata, places)), dtype=torch.uint8)
     raw = torch.cat([header, data])
-    return EncodedExtra(name, version, raw, _views(raw, header.numel(), places))
+    return EncodedExtra(name, version, raw, _views(raw, header.numel(), places), owner)
 
 
 def parse_extra(raw: Tensor, name: str, version: int, *, key: str) -> EncodedExtra:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, select
 
+from encryption.keyring import Keyring
 from retriever.analysis.analyser import AnalysedQuery, Term
 from retriever.catalog import queries
 from retriever.catalog.catalog_records import (
@@ -27,6 +28,7 @@ from retriever.catalog.catalog_records import (
     WordHits,
 )
 from retriever.catalog.filter_conditions import conditions
+from retriever.catalog.opened_filters import allowed, reads_texts
 from retriever.catalog.queries import CarriedOver
 from retriever.catalog.reading_groups import of_readers, readable
 from retriever.catalog.shown_chunks import Shown, ShownChunks
@@ -46,6 +48,7 @@ from retriever.index import bm25, postings
 from retriever.index.full_text import FullText
 from retriever.readers import EVERYTHING, View
 from retriever.scope import DEFAULT_SCOPE, Scope
+from retriever.sealing import Sealing
 from retriever.sql.database import Database
 from retriever.sql.expressions import Prepared, among
 
@@ -62,14 +65,15 @@ class Catalog:
 
     Args:
         database: What `catalog_database` returns, or the path of an SQLite file.
+        keys: Of a file; see `catalog_database`.
 
     Attributes:
         database: Where they are.
     """
 
-    def __init__(self, database: Database | str | Path) -> None:
+    def __init__(self, database: Database | str | Path, keys: Keyring | None = None) -> None:
         if isinstance(database, str | Path):
-            database = catalog_database(Path(database))
+            database = catalog_database(Path(database), keys=keys)
         self.database = database
         self._words: FullText = postings if database.shared else bm25
         self._shown = ShownChunks()
@@ -144,6 +148,7 @@ class Catalog:
                 write,
                 scope_id,
                 document,
+                tenant=scope.tenant,
                 revision=revision,
                 kept=kept,
                 spans=spans,
@@ -172,6 +177,26 @@ class Catalog:
             queries.drop_if_empty(write, scope_id, self._words)
             return removed, queries.advance(write, scope, removed, [])
 
+    def drop_tenant(self, tenant: str) -> tuple[int, int]:
+        """Remove all collections of a tenant without reading anything of them.
+
+        Returns:
+            How many documents and chunks there were.
+        """
+        with self.database.write() as write:
+            query = select(*scopes.c["scope_id", "collection"]).where(scopes.c.tenant == tenant)
+            counted = [0, 0]
+            for scope_id, collection in write.execute(query).all():
+                of_scope = documents.c.scope_id == scope_id
+                found = select(chunks.c.chunk_id).join(documents).where(of_scope)
+                removed = list(write.scalars(found))
+                self._words.drop(write, scope_id)
+                counted[0] += write.execute(documents.delete().where(of_scope)).rowcount
+                counted[1] += len(removed)
+                write.execute(scopes.delete().where(scopes.c.scope_id == scope_id))
+                queries.advance(write, Scope(tenant, collection), removed, [])
+            return counted[0], counted[1]
+
     def set_pinned(
         self, doc_ids: Collection[str], pinned: bool, *, scope: Scope = DEFAULT_SCOPE
     ) -> list[str]:
@@ -191,9 +216,10 @@ class Catalog:
             found = read.execute(query.where(named)).mappings().one_or_none()
             if found is None or not scope.view.shows(found["readers"]):
                 return None
-            info = queries.info(found)
-            marks = queries.marks_of(read, found["document"])
-        document = Document(doc_id, found["text"], info.title, info.metadata, marks, info.readers)
+            info = queries.info(found, Sealing.of(read))
+            marks = queries.marks_of(read, found["document"], info)
+            text = queries.text_of(read, info, found["text"])
+        document = Document(doc_id, text, info.title, info.metadata, marks, info.readers)
         return StoredDocument(document, info)
 
     def marks_at(self, doc_id: str, start: int, *, scope: Scope = DEFAULT_SCOPE) -> Place:
@@ -227,15 +253,16 @@ class Catalog:
             raise InvalidQuery(f"limit must be at least 1, not {limit}")
         with self.database.read() as read:
             scope_id = queries.find_scope(read, scope)
+            sealing = Sealing.of(read)
             query = queries.INFO.where(
                 documents.c.scope_id == scope_id,
                 documents.c.doc_id > (cursor or ""),
-                conditions(doc_filter, read.dialect.name),
+                allowed(read, scope_id, doc_filter),
                 of_readers(readable(read, scope_id, scope.view)),
             )
             ordered = query.order_by(documents.c.doc_id).limit(limit + 1)
             found = read.execute(ordered).mappings().all()
-        infos = [queries.info(row) for row in found[:limit]]
+        infos = [queries.info(row, sealing) for row in found[:limit]]
         return DocumentPage(infos, infos[-1].doc_id if len(found) > limit else None)
 
     def metadata_of(
@@ -428,6 +455,15 @@ class Catalog:
             rows = read.execute(query.order_by(*columns))
             return [(Scope(tenant, name), doc_id) for tenant, name, doc_id in rows]
 
+    def ages(self) -> list[tuple[Scope, str, float]]:
+        """Return all documents that are not pinned, of all tenants, by their scopes: (scope,
+        doc_id, when this revision was stored in Unix seconds)."""
+        columns = (scopes.c.tenant, scopes.c.collection, documents.c.doc_id, documents.c.updated)
+        query = select(*columns).join_from(documents, scopes).where(documents.c.pinned == 0)
+        with self.database.read() as read:
+            rows = read.execute(query.order_by(*columns[:3]))
+            return [(Scope(tenant, name), doc_id, at) for tenant, name, doc_id, at in rows]
+
     def collections(self, tenant: str, view: View = EVERYTHING) -> list[tuple[str, CorpusCounts]]:
         """Return a tenant's collections in which a view shows documents, with the sizes of what it
         shows, sorted by name."""
@@ -461,6 +497,12 @@ class _Repeated:
 def _matching(
     read: Connection, scope_id: int | None, doc_filter: DocFilter, readers: Sequence[str] | None
 ) -> list[int]:
+    if Sealing.of(read).on and reads_texts(doc_filter):
+        numbers = select(documents.c.document).where(
+            documents.c.scope_id == scope_id, allowed(read, scope_id, doc_filter),
+            of_readers(readers),
+        )  # fmt: skip
+        return list(read.scalars(select(chunks.c.chunk_id).where(chunks.c.document.in_(numbers))))
     repeated = _Repeated(repr(doc_filter), doc_filter)
     query = _chunk_ids(repeated, read.dialect.name, restricted=readers is not None)
     values = {} if readers is None else {"readers": readers}

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, or_, select
 
-from retriever.catalog import tables
+from retriever.catalog import queries, tables
 from retriever.catalog.catalog import Catalog
 from retriever.errors import CatalogError
 from retriever.index import postings
@@ -76,8 +76,9 @@ def _refuse_nul(source: Connection) -> None:
 
 def _index_words(source: Connection, target: Connection) -> None:
     documents, chunks = tables.documents, tables.chunks
-    query = select(documents.c.scope_id, chunks.c.chunk_id, documents.c.title, chunks.c.text)
-    rows = source.execute(query.join_from(chunks, documents).order_by(documents.c.scope_id))
+    query = select(documents.c.scope_id, chunks.c.chunk_id).join_from(chunks, documents)
+    rows = source.execute(query.order_by(documents.c.scope_id))
     for batch in rows.partitions(500):
-        for scope_id, words in groupby(batch, key=lambda row: row.scope_id):
-            postings.add(target, scope_id, [tuple(row[1:]) for row in words])
+        for scope_id, found in groupby(batch, key=lambda row: row.scope_id):
+            ids = [row.chunk_id for row in found]
+            postings.add(target, scope_id, queries.texts_of(source, ids))

@@ -6,14 +6,15 @@ import json
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, RowMapping, and_, bindparam, func, literal_column, select
 
+from encryption.values import is_sealed_text
 from retriever.catalog.catalog_records import CatalogState, IndexChange
 from retriever.catalog.tables import (
     changes,
@@ -31,6 +32,7 @@ from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.index.full_text import ChunkWords, FullText
 from retriever.readers import View
 from retriever.scope import Scope
+from retriever.sealing import Sealing
 from retriever.sql.expressions import Prepared, among
 
 CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt
@@ -67,12 +69,12 @@ _THE_DOCUMENT = and_(
 )
 _CHUNKS_OF = Prepared(_CHUNK.where(_THE_DOCUMENT).order_by(chunks.c.ordinal))
 _PLACE = Prepared(
-    select(*_place(documents.c.document, bindparam("start")), documents.c.readers).where(
-        _THE_DOCUMENT
-    )
+    select(
+        *_place(documents.c.document, bindparam("start")), *documents.c["readers", "revision"]
+    ).where(_THE_DOCUMENT)
 )
 _METADATA = Prepared(
-    select(documents.c.doc_id, documents.c.metadata, documents.c.readers).where(
+    select(*documents.c["doc_id", "metadata", "readers", "revision"]).where(
         documents.c.scope_id == bindparam("scope_id"), among(documents.c.doc_id, "doc_ids")
     )
 )
@@ -96,6 +98,12 @@ INFO = select(
 )  # fmt: skip
 
 
+_WORDS = select(
+    chunks.c.chunk_id, documents.c.title, chunks.c.text,
+    *documents.c["doc_id", "revision"], chunks.c.ordinal,
+).join_from(chunks, documents)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class CarriedOver:
     """What a document keeps when a new revision replaces it.
@@ -114,6 +122,7 @@ def insert(
     scope_id: int,
     document: Document,
     *,
+    tenant: str,
     revision: str,
     kept: CarriedOver,
     spans: Sequence[ChunkSpan],
@@ -122,6 +131,10 @@ def insert(
     words: FullText,
 ) -> None:
     """Store a new document with its chunks, vectors and index words."""
+    sealing, named = Sealing.of(write), (document.doc_id, revision)
+    metadata = canonical_metadata(document.metadata)
+    if sealing.on:  # a JSON text, because PostgreSQL's column `fields` is made of it
+        metadata = json.dumps(sealing.sealed(tenant, metadata, "metadata", *named))
     row = {
         "scope_id": scope_id,
         "doc_id": document.doc_id,
@@ -131,14 +144,15 @@ def insert(
         "updated": time.time(),
         "num_chars": len(document.text),
         "pinned": int(kept.pinned),
-        "title": document.title,
-        "metadata": canonical_metadata(document.metadata),
-        "text": document.text,
+        "title": sealing.sealed(tenant, document.title, "title", *named),
+        "metadata": metadata,
+        "text": sealing.sealed(tenant, document.text, "text", *named),
         "readers": document.readers,
     }
     if write.dialect.name == "postgresql":
         # Folded here: what PostgreSQL folds depends on its locale.
-        row |= {"folded_id": document.doc_id.casefold(), "folded_title": document.title.casefold()}
+        title = "" if sealing.on else document.title.casefold()
+        row |= {"folded_id": document.doc_id.casefold(), "folded_title": title}
     number = write.scalar(documents.insert().returning(documents.c.document), row)
     # Of several marks at a place the last one counts.
     found = {(m.kind == "heading", m.start): m for m in document.marks}
@@ -147,25 +161,33 @@ def insert(
             marks.insert(),
             [
                 {"document": number, "is_heading": int(is_heading), "start": start,
-                 "kind": mark.kind, "label": mark.label}
+                 "kind": mark.kind, "label": sealing.sealed(tenant, mark.label, "label", *named)}
                 for (is_heading, start), mark in found.items()
             ],
         )  # fmt: skip
     if not spans:
         words.add(write, scope_id, [])  # a search asks for the scope's words, though it has none
         return
-    pieces = [
+    pieces: list[dict[str, Any]] = [
         {"document": number, "ordinal": ordinal, "char_start": span.start, "char_end": span.end,
          "tokens": span.tokens, "text": document.text[span.start : span.end]}
         for ordinal, span in enumerate(spans)
     ]  # fmt: skip
     added = chunks.insert().returning(chunks.c.chunk_id, sort_by_parameter_order=True)
-    chunk_ids = write.scalars(added, pieces).all()
+    sealed = [
+        piece | {"text": sealing.sealed(tenant, piece["text"], "chunk", *named, piece["ordinal"])}
+        for piece in pieces
+    ]
+    chunk_ids = write.scalars(added, sealed).all()
     rows = np.ascontiguousarray(embedded, dtype="<f4")
     write.execute(
         vectors.insert(),
         [
-            {"chunk_id": chunk_id, "space_id": space_id, "vector": row.tobytes()}
+            {
+                "chunk_id": chunk_id,
+                "space_id": space_id,
+                "vector": sealing.sealed_vector(tenant, row.tobytes(), chunk_id),
+            }
             for chunk_id, row in zip(chunk_ids, rows, strict=True)
         ],
     )
@@ -178,8 +200,7 @@ def insert(
 
 def remove(write: Connection, scope_id: int, numbers: Sequence[int], words: FullText) -> list[int]:
     """Remove documents by number, with everything stored for them; return their chunk ids."""
-    query = select(chunks.c.chunk_id, documents.c.title, chunks.c.text).join_from(chunks, documents)
-    rows = [tuple(row) for row in write.execute(query.where(among(documents.c.document, numbers)))]
+    rows = _words(write, write.execute(_WORDS.where(among(documents.c.document, numbers))))
     words.remove(write, scope_id, rows)
     write.execute(documents.delete().where(among(documents.c.document, numbers)))
     return sorted(chunk_id for chunk_id, *_ in rows)
@@ -187,9 +208,49 @@ def remove(write: Connection, scope_id: int, numbers: Sequence[int], words: Full
 
 def texts_of(connection: Connection, chunk_ids: Sequence[int]) -> list[ChunkWords]:
     """Return number, title and text of chunks."""
-    query = select(chunks.c.chunk_id, documents.c.title, chunks.c.text).join_from(chunks, documents)
-    found = connection.execute(query.where(among(chunks.c.chunk_id, chunk_ids)))
-    return [(row.chunk_id, row.title, row.text) for row in found]
+    found = connection.execute(_WORDS.where(among(chunks.c.chunk_id, chunk_ids)))
+    return _words(connection, found)
+
+
+def _words(connection: Connection, rows: Iterable[Any]) -> list[ChunkWords]:
+    sealing = Sealing.of(connection)
+    return [
+        (row.chunk_id, opened_title(sealing, row.title, row.doc_id, row.revision),
+         sealing.opened(row.text, "chunk", row.doc_id, row.revision, row.ordinal))
+        for row in rows
+    ]  # fmt: skip
+
+
+def opened_title(sealing: Sealing, title: str, doc_id: str, revision: str) -> str:
+    """Return the title of a document's row."""
+    return sealing.opened(title, "title", doc_id, revision)
+
+
+def opened_metadata(sealing: Sealing, stored: str, doc_id: str, revision: str) -> str:
+    """Return the metadata of a document's row, as JSON of an object."""
+    if not stored.startswith('"'):
+        return stored
+    return sealing.opened(json.loads(stored), "metadata", doc_id, revision)
+
+
+def text_of(read: Connection, info: DocumentInfo, stored: str) -> str:
+    """Return the text of a document's row."""
+    return Sealing.of(read).opened(stored, "text", info.doc_id, info.revision)
+
+
+def _opened_chunk(sealing: Sealing, row: tuple[Any, ...]) -> Chunk:
+    """Return the chunk of a row of _CHUNK."""
+    chunk = Chunk(*row)
+    if not sealing.on and not is_sealed_text(chunk.text):
+        return chunk
+    named = chunk.doc_id, chunk.revision
+    return replace(
+        chunk,
+        text=sealing.opened(chunk.text, "chunk", *named, chunk.ordinal),
+        title=sealing.opened(chunk.title, "title", *named),
+        page=None if chunk.page is None else sealing.opened(chunk.page, "label", *named),
+        heading=None if chunk.heading is None else sealing.opened(chunk.heading, "label", *named),
+    )
 
 
 def is_scope(connection: Connection, scope_id: int) -> bool:
@@ -203,9 +264,10 @@ def metadata_of(
 ) -> dict[str, dict[str, Any]]:
     """Return the metadata of documents by doc_id, without those that are not stored."""
     values = {"scope_id": find_scope(connection, scope), "doc_ids": list(doc_ids)}
+    sealing = Sealing.of(connection)
     return {
-        doc_id: json.loads(text)
-        for doc_id, text, readers in _METADATA.rows(connection, **values)
+        doc_id: json.loads(opened_metadata(sealing, text, doc_id, revision))
+        for doc_id, text, readers, revision in _METADATA.rows(connection, **values)
         if scope.view.shows(readers)
     }
 
@@ -245,26 +307,39 @@ def chunks_by_id(connection: Connection, chunk_ids: Collection[int]) -> dict[int
     """Return the chunks of any scope that exist, by their ids."""
     if not chunk_ids:
         return {}
-    return {row[0]: Chunk(*row) for row in _CHUNKS.rows(connection, chunk_ids=chunk_ids)}
+    sealing = Sealing.of(connection)
+    rows = _CHUNKS.rows(connection, chunk_ids=chunk_ids)
+    return {row[0]: _opened_chunk(sealing, row) for row in rows}
 
 
 def chunks_of(connection: Connection, scope_id: int | None, doc_id: str) -> list[Chunk]:
     """Return the chunks of a document in reading order, whoever may read it."""
-    return [Chunk(*row) for row in _CHUNKS_OF.rows(connection, scope_id=scope_id, doc_id=doc_id)]
+    sealing = Sealing.of(connection)
+    rows = _CHUNKS_OF.rows(connection, scope_id=scope_id, doc_id=doc_id)
+    return [_opened_chunk(sealing, row) for row in rows]
 
 
 def place(
     connection: Connection, scope_id: int | None, doc_id: str, start: int
 ) -> tuple[Any, ...] | None:
     """Return page and heading of a character of a document, and its readers."""
-    return _PLACE.row(connection, scope_id=scope_id, doc_id=doc_id, start=start)
+    row = _PLACE.row(connection, scope_id=scope_id, doc_id=doc_id, start=start)
+    if row is None:
+        return None
+    *labels, readers, revision = row
+    sealing = Sealing.of(connection)
+    opened = [x if x is None else sealing.opened(x, "label", doc_id, revision) for x in labels]
+    return *opened, readers
 
 
-def marks_of(connection: Connection, document: int) -> tuple[Mark, ...]:
+def marks_of(connection: Connection, document: int, info: DocumentInfo) -> tuple[Mark, ...]:
     """Return the marks of a document, sorted by their place."""
     query = select(marks.c.start, marks.c.kind, marks.c.label).where(marks.c.document == document)
-    return tuple(Mark(*row) for row in connection.execute(
-        query.order_by(marks.c.start, marks.c.is_heading)))  # fmt: skip
+    sealing, named = Sealing.of(connection), (info.doc_id, info.revision)
+    rows = connection.execute(query.order_by(marks.c.start, marks.c.is_heading))
+    return tuple(
+        Mark(row.start, row.kind, sealing.opened(row.label, "label", *named)) for row in rows
+    )
 
 
 def space_id(write: Connection, space: EmbeddingSpace) -> int:
@@ -294,11 +369,12 @@ def all_vectors(
         .order_by(vectors.c.chunk_id)
         .limit(batch)
     )
-    last = 0
+    last, sealing = 0, Sealing.of(connection)
     while found := connection.execute(query, {"last": last}).all():
         last = found[-1].chunk_id
         by_scope: dict[tuple[str, str], list[tuple[int, bytes]]] = defaultdict(list)
-        for tenant, collection, chunk_id, vector in found:
+        for tenant, collection, chunk_id, stored in found:
+            vector = sealing.opened_vector(stored, chunk_id)
             by_scope[tenant, collection].append((chunk_id, vector))
         for names, pairs in by_scope.items():
             ids = np.array([chunk_id for chunk_id, _ in pairs], dtype=np.int64)
@@ -343,7 +419,11 @@ def changes_since(
         return None
     added = [chunk_id for row in rows[1:] for chunk_id in row.added]
     stored = select(vectors.c.chunk_id, vectors.c.vector).where(among(vectors.c.chunk_id, added))
-    found = {i: np.frombuffer(blob, dtype="<f4") for i, blob in read.execute(stored)}
+    sealing = Sealing.of(read)
+    found = {
+        i: np.frombuffer(sealing.opened_vector(blob, i), dtype="<f4")
+        for i, blob in read.execute(stored)
+    }
     followed: list[IndexChange] = []
     for row in rows[1:]:
         ids = [chunk_id for chunk_id in row.added if chunk_id in found]
@@ -353,10 +433,12 @@ def changes_since(
     return CatalogState(rows[-1].generation, rows[-1].token), followed
 
 
-def info(row: RowMapping) -> DocumentInfo:
+def info(row: RowMapping, sealing: Sealing) -> DocumentInfo:
     """Return the document of a row of INFO."""
     fields: dict[str, Any] = {name: row[name] for name in INFO.selected_columns.keys()}  # noqa: SIM118
-    fields["metadata"] = json.loads(fields["metadata"])
+    named = row["doc_id"], row["revision"]
+    fields["title"] = opened_title(sealing, row["title"], *named)
+    fields["metadata"] = json.loads(opened_metadata(sealing, row["metadata"], *named))
     fields["pinned"] = bool(fields["pinned"])
     fields["num_tokens"] = int(fields["num_tokens"])
     return DocumentInfo(**fields)

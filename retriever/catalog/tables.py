@@ -18,6 +18,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from encryption.keyring import Keyring
 from retriever.errors import (
     CatalogError,
     CatalogNotStarted,
@@ -191,18 +192,37 @@ def _log_empty(table: sa.Table, connection: sa.Connection, **_: object) -> None:
     connection.execute(changes.insert(), row | {"removed": [], "added": []})
 
 
-SCHEMA = Schema("catalog", metadata, "catalog_3", Path(__file__).with_name("revisions"))
+_OLDEST = {
+    "state": frozenset({"generation", "token"}),
+    "spaces": frozenset({"space_id", "name", "revision", "dim"}),
+    "scopes": frozenset({"scope_id", "tenant", "collection", "stale"}),
+    "documents": frozenset(
+        {"document", "scope_id", "doc_id", "revision", "space_id", "created", "updated",
+         "num_chars", "pinned", "title", "metadata", "text"}
+    ),
+    "chunks": frozenset(
+        {"chunk_id", "document", "ordinal", "char_start", "char_end", "tokens", "text"}
+    ),
+    "vectors": frozenset({"chunk_id", "space_id", "vector"}),
+}  # fmt: skip
+SCHEMA = Schema(
+    "catalog", metadata, "catalog_3", Path(__file__).with_name("revisions"), oldest=_OLDEST
+)
 
 
-def catalog_database(where: Path | str, *, connections: int = 16) -> Database:
+def catalog_database(
+    where: Path | str, *, connections: int = 16, keys: Keyring | None = None
+) -> Database:
     """The database of a catalog, not opened; its errors are the retriever's.
 
     Args:
         where: The path of an SQLite file, or the address of PostgreSQL.
         connections: The most that are open to PostgreSQL at a time.
+        keys: Texts, titles, metadata, labels, vectors and words are sealed under these; None: they
+            are in the clear.
     """
     return Database(where, [SCHEMA], namespace=NAMESPACE, connections=connections,
-                    write_lock=WRITING, error=_catalog_error)  # fmt: skip
+                    write_lock=WRITING, error=_catalog_error, keys=keys)  # fmt: skip
 
 
 def _catalog_error(error: DatabaseError) -> Exception:

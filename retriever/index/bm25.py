@@ -23,16 +23,23 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from encryption.blind_words import BlindWords
 from retriever.analysis.analyser import (
     MAX_QUERY_WORDS,
-    REVISION,
     AnalysedQuery,
     Phrase,
     Term,
     analyse_text,
 )
 from retriever.errors import CatalogUnsupported
-from retriever.index.full_text import PART_WEIGHT, ChunkWords, Hits, searched_terms
+from retriever.index.full_text import (
+    PART_WEIGHT,
+    ChunkWords,
+    Hits,
+    blind_words,
+    searched_terms,
+)
+from retriever.sealing import Sealing, blinded_query, blinded_term, blinded_text
 
 
 def require() -> None:
@@ -68,8 +75,9 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
         for name in superseded:
             _drop(write, name)
         change = "UPDATE scopes SET analyser = ?, old_words = ? WHERE scope_id = ?"
-        write.exec_driver_sql(change, (REVISION, kept, scope_id))
-    rows = [(chunk_id, *_columns(title, text)) for chunk_id, title, text in chunks]
+        write.exec_driver_sql(change, (_revision(write), kept, scope_id))
+    blind = blind_words(write, scope_id)
+    rows = [(chunk_id, *_columns(title, text, blind)) for chunk_id, title, text in chunks]
     if rows:
         write.exec_driver_sql(f"INSERT INTO {table} (rowid, words, parts) VALUES (?, ?, ?)", rows)
 
@@ -83,10 +91,10 @@ def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> No
         rows = [row for row in rows if row[1] in own]
     if not rows or not tables.made:
         return
-    table = tables.new
+    table, blind = tables.new, blind_words(write, scope_id)
     write.exec_driver_sql(
         f"INSERT INTO {table} ({table}, rowid, words, parts) VALUES (?, ?, ?, ?)",
-        [(command, chunk_id, *_columns(title, text)) for command, chunk_id, title, text in rows],
+        [(command, number, *_columns(title, text, blind)) for command, number, title, text in rows],
     )
     write.exec_driver_sql("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
 
@@ -121,7 +129,8 @@ def search(
     among, ids = _among(allowed_ids)
     found: Hits = []
     if tables.made:
-        terms = searched_terms(query, lambda tokens: _frequencies(connection, tables, tokens))
+        indexed = blinded_query(query, blind_words(connection, scope_id))
+        terms = searched_terms(indexed, lambda tokens: _frequencies(connection, tables, tokens))
         found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
         further = f"{among} {_not_in_new(tables)}"
@@ -143,7 +152,7 @@ def holding(
     among, ids = _among(allowed_ids)
     found = _driver(connection).execute(
         f"SELECT rowid FROM {tables.new} WHERE {tables.new} MATCH ? {among}",
-        (match_expression([term]), *ids),
+        (match_expression([blinded_term(term, blind_words(connection, scope_id))]), *ids),
     )
     return {int(chunk_id) for (chunk_id,) in found}
 
@@ -151,7 +160,7 @@ def holding(
 def outdated(connection: Connection) -> list[int]:
     """See FullText.outdated."""
     query = "SELECT scope_id FROM scopes WHERE analyser <> ? OR old_words <> '' ORDER BY scope_id"
-    return list(connection.exec_driver_sql(query, (REVISION,)).scalars())
+    return list(connection.exec_driver_sql(query, (_revision(connection),)).scalars())
 
 
 def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int]:
@@ -227,8 +236,8 @@ def _not_in_new(tables: _Tables) -> str:
     )
 
 
-def _columns(title: str, text: str) -> tuple[str, str]:
-    analysed = analyse_text(title, text)
+def _columns(title: str, text: str, blind: BlindWords | None) -> tuple[str, str]:
+    analysed = blinded_text(analyse_text(title, text), blind)
     return " ".join(analysed.words), " ".join(analysed.parts)
 
 
@@ -261,9 +270,14 @@ def _tables(connection: Connection, scope_id: int) -> _Tables:
     query = "SELECT analyser, old_words FROM scopes WHERE scope_id = ?"
     analyser, old_words = _driver(connection).execute(query, (scope_id,)).fetchone()
     old = [old_words] if old_words else []
-    if analyser not in ("", REVISION):
+    revision = _revision(connection)
+    if analyser not in ("", revision):
         old.append(f"words_{int(scope_id)}_{analyser}")
-    return _Tables(f"words_{int(scope_id)}_{REVISION}", analyser == REVISION, old)
+    return _Tables(f"words_{int(scope_id)}_{revision}", analyser == revision, old)
+
+
+def _revision(connection: Connection) -> str:
+    return Sealing.of(connection).words_revision
 
 
 def _drop(write: Connection, table: str) -> None:

@@ -14,6 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from encryption.errors import EncryptionError
+from encryption.keyring import Keyring
+from encryption.sealed_files import SEGMENT_BYTES, FileSealer, open_file
+from encryption.values import place
 from retriever.errors import IndexCorrupt, IndexMissing, InvalidQuery
 from retriever.index.inverted_lists import DEPTHS, Reads, list_content
 from retriever.scope import Scope
@@ -104,37 +108,66 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def write_scope(
-    directory: Path, scope: Scope, index: Any, count: int, reads: Reads | None
+    directory: Path,
+    scope: Scope,
+    index: Any,
+    count: int,
+    reads: Reads | None,
+    keys: Keyring | None = None,
 ) -> SavedScope:
-    """Write the FAISS index of one scope, which has `count` vectors."""
+    """Write the FAISS index of one scope, which has `count` vectors; sealed if there are keys."""
     import faiss
 
     partial = directory / "index.tmp"
-    faiss.write_index(index, str(partial))
+    if keys is None:
+        faiss.write_index(index, str(partial))
+    else:
+        sealer = FileSealer(keys.current(scope.tenant), _place(scope.tenant, scope.collection))
+        raw = faiss.serialize_index(index)
+        with partial.open("wb") as out:
+            for start in range(0, len(raw), SEGMENT_BYTES):
+                out.write(sealer.update(raw[start : start + SEGMENT_BYTES].tobytes()))
+            out.write(sealer.finish())
     checksum = _checksum(partial)
     file = f"index-{checksum[:16]}.faiss"
     _publish(partial, directory / file)
     return SavedScope(scope.tenant, scope.collection, count, file, checksum, reads)
 
 
-def read_scope(directory: Path, saved: SavedScope, dim: int) -> tuple[Any, set[int]]:
+def read_scope(
+    directory: Path, saved: SavedScope, dim: int, keys: Keyring | None = None
+) -> tuple[Any, set[int]]:
     """Read the FAISS index of one scope; returns it with the ids of its vectors.
 
     Raises:
-        IndexCorrupt: The file is missing or damaged.
+        IndexCorrupt: The file is missing or damaged, or cannot be opened.
     """
     import faiss
+    import numpy as np
 
     path = directory / saved.file
     # The checksum comes before faiss parses the file, because faiss trusts the sizes it reads.
     if not path.is_file() or _checksum(path) != saved.sha256:
         raise IndexCorrupt(f"{path} is missing or its checksum does not hold")
-    loaded: Any = faiss.read_index(str(path))
+    loaded: Any
+    if keys is None:
+        loaded = faiss.read_index(str(path))
+    else:
+        try:
+            with path.open("rb") as file:
+                raw = open_file(keys, file, _place(saved.tenant, saved.collection))
+        except EncryptionError as error:
+            raise IndexCorrupt(f"{path} does not open: {error}") from error
+        loaded = faiss.deserialize_index(np.frombuffer(raw, dtype=np.uint8))
     lists = isinstance(loaded, faiss.IndexIVFFlat)
     ids = _ids_of(loaded) if lists is (saved.reads is not None) else set()
     if loaded.d != dim or len(ids) != saved.count or loaded.ntotal != saved.count:
         raise IndexCorrupt(f"{path} does not hold what its manifest says")
     return loaded, ids
+
+
+def _place(tenant: str, collection: str) -> bytes:
+    return place("index", tenant, collection)
 
 
 def _ids_of(index: Any) -> set[int]:

@@ -23,8 +23,15 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from retriever.analysis.analyser import REVISION, AnalysedQuery, Phrase, Term, analyse_text
-from retriever.index.full_text import PART_WEIGHT, ChunkWords, Hits, searched_terms
+from retriever.analysis.analyser import AnalysedQuery, Phrase, Term, analyse_text
+from retriever.index.full_text import (
+    PART_WEIGHT,
+    ChunkWords,
+    Hits,
+    blind_words,
+    searched_terms,
+)
+from retriever.sealing import Sealing, blinded_query, blinded_term, blinded_text
 
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6
 PART = -1
@@ -72,13 +79,14 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     """Index chunks."""
     lengths: list[tuple[int, int, str]] = []
     rows: list[tuple[int, int, str]] = []
+    blind, revision = blind_words(write, scope_id), Sealing.of(write).words_revision
     for chunk_id, title, text in chunks:
         positions: dict[str, list[int]] = defaultdict(list)
-        analysed = analyse_text(title, text)
+        analysed = blinded_text(analyse_text(title, text), blind)
         for position, word in enumerate(analysed.words):
             positions[word].append(position)
         positions.update((part, [PART]) for part in analysed.parts)
-        lengths.append((chunk_id, len(analysed.words) + len(analysed.parts), REVISION))
+        lengths.append((chunk_id, len(analysed.words) + len(analysed.parts), revision))
         rows.append((scope_id, chunk_id, json.dumps(positions)))
     if rows:
         insert = "INSERT INTO chunk_words (chunk_id, length, analyser) VALUES (%s, %s, %s)"
@@ -111,7 +119,8 @@ def search(
     """See FullText.search."""
     if not query.terms or k <= 0:
         return []
-    terms = searched_terms(query, lambda tokens: _frequencies(connection, scope_id, tokens))
+    indexed = blinded_query(query, blind_words(connection, scope_id))
+    terms = searched_terms(indexed, lambda tokens: _frequencies(connection, scope_id, tokens))
     if not terms:
         return []
     hits, values = _hits(scope_id, terms)
@@ -133,7 +142,7 @@ def holding(
     allowed_ids: Collection[int] | None = None,
 ) -> set[int]:
     """See FullText.holding."""
-    hits, values = _hits(scope_id, [term])
+    hits, values = _hits(scope_id, [blinded_term(term, blind_words(connection, scope_id))])
     sql = f"SELECT DISTINCT chunk_id FROM ({hits}) AS hits"
     if allowed_ids is not None:
         sql += f" WHERE chunk_id = {_ANY}"
@@ -147,7 +156,8 @@ def outdated(connection: Connection) -> list[int]:
         "SELECT DISTINCT scope_id FROM chunk_words JOIN chunks USING (chunk_id) "
         "JOIN documents USING (document) WHERE analyser <> %s ORDER BY scope_id"
     )
-    return list(connection.exec_driver_sql(query, (REVISION,)).scalars())
+    revision = Sealing.of(connection).words_revision
+    return list(connection.exec_driver_sql(query, (revision,)).scalars())
 
 
 def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int]:
@@ -157,7 +167,8 @@ def next_outdated(connection: Connection, scope_id: int, limit: int) -> list[int
         "JOIN documents USING (document) WHERE scope_id = %s AND analyser <> %s "
         "ORDER BY chunk_id LIMIT %s"
     )
-    return list(connection.exec_driver_sql(query, (scope_id, REVISION, limit)).scalars())
+    revision = Sealing.of(connection).words_revision
+    return list(connection.exec_driver_sql(query, (scope_id, revision, limit)).scalars())
 
 
 def rebuild(write: Connection, scope_id: int, chunks: Sequence[ChunkWords]) -> None:

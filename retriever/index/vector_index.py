@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from encryption.keyring import Keyring
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import EmbedderMismatch
 from retriever.index.index_files import (
@@ -39,9 +40,11 @@ class VectorIndex(VectorSearch):
 
     Args:
         exact_up_to: A scope with more vectors is searched approximately.
+        keys: Seal the files; None: they are in the clear.
     """
 
-    def __init__(self, *, exact_up_to: int = EXACT_UP_TO) -> None:
+    def __init__(self, *, exact_up_to: int = EXACT_UP_TO, keys: Keyring | None = None) -> None:
+        self._keys = keys
         self._exact_up_to = exact_up_to
         self._lock = ReadWriteLock()
         self._saving = threading.Lock()
@@ -152,7 +155,7 @@ class VectorIndex(VectorSearch):
                 for scope, part in self._parts.items():
                     if part.saved is None or not (directory / part.saved.file).is_file():
                         part.saved = write_scope(
-                            directory, scope, part.faiss, len(part.ids), part.reads
+                            directory, scope, part.faiss, len(part.ids), part.reads, self._keys
                         )
                 scopes = tuple(part.saved for part in self._parts.values() if part.saved)
             manifest = Manifest(**asdict(space), generation=generation, token=token, scopes=scopes)
@@ -166,7 +169,7 @@ class VectorIndex(VectorSearch):
             raise EmbedderMismatch(f"the saved index is of {saved}, the embedder is {space}")
         parts = {
             Scope(saved.tenant, saved.collection): ScopeIndex(
-                *read_scope(directory, saved, space.dim),
+                *read_scope(directory, saved, space.dim, self._keys),
                 reads=saved.reads,
                 saved=saved,
                 measured_at=saved.count if saved.reads is not None else 0,

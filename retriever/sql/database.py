@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from encryption.keyring import Keyring
 from retriever.sql.errors import DatabaseError, NotOpen, classified
 from retriever.sql.revisions import Schema, prepare
 
@@ -59,6 +60,7 @@ class Database:
 
     Attributes:
         shared: Whether it is PostgreSQL, which other processes change, too.
+        keys: What is sealed in it is sealed under these; connections have them in `info`.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Database:
         connections: int = 16,
         write_lock: int | None = None,
         error: Callable[[DatabaseError], Exception] = lambda error: error,
+        keys: Keyring | None = None,
     ) -> None:
+        self.keys = keys
         self.shared = isinstance(where, str)
         self._where = where
         self._schemas = schemas
@@ -263,6 +267,7 @@ class Database:
         if self.shared:
             try:
                 with engine.connect() as connection:
+                    connection.info["keys"] = self.keys
                     yield connection
             finally:
                 if self._engine is not engine:  # closed meanwhile: nobody else empties its pool
@@ -274,6 +279,7 @@ class Database:
             connection = idle.pop()
         except IndexError:
             connection = engine.connect()
+            connection.info["keys"] = self.keys
         try:
             yield connection
         finally:

@@ -7,6 +7,7 @@ for that alone: it takes half a second to load.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,15 @@ class Schema:
         metadata: The tables as they are now.
         head: The id of the newest revision.
         scripts: Folder of Alembic's revision scripts.
+        oldest: The columns of the tables that release 0.1.0 made, before there were revisions: a
+            database with these is of revision 0. None: that release had no such store.
     """
 
     name: str
     metadata: sa.MetaData
     head: str
     scripts: Path
+    oldest: Mapping[str, frozenset[str]] | None = None
 
     def tables(self, dialect: str) -> list[sa.Table]:
         """Return the tables that a database of this dialect has, referred ones first."""
@@ -77,10 +81,14 @@ def prepare(connection: sa.Connection, schema: Schema, database: str) -> None:
         found = {name: {c["name"] for c in each} for (_, name), each in columns.items()}
         wanted = {t.name: {c.name for c in t.columns if _has(c, dialect)} for t in tables}
         added = {t.name: {c.name for c in t.columns if "added" in c.info} for t in tables}
+        before = None
         if any(added.values()) and found == {name: wanted[name] - added[name] for name in wanted}:
-            first = f"{schema.name}_1"
-            connection.execute(version.insert(), {"version_num": first})
-            _upgrade(connection, schema, first, database)
+            before = f"{schema.name}_1"
+        elif found == {name: set(each) for name, each in (schema.oldest or {}).items()}:
+            before = f"{schema.name}_0"
+        if before is not None:
+            connection.execute(version.insert(), {"version_num": before})
+            _upgrade(connection, schema, before, database)
             return
         if found != wanted:
             raise WrongSchema(

@@ -55,6 +55,11 @@ def check(settings: Settings, prompts: PromptBuilder) -> None:
         raise InvalidSetting(
             "bulk needs a KV tier that the gateways share: give --redis or --s3 as they have it"
         )
+    if settings.encrypted:
+        raise InvalidSetting(
+            "bulk does not encrypt: ingest through a gateway, or unset encryption_key_file "
+            "(KVSTITCH_ENCRYPTION_KEY_FILE), encryption_key and encryption_kms everywhere"
+        )
     written = [name for name in settings.write_tiers.split(",") if name]
     if written and not {"redis", "s3"} & set(written):
         raise InvalidSetting(f"write_tiers = {settings.write_tiers!r} names no tier that is shared")

@@ -15,6 +15,7 @@ from typing import TypeVar
 from service.errors import DeadlineExceeded, Overloaded, QuotaExceeded, WorkerUnavailable
 from service.gateway.auth.access import Principal
 from service.gateway.prometheus import GatewayMetrics
+from service.shared.genai import Operation
 
 T = TypeVar("T")
 
@@ -28,12 +29,19 @@ class CallContext:
         arrived: When the request arrived, by time.perf_counter.
         deadline: When the answer must end, by the same clock; None: the client waits.
         traceparent: The client's span (W3C Trace Context); empty: there is none.
+        operation: What an answer is, by the conventions for traces.
     """
 
     principal: Principal
     arrived: float
     deadline: float | None = None
     traceparent: str = ""
+    operation: Operation = "chat"
+
+    @property
+    def ago_s(self) -> float:
+        """Seconds since the request arrived."""
+        return time.perf_counter() - self.arrived
 
     @property
     def left_s(self) -> float | None:

@@ -28,6 +28,8 @@ from service.gateway.http.routes import (
     openai,
     operations,
     pages,
+    resource_metadata,
+    sign_in,
 )
 from service.settings.fields import parts
 
@@ -74,7 +76,10 @@ def create_app(gateway: Gateway) -> FastAPI:
         )
     app.add_middleware(RequestContext, limits=gateway.settings, metrics=gateway.metrics)
     problems.install(app)
-    for module in (answers, openai, jobs, documents, audit, operations, mcp, dify, pages):
+    for module in (
+        *(answers, openai, jobs, documents, audit, operations, mcp, dify),
+        *(pages, sign_in, resource_metadata),
+    ):
         app.include_router(module.router)
     app.mount("/ui", pages.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]

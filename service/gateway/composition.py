@@ -46,9 +46,12 @@ from service.settings.reloading import Reload
 from service.shared.tracing import Tracing
 
 if TYPE_CHECKING:
+    from service.gateway.auth.sign_in import SignIn
     from service.gateway.auth.tokens import TokenVerifier
+    from service.gateway.encryption.tenant_keys import TenantKeys
 
 logger = logging.getLogger(__name__)
+KEYS_EVERY_S = 5.0
 
 
 class Gateway:
@@ -78,6 +81,7 @@ class Gateway:
         self.settings = settings if calibrated is None else calibrated.settings(settings)
         self.failure: str | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._watching_keys: asyncio.Task[None] | None = None
         self._lock: IO[str] | None = None
         self.disk = DiskGuard(settings.data_dir)
         self.metrics = GatewayMetrics({"data": settings.data_dir, "kv": settings.kv_dir})
@@ -100,6 +104,7 @@ class Gateway:
         self._counters = self._rate_counters()
         self._quotas = Quotas(_per_tenant(settings), self._counters)
         self._tokens = self._token_verifier()
+        self.sign_in = self._console_sign_in()
         self.access = Access(
             self._databases.keys,
             self._quotas,
@@ -127,6 +132,7 @@ class Gateway:
                 deletions=self._databases.tenants_secret,
                 heartbeat_timeout_s=processes.heartbeat_timeout_s,
                 on_count=lambda ready: self.limiter.resize(settings.max_running * ready),
+                keys=self._databases.ring,
             )
         else:
             self._workers = Workers(
@@ -141,6 +147,7 @@ class Gateway:
                     calibration=None if calibrated is None else calibrated.path,
                 ),
                 on_refused=self.give_up,
+                keys=self._databases.ring,
             )
         self.worker = self._workers.worker
         count_by_state(self.metrics, self.worker_states)
@@ -156,6 +163,7 @@ class Gateway:
             exact_up_to=settings.exact_vectors,
             database=self._databases.catalog,
             index=self._databases.index,
+            keys=self._databases.ring,
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)
         passages = PassageSearch(self.retriever, settings)
@@ -179,11 +187,15 @@ class Gateway:
             tracing=self._tracing,
         )
         top_k = self.prompts.format.top_k
-        self.searches = SearchService(self.retriever, passages, self.limiter, settings, top_k=top_k)
+        self.searches = SearchService(
+            self.retriever, passages, self.limiter, settings, tracing=self._tracing, top_k=top_k
+        )
         self.rerankings = RerankService(
             self.retriever, self.limiter, settings, self.prompts.tokenizer
         )
-        self.embeddings = EmbeddingService(embedder, self.retriever, self.limiter, settings)
+        self.embeddings = EmbeddingService(
+            embedder, self.retriever, self.limiter, settings, self._tracing
+        )
         self.corpus = Corpus(
             database=self._databases.jobs,
             chunks=ChunkKVs(self.retriever, self.prompts, prefixes),
@@ -193,6 +205,7 @@ class Gateway:
             settings=settings,
             disk=self.disk,
             catalog_lock=self._databases.catalog_lock,
+            keys=self._databases.ring,
         )
 
     @property
@@ -229,9 +242,14 @@ class Gateway:
         await self._workers.start()
         self._databases.start(self.corpus, self.give_up)
         self._loading = asyncio.create_task(self._load())
+        if self._databases.tenant_keys is not None:
+            self._watching_keys = asyncio.create_task(self._watch_keys(self._databases.tenant_keys))
 
     async def close(self) -> None:
         """Stop everything; the next start resumes what is left of ingest jobs."""
+        if self._watching_keys is not None:
+            self._watching_keys.cancel()
+            await asyncio.gather(self._watching_keys, return_exceptions=True)
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
         await self.corpus.close()
@@ -320,6 +338,23 @@ class Gateway:
                 "oidc_issuer is set, and PyJWT is not installed: pip install 'kvstitch[oidc]'"
             ) from error
         return TokenVerifier(self.settings)
+
+    async def _watch_keys(self, keys: TenantKeys) -> None:
+        """Follow what the command line and other gateways do to the keys of tenants."""
+        while True:
+            await asyncio.sleep(KEYS_EVERY_S)
+            try:
+                await asyncio.to_thread(keys.refresh)
+                self._workers.push_keys()
+            except Exception:
+                logger.exception("the keys of tenants cannot be read again")
+
+    def _console_sign_in(self) -> SignIn | None:
+        if self._tokens is None or not self.settings.oidc_client_id:
+            return None
+        from service.gateway.auth.sign_in import SignIn
+
+        return SignIn(self.settings, self._tokens)
 
     async def _load(self) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from encryption.keyring import Keyring
 from retriever.catalog.tables import catalog_database
 from retriever.index.vector_search import VectorSearch
 from retriever.sql.database import Database
@@ -28,6 +29,11 @@ from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.corpus import Corpus
 from service.gateway.documents.membership import Heartbeat, Membership
 from service.gateway.documents.purge_queue import CatalogLock
+from service.gateway.encryption.tenant_keys import (
+    TenantKeys,
+    require_no_keys,
+    tenant_keys_of,
+)
 from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
 from service.gateway.tables import secrets
 from service.settings import Settings
@@ -47,12 +53,14 @@ class Databases:
         keys: What requests are let through by.
         jobs: Jobs, deletions, events.
         audit: Who did what; None: nobody wants to know.
+        tenant_keys: What is stored is encrypted under these; None: it is not.
         catalog_lock: Held during changes of the catalog.
     """
 
     def __init__(self, settings: Settings, disk: DiskGuard) -> None:
         self._settings = settings
         self.audit: AuditLog | None = None
+        self.tenant_keys: TenantKeys | None = None
         self.catalog: Database | None = None
         self.index: VectorSearch | None = None
         self._membership: Membership | None = None
@@ -65,13 +73,15 @@ class Databases:
             self.catalog_lock = CatalogLock()
             if settings.audit:
                 self.audit = AuditLog(folder / AUDIT_FILE)
+            self.tenant_keys = tenant_keys_of(settings, None)
             return
-        self.catalog = catalog_database(settings.database)
+        self.jobs = shared_database(settings.database, uuid.uuid4().hex)
+        self.tenant_keys = tenant_keys_of(settings, self.jobs)
+        self.catalog = catalog_database(settings.database, keys=self.ring)
         if settings.vectors == "pgvector":
             from retriever.index.pgvector_index import PgvectorIndex
 
             self.index = PgvectorIndex(self.catalog)
-        self.jobs = shared_database(settings.database, uuid.uuid4().hex)
         self._key_store = KeyStore(self.jobs)
         self.keys = KeyCache(self._key_store)
         self.catalog_lock = CatalogLock(self.jobs)
@@ -93,6 +103,10 @@ class Databases:
         """
         self.jobs.start()
         self._key_store.start()
+        if self.tenant_keys is None:
+            require_no_keys(self._settings, self.jobs if self.jobs.shared else None)
+        else:
+            self.tenant_keys.start()
         if self.audit is not None:
             self.audit.start()
             record_changes(self.audit, self._settings)
@@ -100,6 +114,11 @@ class Databases:
             self._membership.join()
         if isinstance(self.keys, KeyCache):
             self.keys.refresh()
+
+    @property
+    def ring(self) -> Keyring | None:
+        """What seals and opens what is stored; None: it is in the clear."""
+        return None if self.tenant_keys is None else self.tenant_keys.ring
 
     def tenants_secret(self) -> str:
         """Return what keys the chunks of named tenants, where KVSTITCH_TENANT_SECRET is not set.
@@ -130,6 +149,8 @@ class Databases:
         await asyncio.to_thread(self._key_store.close)
         if self.audit is not None:
             await asyncio.to_thread(self.audit.close)
+        if self.tenant_keys is not None:
+            await asyncio.to_thread(self.tenant_keys.close)
         await asyncio.to_thread(self.jobs.close)
         if self.catalog is not None:
             await asyncio.to_thread(self.catalog.close)

@@ -18,6 +18,7 @@ from service.gateway.audit.audit_log import FILE as AUDIT_FILE
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import lock_folder
 from service.gateway.documents import membership
+from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
 from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
 from service.gateway.tables import (
     AUDIT,
@@ -52,6 +53,11 @@ def migrate(data_dir: Path, url: str) -> dict[str, int]:
     """
     if not (data_dir / "catalog.db").is_file():
         raise InvalidSetting(f"{data_dir} holds no catalog: give the --data-dir of a service")
+    if (data_dir / KEYS_FILE).is_file():
+        raise InvalidSetting(
+            f"{data_dir} is encrypted, and is not migrated: ingest its documents into a service "
+            "on the database"
+        )
     lock = lock_folder(data_dir)
     shared = shared_database(url, connections=2)
     catalog = catalog_database(url, connections=2)

@@ -23,7 +23,7 @@ from service.errors import (
     KvstitchError,
 )
 from service.gateway.data_folder import FILE_MODE, DiskGuard
-from service.gateway.tables import AUDIT, JOBS, KEYS, NAMESPACE
+from service.gateway.tables import AUDIT, ENCRYPTION, JOBS, KEYS, NAMESPACE
 
 RETRY_S = 2.0
 
@@ -112,5 +112,5 @@ def jobs_database(file: Path, disk: DiskGuard | None = None) -> ServiceDatabase:
 
 def shared_database(url: str, gateway_id: str = "", *, connections: int = 16) -> ServiceDatabase:
     """PostgreSQL with all tables of gateways, not opened."""
-    schemas = [JOBS, KEYS, AUDIT]
+    schemas = [JOBS, KEYS, AUDIT, ENCRYPTION]
     return ServiceDatabase(url, schemas, gateway_id=gateway_id, connections=connections)

@@ -1,7 +1,8 @@
 """The tables of a gateway: all but the catalog's.
 
-They are in jobs.sqlite3, keys.sqlite3 and, where there is an audit log, audit.sqlite3, or together
-in one schema of PostgreSQL, which several gateways share. Only that has:
+They are in jobs.sqlite3, keys.sqlite3 and, where there is an audit log or encryption, audit.sqlite3
+and encryption.sqlite3, or together in one schema of PostgreSQL, which several gateways share. Only
+that has:
 
     documents.owner   the gateway that works on it; '': anybody may take it
     jobs.owner        the gateway that it is sent to, until it is accepted
@@ -30,7 +31,7 @@ from retriever.sql.revisions import ADDED, POSTGRESQL_ONLY, SQLITE_ONLY, Schema
 NAMESPACE = "kvstitch_service"
 
 metadata = sa.MetaData()
-_keys, _audit = sa.MetaData(), sa.MetaData()  # files of their own
+_keys, _audit, _encryption = sa.MetaData(), sa.MetaData(), sa.MetaData()  # files of their own
 
 
 _owner = partial(required, sa.Text, "owner", default="", info=POSTGRESQL_ONLY)
@@ -172,11 +173,47 @@ audit_heads = sa.Table(
     *required(sa.Text, "hash"),
 )  # fmt: skip
 
+# Wrapped by the master key (encryption/tenant_keys.py).
+tenant_keys = sa.Table(
+    "tenant_keys", _encryption,
+    sa.Column("key_id", sa.Text, primary_key=True),
+    *required(Number, "number"),
+    *required(sa.Text, "tenant", "purpose"),
+    *required(sa.Double, "created"),
+    *required(sa.LargeBinary, "wrapped"),
+)  # fmt: skip
+
 # In one folder, because PostgreSQL has both.
 _REVISIONS = Path(__file__).with_name("revisions")
-JOBS = Schema("jobs", metadata, "jobs_3", _REVISIONS)
-KEYS = Schema("keys", _keys, "keys_2", _REVISIONS)
+_OLDEST = {
+    "jobs": frozenset(
+        {"job_id", "number", "tenant", "state", "cancelled", "idempotency_key", "digest", "created",
+         "updated"}
+    ),
+    "documents": frozenset(
+        {"number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content", "state",
+         "change", "chunks", "error"}
+    ),
+    "sizes": frozenset({"tenant", "collection", "doc_id", "bytes"}),
+    "purges": frozenset(
+        {"number", "receipt_id", "tenant", "collection", "doc_id", "chunk_id", "ids"}
+    ),
+    "contents": frozenset({"chunk_id", "digest"}),
+    "receipts": frozenset(
+        {"receipt_id", "tenant", "collection", "doc_ids", "documents", "chunks", "kv", "unreached",
+         "created", "completed"}
+    ),
+}  # fmt: skip
+_OLDEST_KEYS = {
+    "keys": frozenset(
+        {"key_id", "secret_sha256", "name", "tenant", "scopes", "created", "expires", "revoked",
+         "documents", "bytes", "requests_per_minute", "tokens_per_minute"}
+    )
+}  # fmt: skip
+JOBS = Schema("jobs", metadata, "jobs_3", _REVISIONS, oldest=_OLDEST)
+KEYS = Schema("keys", _keys, "keys_2", _REVISIONS, oldest=_OLDEST_KEYS)
 AUDIT = Schema("audit", _audit, "audit_1", _REVISIONS)
+ENCRYPTION = Schema("encryption", _encryption, "encryption_1", _REVISIONS)
 
 
 @sa.event.listens_for(metadata, "after_create")

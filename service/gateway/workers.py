@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from encryption.keyring import Keyring
+from service.errors import Overloaded
 from service.gateway.fleet.member import Member
 from service.gateway.fleet.worker_pool import WorkerPool
 from service.gateway.fleet.worker_state import WorkerState
@@ -45,6 +48,7 @@ class Workers:
     Args:
         worker_settings: Makes the settings of a worker from its number and its address.
         on_refused: Called with the reason if workers will never start.
+        keys: Of tenants, for what workers store; None: it is in the clear.
 
     Attributes:
         worker: What the rest of the gateway talks to.
@@ -58,6 +62,7 @@ class Workers:
         *,
         worker_settings: Callable[[int, str], WorkerSettings],
         on_refused: Callable[[str], None],
+        keys: Keyring | None = None,
     ) -> None:
         self._metrics = metrics
         self._address = options.address
@@ -68,6 +73,7 @@ class Workers:
                 on_change=partial(self._on_change, number),
                 on_left=metrics.tokens_after_leaving.observe,
                 on_holdings=partial(self._on_holdings, number),
+                keys=keys,
             )
             for number in range(settings.workers)
         ]
@@ -113,6 +119,12 @@ class Workers:
             return
         for supervisor in self._supervisors:
             await supervisor.start()
+
+    def push_keys(self) -> None:
+        """Tell the workers at once that the keys of tenants changed."""
+        for client in self._clients:
+            with contextlib.suppress(Overloaded):  # the next message brings them
+                client.push_keys()
 
     async def close(self) -> None:
         """Ask all to finish, and end those that do not."""

@@ -108,6 +108,33 @@ class Ping(Message, frozen=True):
     clock: float
 
 
+@dataclass(frozen=True)
+class TenantKey:
+    """A key of a tenant, by which what is stored of it is sealed and opened.
+
+    Attributes:
+        id: what was sealed names it.
+        tenant: whose it is.
+        secret: 32 bytes.
+        purpose: "data" or "words".
+    """
+
+    id: bytes
+    tenant: str
+    secret: bytes = field(repr=False)
+    purpose: Literal["data", "words"] = "data"
+
+
+class Keys(Message, frozen=True):
+    """All keys of tenants from now on, of each the oldest first. No reply.
+
+    Sent before anything else and after every change. A worker that was told of keys seals
+    everything that it stores.
+    """
+
+    keys: list[TenantKey]
+
+
 class Generate(Message, frozen=True):
     """Answer prompt S ‖ D_1..D_k ‖ Q. Replies: `Tokens`…, then one `Done` or `Failed`."""
 
@@ -211,6 +238,7 @@ class Shutdown(Message, frozen=True):
 ToWorker = (
     Hello
     | Ping
+    | Keys
     | Generate
     | Explain
     | Abort

@@ -12,6 +12,11 @@ from service.settings.fields import SCOPES, is_loopback, parts
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
+OWN_PARAMETERS = (
+    "client_id", "client_secret", "code", "code_challenge", "code_challenge_method",
+    "code_verifier", "grant_type", "nonce", "redirect_uri", "response_mode", "response_type",
+    "scope", "state",
+)  # fmt: skip
 QUOTAS = ("documents", "bytes", "requests_per_minute", "tokens_per_minute")
 
 
@@ -64,6 +69,20 @@ class IdentitySettings(BaseModel):
     oidc_quotas: str = Field(
         "", description=f"QUOTA=CLAIM by commas, of {', '.join(QUOTAS)}: which claim limits what"
     )
+    oidc_client_id: str = Field(
+        "", description="the console's client at the issuer; empty: nobody signs in there"
+    )
+    oidc_client_secret: str = Field(
+        "", description="its secret; empty: it is a public client", repr=False
+    )
+    oidc_client_scopes: str = Field(
+        "openid profile", description="scopes that the console asks for"
+    )
+    oidc_client_parameters: str = Field(
+        "",
+        description="NAME=VALUE by commas: more parameters of signing in, as resource=… or "
+        "audience=…, where the issuer wants to be told for which service a token is",
+    )
 
     @field_validator("oidc_audience")
     @classmethod
@@ -86,6 +105,38 @@ class IdentitySettings(BaseModel):
                 f"keys would come from {source}, where whoever is in between could give others: "
                 "use https://, or a file"
             )
+        return value
+
+    @field_validator("oidc_client_id")
+    @classmethod
+    def _of_a_provider(cls, value: str, info: ValidationInfo) -> str:
+        issuer = info.data.get("oidc_issuer", "")
+        if value and not issuer.startswith(("http://", "https://")):
+            raise ValueError("needs an oidc_issuer that is a URL: people sign in there")
+        if (
+            value
+            and issuer.startswith("http://")
+            and not is_loopback(urlsplit(issuer).hostname or "")
+        ):
+            raise ValueError(f"people would sign in at {issuer} without TLS: use https://")
+        return value
+
+    @field_validator("oidc_client_scopes")
+    @classmethod
+    def _with_openid(cls, value: str) -> str:
+        if "openid" not in value.split():
+            raise ValueError("must hold 'openid', else the issuer does not say who signed in")
+        return value
+
+    @field_validator("oidc_client_parameters")
+    @classmethod
+    def _pairs(cls, value: str) -> str:
+        for part in parts(value):
+            name, _, given = part.partition("=")
+            if not name or not given or name in OWN_PARAMETERS:
+                raise ValueError(
+                    f"{part!r} must be NAME=VALUE, and no parameter of the console's own"
+                )
         return value
 
     @field_validator("oidc_algorithms")

@@ -24,6 +24,12 @@ class AccessSettings(BaseModel):
     allow_anonymous: bool = Field(
         False, description="serve without API keys, also on addresses that others can reach"
     )
+    public_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s?#\"\\]+)?$",
+        description="where clients reach the service, as https://rag.example.com, told to those "
+        "that look for the issuer of tokens; empty: as each request names it",
+    )
     allowed_hosts: str = Field(
         "",
         description="names in the Host header, separated by commas, *: any; "

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from service.settings.answering import ModelSettings, RetrievalSettings
 from service.settings.audit import AuditSettings
+from service.settings.encryption import EncryptionSettings
 from service.settings.fields import named_folders, parts
 from service.settings.identity import IdentitySettings
 from service.settings.serving import AccessSettings, LimitSettings, ProcessSettings
@@ -34,6 +35,7 @@ class Settings(
     AccessSettings,
     IdentitySettings,
     AuditSettings,
+    EncryptionSettings,
     ProcessSettings,
     TierSettings,
     RetrievalSettings,

@@ -108,6 +108,31 @@ class TierSettings(BaseModel):
         "prompts are continued after a restart, or when the KV pool has given them up; 0: none",
     )
 
+    kv_ttl: str = Field(
+        "",
+        description="COLLECTION=DAYS by commas, *: all others: stored KV of documents is deleted "
+        "when it is older, and computed again at need; empty: never",
+    )
+
+    @property
+    def kv_ttls(self) -> dict[str, float]:
+        """Days that KV is kept, by collection; `*`: all others."""
+        pairs = (part.strip().rpartition("=") for part in self.kv_ttl.split(",") if part.strip())
+        return {name.strip(): float(days) for name, _, days in pairs}
+
+    @field_validator("kv_ttl")
+    @classmethod
+    def _days_by_collection(cls, value: str) -> str:
+        for part in (part for part in value.split(",") if part.strip()):
+            name, _, days = part.strip().rpartition("=")
+            try:
+                right = bool(name.strip()) and 0 < float(days) < float("inf")
+            except ValueError:
+                right = False
+            if not right:
+                raise ValueError(f"must be COLLECTION=DAYS by commas, not {part.strip()!r}")
+        return value
+
     @field_validator("redis_url")
     @classmethod
     def _redis_scheme(cls, value: str) -> str:

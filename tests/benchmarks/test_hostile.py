@@ -6,6 +6,7 @@ import io
 import json
 import random
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -22,19 +23,19 @@ def test_grammars_get_past_the_gateways_first_look(kind: str) -> None:
         assert Guided.model_validate(form).kind in form
 
 
-def test_no_two_are_alike_and_a_seed_makes_the_same() -> None:
+def test_no_two_are_alike_and_a_seed_makes_the_same(tmp_path: Path) -> None:
     forms = [json.dumps(form) for _, form in grammars.grammars(60, seed=0)]
     assert len(set(forms)) == 60
     assert forms == [json.dumps(form) for _, form in grammars.grammars(60, seed=0)]
     numbers = [n for n in range(38) if uploads.KINDS[n % 19] is not uploads._zip_bomb]
-    files = [uploads.upload(n, 0) for n in numbers]
-    assert len({content for _, content in files}) == len(files)
-    assert files[5] == uploads.upload(numbers[5], 0)
+    files = [uploads.write(tmp_path, n, 0).read_bytes() for n in numbers]
+    assert len(set(files)) == len(files)
+    assert files[5] == uploads.write(tmp_path, numbers[5], 0).read_bytes()
 
 
-def test_a_bomb_is_small_until_it_is_unpacked() -> None:
+def test_a_bomb_is_small_until_it_is_unpacked(tmp_path: Path) -> None:
     number = uploads.KINDS.index(uploads._zip_bomb)
-    _, content = uploads.upload(number, 0)
+    content = uploads.write(tmp_path, number, 0).read_bytes()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         unpacked = sum(part.file_size for part in archive.infolist())
     assert unpacked > 200 * len(content)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -26,12 +27,18 @@ class Issuer:
         requests: How many it was sent.
         reads: How often the keys were read.
         down: Whether it answers 500.
+        exchanges: Forms that were sent to its token endpoint, and their Authorization.
+        granted: Status and body of what that endpoint answers.
+        ways: How it wants clients to say who they are.
     """
 
     def __init__(self) -> None:
         self.keys: dict[str, tuple[str, Private]] = {}
         self.requests = self.reads = 0
         self.down = False
+        self.exchanges: list[tuple[dict[str, str], str]] = []
+        self.granted: tuple[int, Any] = (200, {})
+        self.ways = ["client_secret_basic", "client_secret_post"]
         self.add("first")
         issuer = self
 
@@ -44,9 +51,18 @@ class Issuer:
                 issuer.requests += 1
                 if self.path == "/jwks":
                     issuer.reads += 1
-                status = 500 if issuer.down else 200
-                body = json.dumps(answers[self.path]()).encode()
-                self.send_response(status)
+                self.answer(200, answers[self.path]())
+
+            def do_POST(self) -> None:
+                form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                assert self.path == "/token"
+                sender = self.headers.get("Authorization", "")
+                issuer.exchanges.append((dict(parse_qsl(form)), sender))
+                self.answer(*issuer.granted)
+
+            def answer(self, status: int, content: Any) -> None:
+                body = json.dumps(content).encode()
+                self.send_response(500 if issuer.down else status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -67,8 +83,14 @@ class Issuer:
         self._server.server_close()
         self._thread.join()
 
-    def described(self) -> dict[str, str]:
-        return {"issuer": self.name, "jwks_uri": f"{self.url}/jwks"}
+    def described(self) -> dict[str, Any]:
+        return {
+            "issuer": self.name,
+            "jwks_uri": f"{self.url}/jwks",
+            "authorization_endpoint": f"{self.url}/authorize",
+            "token_endpoint": f"{self.url}/token",
+            "token_endpoint_auth_methods_supported": self.ways,
+        }
 
     def published(self) -> dict[str, Any]:
         return {"keys": [self.jwk(name) for name in self.keys]}

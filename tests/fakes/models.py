@@ -69,6 +69,9 @@ class WordCounter:
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
         return [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
 
+    def count_tokens(self, text: str) -> int:
+        return len(self.encode_offsets(text))
+
 
 class TokenizerCounter:
     """Counts tokens with a copy of a `tokenizers.Tokenizer`.
@@ -99,3 +102,6 @@ class TokenizerCounter:
             text, add_special_tokens=False
         ).offsets
         return offsets
+
+    def count_tokens(self, text: str) -> int:
+        return len(self.encode_offsets(text))

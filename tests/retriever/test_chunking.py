@@ -7,9 +7,11 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
+from retriever import token_starts
 from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
 from retriever.errors import InvalidDocument
 from retriever.text_boundaries import is_inside_character
+from retriever.token_starts import WINDOW
 from tests.fakes.models import TokenizerCounter, WordCounter
 
 COUNTERS = ("bytes", "word_pieces", "words")
@@ -228,6 +230,9 @@ class CharCounter:
     def encode_offsets(self, text: str) -> list[tuple[int, int]]:
         return [(place, place + 1) for place in range(len(text))]
 
+    def count_tokens(self, text: str) -> int:
+        return len(self.encode_offsets(text))
+
 
 @pytest.mark.parametrize("counter", [WordCounter(), CharCounter()])
 @pytest.mark.parametrize("title", ["kettle " * 99, "k" * 999, "漢字" * 400, "a, " * 50])
@@ -240,3 +245,35 @@ def test_a_title_takes_a_fourth_of_a_chunk_at_most(counter: TokenCounter, title:
     assert short.endswith("…") and title.startswith(short.rstrip("…"))
     assert 4 < len(counter.encode_offsets(short)) <= 17
     assert settings.short_title("A kettle") == "A kettle"
+
+
+class Asked(WordCounter):
+    """Notes how long the texts are that it is asked for."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        self.longest = max(self.longest, len(text))
+        return super().encode_offsets(text)
+
+
+@pytest.mark.parametrize("piece", ["a line of seven words, two commas,\n", "word ", "字", "x"])
+def test_a_long_text_is_made_tokens_a_part_at_a_time(piece: str) -> None:
+    text = piece * (3 * WINDOW // len(piece))
+    counter = Asked()
+    spans = split(text, tokenizer=counter, max_tokens=64)
+    assert_covers(text, spans)
+    assert counter.longest <= max(WINDOW, max(span.end - span.start for span in spans))
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+def test_a_text_divided_where_lines_begin_has_the_tokens_of_the_whole(
+    counters: dict[str, TokenCounter], counter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(3)
+    lines = ["".join(rng.choices(PIECES, k=rng.randrange(1, 9))) for _ in range(400)]
+    text = "".join(f"{line.strip()}\n" for line in lines)
+    whole = split(text, tokenizer=counters[counter], max_tokens=100)
+    monkeypatch.setattr(token_starts, "WINDOW", 1000)
+    assert split(text, tokenizer=counters[counter], max_tokens=100) == whole

@@ -7,7 +7,6 @@ explain  validate ── slot ── prepare ── forecast
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from service.errors import InvalidRequest
@@ -24,6 +23,7 @@ from service.gateway.schemas.answer import Explanation
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings
+from service.shared import genai
 from service.shared.tracing import Tracing
 
 
@@ -78,8 +78,9 @@ class AnswerService:
     async def _open(self, request: GenerateRequest, call: CallContext) -> AnswerStream:
         fusion_label = "none"
         slot: RequestSlot | None = None
-        ago_s = time.perf_counter() - call.arrived
-        span = self._tracing.begin("kvstitch.answer", call.traceparent, ago_s=ago_s)
+        model = self._prompts.model
+        name = genai.span_name(call.operation, model)
+        span = self._tracing.begin(name, call.traceparent, ago_s=call.ago_s, served=True)
         try:
             plan = self._validator.validate(request, call)
             fusion_label = plan.fusion.name
@@ -91,7 +92,8 @@ class AnswerService:
             if slot is not None:
                 slot.close()
             self._metrics.requests.labels(fusion_label, outcome_of(error)).inc()
-            span.end(error=outcome_of(error))
+            attributes = genai.of(call.operation, model)
+            span.end(attributes=attributes, error=outcome_of(error))
             raise
         return AnswerStream(
             worker=self._worker,

@@ -24,6 +24,8 @@ from service.gateway.schemas.answer import Citation, GenerateResponse, Retrieval
 from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
+from service.shared import genai
+from service.shared.genai import Attributes
 from service.shared.tracing import Span
 
 
@@ -83,6 +85,7 @@ class AnswerStream:
     _last_token_at: float | None = None
     _flush_s: float = 0.0  # time until the consumer of our text asked for more
     _ended: bool = False
+    _told: Attributes = field(default_factory=dict, repr=False)  # by the worker, at its end
     _text: AnswerText = field(init=False, repr=False)
     _logprobs: AnswerLogprobs | None = field(init=False, repr=False)
     _events: AsyncGenerator[AnswerEvent, None] | None = field(default=None, repr=False)
@@ -188,6 +191,11 @@ class AnswerStream:
         first = self._first_token_at
         ttft_s = total_s if first is None else first - self.call.arrived
         report = done.report
+        self._told = {
+            genai.OUTPUT_TOKENS: report.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": report.cached_tokens,
+            "gen_ai.response.finish_reasons": [done.finish_reason],
+        }
         timing = response.timing(ttft_s, total_s, report.completion_tokens)
         stages = {**self.plan.stages, **report.stages, "flush": self._flush_s}
         fusion, eviction = self.plan.generate.fusion, self.plan.generate.eviction
@@ -235,15 +243,27 @@ class AnswerStream:
             self.metrics.adapter_requests.labels(adapter, outcome).inc()
         if outcome == DISCONNECT:
             self.metrics.disconnects.inc()
-        self.span.end(
-            self.plan.stages,
-            {
-                "kvstitch.fusion": fusion,
-                "kvstitch.prompt_tokens": self.plan.prompt_tokens,
-                "kvstitch.outcome": outcome,
-            },
-            "" if outcome in ("ok", DEADLINE, DISCONNECT) else outcome,
+        failed = outcome not in ("ok", DEADLINE, DISCONNECT)
+        self.span.end(self.plan.stages, self._attributes(outcome), outcome if failed else "")
+
+    def _attributes(self, outcome: str) -> Attributes:
+        """Return what the span says; of an answer that was broken off, what there is of it."""
+        generate, first = self.plan.generate, self._first_token_at
+        sampling = generate.sampling
+        found = genai.of(
+            self.call.operation,
+            self.prompts.model,
+            request__max_tokens=sampling.max_tokens,
+            request__temperature=sampling.temperature,
+            request__top_p=sampling.top_p,
+            request__stream=self.plan.request.stream,
+            response__id=self.id,
+            response__model=generate.lora or self.prompts.model,
+            response__time_to_first_chunk=None if first is None else first - self.call.arrived,
+            usage__input_tokens=self.plan.prompt_tokens,
         )
+        own = {"kvstitch.fusion": generate.fusion.name, "kvstitch.outcome": outcome}
+        return {**found, **own, **self._told}
 
 
 def outcome_of(error: BaseException) -> str:

@@ -126,7 +126,7 @@ class Access:
         """
         sent_key = _key_in(headers)
         if self._tokens is not None and sent_key is not None and _is_token(sent_key):
-            return self._of_token(await self._tokens.verify(sent_key))
+            return self.of_token(await self._tokens.verify(sent_key))
         is_open = self.open
         if sent_key is None or (is_open and not sent_key.startswith(KEY_PREFIX)):
             if is_open:
@@ -170,7 +170,8 @@ class Access:
             view=key.view,
         )
 
-    def _of_token(self, sender: Identity) -> Principal:
+    def of_token(self, sender: Identity) -> Principal:
+        """Return the sender whom a verified token names."""
         key_id = f"{SUBJECT}{sender.subject}"
         return Principal(
             sender.tenant,

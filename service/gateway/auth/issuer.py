@@ -42,7 +42,7 @@ class Issuer:
 
     async def read(self) -> Sequence[Mapping[str, Any]]:
         """Return the public keys; see `KeySource`."""
-        where = self._jwks or _text(await self.described(), "jwks_uri")
+        where = self._jwks or endpoint(await self.described(), "jwks_uri")
         if where.startswith(_HTTP):
             found = await _get(where)
         else:
@@ -65,7 +65,12 @@ class Issuer:
         return found
 
 
-def _text(described: Mapping[str, Any], name: str) -> str:
+def endpoint(described: Mapping[str, Any], name: str) -> str:
+    """Return an address of what a provider says of itself.
+
+    Raises:
+        ValueError: It does not say this one.
+    """
     value = described.get(name)
     if not isinstance(value, str) or not value.startswith(_HTTP):
         raise ValueError(f"the issuer does not say its {name}")
@@ -73,15 +78,31 @@ def _text(described: Mapping[str, Any], name: str) -> str:
 
 
 async def _get(url: str) -> Any:
+    status, found = await request_json("GET", url)
+    if status != 200:
+        raise ValueError(f"{url} answers with status {status}")
+    return found
+
+
+async def request_json(method: str, url: str, **sent: Any) -> tuple[int, Any]:
+    """Return status and body of an answer of the issuer's.
+
+    Args:
+        method: Of HTTP.
+        url: Where to.
+        sent: As httpx takes it: `data`, `auth`, ….
+
+    Raises:
+        ValueError, httpx.HTTPError, TimeoutError: There is none in time, or it is no JSON.
+    """
     async with (
         asyncio.timeout(TIMEOUT_S),
         httpx.AsyncClient(timeout=TIMEOUT_S) as client,
-        client.stream("GET", url) as reply,
+        client.stream(method, url, **sent) as reply,
     ):
-        reply.raise_for_status()
         body = bytearray()
         async for part in reply.aiter_bytes():
             body += part
             if len(body) > MAX_BYTES:
                 raise ValueError(f"{url} answers with more than {MAX_BYTES} bytes")
-    return json.loads(body)
+    return reply.status_code, json.loads(body)

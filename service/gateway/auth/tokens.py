@@ -7,6 +7,9 @@ key used as a secret, are refused before any signature is looked at.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import jwt
 from jwt import exceptions
 
@@ -39,7 +42,7 @@ class TokenVerifier:
         )
         self._claims = ClaimReader(settings)
         self._algorithms = parts(settings.oidc_algorithms)
-        self._audiences = parts(settings.oidc_audience)
+        self.audiences = parts(settings.oidc_audience)
         self._skew_s = settings.oidc_clock_skew_s
 
     async def close(self) -> None:
@@ -53,6 +56,22 @@ class TokenVerifier:
                 wrong.
             IdentityUnavailable: The issuer's keys cannot be read.
         """
+        return self.identity(await self.claims(token))
+
+    def identity(self, claims: Mapping[str, Any]) -> Identity:
+        """Return what the claims of a verified token say; raises InvalidToken."""
+        return self._claims.identity(claims)
+
+    async def claims(self, token: str, audiences: Sequence[str] = ()) -> Mapping[str, Any]:
+        """Return what a token of this issuer says, if it is for one of these audiences.
+
+        Args:
+            token: As it came.
+            audiences: One of them must be in `aud`; none: those of this service.
+
+        Raises:
+            InvalidToken, IdentityUnavailable: As `verify`.
+        """
         if len(token) > MAX_TOKEN_CHARS:
             raise InvalidToken(f"the token has more than {MAX_TOKEN_CHARS} characters")
         try:
@@ -65,18 +84,18 @@ class TokenVerifier:
                     field="alg",
                 )
             key = await self._keys.find(key_id, algorithm)
-            claims = jwt.decode(
+            claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=[algorithm],
-                audience=self._audiences,
+                audience=audiences or self.audiences,
                 issuer=self.issuer.name,
                 leeway=self._skew_s,
                 options={"require": list(NEEDED), "enforce_minimum_key_length": True},
             )
         except exceptions.PyJWTError as error:
             raise _refusal(error) from error
-        return self._claims.identity(claims)
+        return claims
 
 
 def _refusal(error: exceptions.PyJWTError) -> InvalidToken:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from encryption.keyring import Keyring
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
@@ -22,6 +23,7 @@ from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
+from service.gateway.documents.kv_expiry import PAUSE_S, KvExpiry
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
@@ -57,9 +59,10 @@ class Corpus:
         settings: Settings,
         disk: DiskGuard,
         catalog_lock: CatalogLock,
+        keys: Keyring | None = None,
     ) -> None:
         retriever = self._retriever = chunks.retriever
-        self.spool = SpoolFolder(settings.data_dir / "spool", disk)
+        self.spool = SpoolFolder(settings.data_dir / "spool", disk, keys)
         self._store = JobStore(database, self.spool, with_events=bool(settings.webhook_url))
         self._metrics = metrics
         self._webhook: WebhookSender | None = None
@@ -69,7 +72,9 @@ class Corpus:
             )
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
-        deletions = DeletionStore(database)
+        expiry = KvExpiry(settings.kv_ttls, chunks, worker, settings.data_dir / "kv_expiry.json")
+        self._expiry = BackgroundLoop("expiry of KV", expiry.step, PAUSE_S)
+        deletions = DeletionStore(database, keys)
         purges = PurgeQueue(deletions, chunks, worker, catalog_lock)
         rate = self._rate = TokenRate()
         copies = (1 + chunks.has_copies) * (1 + len(settings.precomputed_loras))
@@ -159,6 +164,7 @@ class Corpus:
         await self.refresh_gauges()
         self._loops.indexing.start()
         self._pruning.start()
+        self._expiry.start()
         self._loops.precompute.start()
         if self._webhook is not None:
             self._webhook.start()
@@ -168,6 +174,7 @@ class Corpus:
         if self._webhook is not None:
             await self._webhook.close()
         await self._pruning.close()
+        await self._expiry.close()
         await self._loops.indexing.close()
         await self._ingestor.close()
         await self._loops.precompute.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import itertools
@@ -10,7 +11,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from service.errors import InvalidSetting
+from encryption.keyring import Keyring
+from service.errors import InvalidSetting, Overloaded
 from service.gateway.fleet.discovery import Source, source_of
 from service.gateway.fleet.known_workers import KnownWorkers
 from service.gateway.fleet.member import Member
@@ -38,6 +40,7 @@ class SharedWorkers:
         heartbeat_timeout_s: A worker that is silent for so long counts as gone.
         on_count: Called with the number of ready workers when it changes.
         source: Of addresses; by default the one that the settings name.
+        keys: Of tenants, for what workers store; None: it is in the clear.
 
     Attributes:
         worker: what the rest of the gateway talks to.
@@ -52,12 +55,14 @@ class SharedWorkers:
         heartbeat_timeout_s: float = 10.0,
         on_count: Callable[[int], None] = lambda ready: None,
         source: Source | None = None,
+        keys: Keyring | None = None,
     ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._deletions = deletions
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._on_count = on_count
+        self._keys = keys
         self._source = source or source_of(settings.worker_addresses)
         self._numbers = itertools.count()
         self._members: dict[str, Member] = {}  # by address
@@ -100,6 +105,12 @@ class SharedWorkers:
         self._hello = Hello(domain, lease_s)
         self._known = await asyncio.to_thread(KnownWorkers, self._settings.data_dir, lease_s)
         self._watching = asyncio.create_task(self._watch())
+
+    def push_keys(self) -> None:
+        """Tell the workers at once that the keys of tenants changed."""
+        for member in self._members.values():
+            with contextlib.suppress(Overloaded):  # the next message brings them
+                member.client.push_keys()
 
     async def close(self) -> None:
         """Leave the workers to others: they run on."""
@@ -148,6 +159,7 @@ class SharedWorkers:
             on_holdings=partial(self._on_holdings, number),
             hello=self._hello,
             secret=self._settings.fleet_secret,
+            keys=self._keys,
             refuse=partial(self._unlike, address),
         )
         client.connect(address)

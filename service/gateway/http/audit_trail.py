@@ -3,7 +3,8 @@
 It is on disk before the first byte of the response is sent. Where it cannot be written the caller
 gets the error in place of the response: nobody is given an answer that is not recorded. Plain ASGI.
 
-Calls without a valid key are not recorded, because anybody could fill the log with them.
+Calls without a valid key, and sign-ins that fail, are not recorded, because anybody could fill the
+log with them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from service.errors import KvstitchError
 from service.gateway.audit.audit_log import now
 from service.gateway.audit.audit_writer import AuditWriter
 from service.gateway.audit.chain import Event
-from service.gateway.auth.access import ANONYMOUS, Principal
+from service.gateway.auth.access import Principal
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.http.problems import respond
 
@@ -47,6 +48,7 @@ ACTIONS: Final = {
     "PUT /admin/pins/{doc_id:path}": "pin",
     "DELETE /admin/pins/{doc_id:path}": "unpin",
     "POST /admin/gate/reset": "reset_gate",
+    "POST /ui/sign-in": "sign_in",
 }
 MOST_NAMES = 100  # of documents in one entry
 DISCONNECTED = 499  # as nginx logs it
@@ -90,9 +92,10 @@ class AuditTrail:
     async def _record(self, scope: Scope, status: int, details: dict[str, Any]) -> None:
         path = getattr(scope.get("route"), "path", "")
         route = f"{scope['method']} {path}"
-        if (action := ACTIONS.get(route)) is None:
+        # A sign-in that fails is nobody's.
+        principal: Principal | None = scope["state"].get("principal")
+        if (action := ACTIONS.get(route)) is None or principal is None:
             return
-        principal: Principal = scope["state"].get("principal", ANONYMOUS)
         named = {**scope.get("path_params", {})}
         if "doc_id" in named:
             named["collection"] = Request(scope).query_params.get("collection", "default")

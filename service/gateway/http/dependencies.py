@@ -40,7 +40,7 @@ async def _documents(gateway: GatewayDep) -> DocumentService:
 async def _upload(
     request: Request, gateway: GatewayDep
 ) -> AsyncIterator[AsyncIterator[IngestDocument]]:
-    upload = gateway.corpus.spool.upload()
+    upload = gateway.corpus.spool.upload(request.state.principal.tenant)
     try:
         yield read_documents(request, gateway.settings, upload)
     finally:

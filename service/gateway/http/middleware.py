@@ -39,7 +39,7 @@ SLOWEST_BYTES_PER_S = 16_384  # of a body that may take longer because it is lon
 UPLOAD_PATH = "/admin/precompute"
 # Served without a key, because nothing here depends on anybody's documents.
 PUBLIC_PATHS = ("/", "/health", "/docs", "/openapi.json", "/ui")
-PUBLIC_FOLDERS = ("/health/", "/ui/")
+PUBLIC_FOLDERS = ("/health/", "/ui/", "/.well-known/")
 
 
 class RequestContext:

@@ -18,7 +18,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE
+from service.gateway.http import dify
 from service.gateway.schemas.admin import ErrorOut, Problem
+from service.gateway.schemas.dify import Refusal
 
 # Routes that need no key and cannot fail.
 ROUTES_WITHOUT_ERRORS = ("/health/live",)
@@ -28,7 +30,8 @@ STREAMS = {
     "/v1/completions": "text_completion objects, then [DONE]",
     "/v1/responses": "events response.created … response.completed",
 }
-TIMED = (*STREAMS, "/v1/search", "/v1/rerank", "/v1/embeddings")  # these take a deadline
+# These take a deadline.
+TIMED = (*STREAMS, "/v1/search", "/v1/rerank", "/v1/embeddings", dify.PATH)
 REF = "#/components/schemas/{model}"
 
 
@@ -74,7 +77,7 @@ class OpenApiDescription:
 def _complete(schema: dict[str, Any], offer: OfferedNames) -> dict[str, Any]:
     components = schema.setdefault("components", {})
     models = components.setdefault("schemas", {})
-    for model in (ErrorOut, Problem):
+    for model in (ErrorOut, Problem, Refusal):
         own = model.model_json_schema(ref_template=REF)
         models.update(own.pop("$defs", {}))
         models[model.__name__] = own
@@ -123,13 +126,15 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
         statuses.append(409)  # what was asked for was not measured, or not set up
     if path == "/admin/audit" or (path.startswith("/admin") and method != "get"):
         statuses.append(409)
+    if path == dify.PATH:
+        statuses.remove(401)  # which Dify is told by 403
     return sorted(set(statuses))
 
 
 def _error_response(path: str, status: int) -> dict[str, Any]:
-    problem = not path.startswith("/v1/")
-    model = "Problem" if problem else "ErrorOut"
-    media = "application/problem+json" if problem else "application/json"
+    model, media = "Problem", "application/problem+json"
+    if path == dify.PATH or path.startswith("/v1/"):
+        model, media = ("Refusal" if path == dify.PATH else "ErrorOut"), "application/json"
     fault: dict[str, Any] = {
         "description": HTTPStatus(status).phrase,
         "content": {media: {"schema": {"$ref": REF.format(model=model)}}},

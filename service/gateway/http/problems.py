@@ -21,6 +21,7 @@ from starlette.routing import Match
 
 from service.errors import InvalidToken, KvstitchError, Unroutable, WorkerFault, WorkerUnavailable
 from service.gateway.http import dify
+from service.gateway.http.resource_metadata import metadata_url
 from service.gateway.json_content import from_validation
 
 _OPENAI_ERROR_TYPES = {
@@ -81,7 +82,7 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
     """Return the response for an error, in the form that the request's path calls for."""
     headers = {}
     if error.status == 401:
-        headers["WWW-Authenticate"] = _challenge(error)
+        headers["WWW-Authenticate"] = _challenge(request, error)
     if error.code == "missing_scope":
         headers["WWW-Authenticate"] = f'{_REALM}, error="insufficient_scope"'
     if error.status == 408:
@@ -113,12 +114,17 @@ def respond(request: Request, error: KvstitchError) -> JSONResponse:
     return JSONResponse(problem, error.status, headers, media_type=media_type)
 
 
-def _challenge(error: KvstitchError) -> str:
-    """Return what RFC 6750 has clients told; without a token, nothing is said of one."""
+def _challenge(request: Request, error: KvstitchError) -> str:
+    """Return what RFC 6750 and RFC 9728 have clients told; without a token, nothing of one."""
+    url = metadata_url(request)
+    told = _REALM if url is None else f'{_REALM}, resource_metadata="{_quotable(url)}"'
     if not isinstance(error, InvalidToken):
-        return _REALM
-    said = "".join(c for c in error.message if " " <= c <= "~" and c not in '"\\')
-    return f'{_REALM}, error="invalid_token", error_description="{said}"'
+        return told
+    return f'{told}, error="invalid_token", error_description="{_quotable(error.message)}"'
+
+
+def _quotable(text: str) -> str:
+    return "".join(c for c in text if " " <= c <= "~" and c not in '"\\')
 
 
 def openai_error(error: KvstitchError) -> dict[str, Any]:

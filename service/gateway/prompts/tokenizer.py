@@ -120,6 +120,10 @@ class ServingTokenizer:
         offsets: list[tuple[int, int]] = _encoded(self._plain, text).offsets
         return offsets
 
+    def count_tokens(self, text: str) -> int:
+        """Tokens of user text."""
+        return len(_encoded(self._plain, text))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decode; special tokens yield no text, incomplete UTF-8 yields U+FFFD."""
         text: str = self._obeying.decode(list(ids), skip_special_tokens=True)

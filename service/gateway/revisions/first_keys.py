@@ -1,8 +1,12 @@
-"""The first tables of keys. A new database gets the newest ones at once."""
+"""The first tables of keys with a revision. A new database gets the newest ones at once."""
+
+import sqlalchemy as sa
+from alembic import op
 
 revision = "keys_1"
-down_revision = None
+down_revision = "keys_0"
 
 
 def upgrade() -> None:
-    """There is nothing before it."""
+    """No key of release 0.1.0 is bound to an adapter."""
+    op.add_column("keys", sa.Column("adapter", sa.Text, nullable=False, server_default=""))

@@ -64,3 +64,8 @@ class Record(BaseModel):
 
 class Records(BaseModel):
     records: list[Record]
+
+
+class Refusal(BaseModel):
+    error_code: int = Field(description="Dify's, or the status")
+    error_msg: str

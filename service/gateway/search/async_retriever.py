@@ -34,12 +34,15 @@ from service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from service.gateway.data_folder import DiskGuard
 from service.gateway.search.search_query import service_error
 from service.settings import Settings
+from service.shared.free_memory import give_back
+from service.shared.priority import behind_answers
 
 P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 SEARCH_THREADS = 4
+SPLIT_THREADS = 2
 
 
 class AsyncRetriever:
@@ -72,7 +75,8 @@ class AsyncRetriever:
         self._search_threads = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
         # One thread: the retriever takes one change at a time.
         self._change_thread = ThreadPoolExecutor(1, thread_name_prefix="change")
-        self._embed_thread = ThreadPoolExecutor(1, thread_name_prefix="embed")
+        self._embed_thread = ThreadPoolExecutor(1, "embed", initializer=behind_answers)
+        self._split_threads = ThreadPoolExecutor(SPLIT_THREADS, "split", initializer=behind_answers)
         self.started = False
 
     async def start(self) -> None:
@@ -100,7 +104,10 @@ class AsyncRetriever:
             await self.change(self.retriever.close)
             if self.reranker is not None:
                 await self.reranker.close()
-        for pool in (self._search_threads, self._change_thread, self._embed_thread):
+        for pool in (
+            *(self._search_threads, self._change_thread),
+            *(self._embed_thread, self._split_threads),
+        ):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def require(self) -> None:
@@ -129,7 +136,13 @@ class AsyncRetriever:
 
     async def split(self, document: Document, *, scope: Scope = DEFAULT_SCOPE) -> EmbeddedDocument:
         """Split a document whose texts are embedded in parts, for `store`."""
-        return await self._in(None, partial(self.retriever.split, document, scope=scope))
+        return await self._in(
+            self._split_threads, partial(self.retriever.split, document, scope=scope)
+        )
+
+    def give_back_memory(self) -> None:
+        """Give back what a long document took, once what is being split has been."""
+        self._split_threads.submit(give_back)
 
     async def embed_part(self, embedded: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of what `split` returned, beside what others have embedded."""
@@ -155,7 +168,7 @@ class AsyncRetriever:
         await self.change(self.retriever.purge)
         await self.change(self._index_keeper.check)
 
-    async def _in(self, pool: ThreadPoolExecutor | None, work: Callable[[], T]) -> T:
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
         except Exception as error:

@@ -16,12 +16,19 @@ from retriever.errors import (
     InvalidDocument,
     InvalidQuery,
     RetrieverError,
+    TextLocked,
 )
 from retriever.filters import MATCH_ALL
 from retriever.readers import joined_readers
 from retriever.scope import DEFAULT_SCOPE
 from retriever.search import MAX_FUSED_SCORE
-from service.errors import DatabaseUnavailable, InternalError, InvalidRequest, KvstitchError
+from service.errors import (
+    DatabaseUnavailable,
+    InternalError,
+    InvalidRequest,
+    KeyDeleted,
+    KvstitchError,
+)
 from service.gateway.auth.access import Principal
 from service.gateway.schemas.fields import composed
 from service.gateway.schemas.generate import SearchChoices
@@ -76,12 +83,14 @@ def service_error(error: RetrieverError, *, field: str | None = None) -> Kvstitc
 
     Returns:
         InvalidRequest for what the client can correct, DatabaseUnavailable while PostgreSQL does
-        not answer, InternalError for everything else.
+        not answer, KeyDeleted for what does not decrypt, InternalError for everything else.
     """
     if isinstance(error, InvalidDocument | InvalidQuery):
         return InvalidRequest(str(error), field=field)
     if isinstance(error, CatalogUnreachable):
         return DatabaseUnavailable(str(error), retry_after_s=2.0)
+    if isinstance(error, TextLocked):
+        return KeyDeleted(f"this cannot be decrypted ({error}): ingest the document again")
     failed = "embedder" if isinstance(error, EmbedderError) else "document index"
     return InternalError(f"the {failed} failed: {error}")
 

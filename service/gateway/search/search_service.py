@@ -12,6 +12,8 @@ from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
 from service.gateway.search.search_query import search_query
 from service.settings import Settings
+from service.shared import genai
+from service.shared.tracing import Tracing, failure
 
 
 class SearchService:
@@ -24,6 +26,7 @@ class SearchService:
         limiter: ConcurrencyLimiter,
         settings: Settings,
         *,
+        tracing: Tracing,
         top_k: int,
     ) -> None:
         """`top_k`: passages, where a request does not say."""
@@ -31,6 +34,7 @@ class SearchService:
         self._passages = passages
         self._limiter = limiter
         self._settings = settings
+        self._tracing = tracing
         self._top_k = top_k
 
     def adopt(self, settings: Settings) -> None:
@@ -48,6 +52,17 @@ class SearchService:
             WorkerUnavailable: The index is being loaded.
             DeadlineExceeded: The deadline passed meanwhile.
         """
+        span = self._tracing.begin("retrieval", call.traceparent, ago_s=call.ago_s, served=True)
+        told = genai.of("retrieval", request__top_k=request.top_k)
+        try:
+            found = await self._found(request, call)
+        except BaseException as error:
+            span.end(attributes=told, error=failure(error))
+            raise
+        span.end(found.stages, {**told, "kvstitch.passages": len(found.results)})
+        return found
+
+    async def _found(self, request: SearchRequest, call: CallContext) -> SearchResponse:
         _check_text(request.query, self._settings.max_question_chars)
         query = search_query(
             request,

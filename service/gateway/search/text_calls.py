@@ -39,6 +39,8 @@ from service.gateway.schemas.search import (
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import service_error
 from service.settings import Settings
+from service.shared import genai
+from service.shared.tracing import Tracing, failure
 
 # One call may keep the embedder busy for a minute: more of them would only wait, and take the
 # places of answers meanwhile.
@@ -112,8 +114,10 @@ class EmbeddingService:
         retriever: AsyncRetriever,
         limiter: ConcurrencyLimiter,
         settings: Settings,
+        tracing: Tracing,
     ) -> None:
         """`embedder`: the retriever's, which starts and closes it."""
+        self._tracing = tracing
         self._embedder = embedder
         self._retriever = retriever
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embed-texts")
@@ -155,8 +159,16 @@ class EmbeddingService:
                 "shortened: leave it out",
                 field="dimensions",
             )
-        with self._limit.place(call.principal.key_id):
-            vectors, tokens = await before_deadline(self._vectors(texts), call)
+        name = genai.span_name("embeddings", space.name)
+        span = self._tracing.begin(name, call.traceparent, ago_s=call.ago_s, served=True)
+        told = genai.of("embeddings", space.name, embeddings__dimension__count=space.dim)
+        try:
+            with self._limit.place(call.principal.key_id):
+                vectors, tokens = await before_deadline(self._vectors(texts), call)
+        except BaseException as error:
+            span.end(attributes=told, error=failure(error))
+            raise
+        span.end(attributes={**told, "gen_ai.usage.input_tokens": tokens})
         call.principal.spend_tokens(tokens)
         return await asyncio.to_thread(
             _body, vectors, tokens, space.name, as_base64=request.encoding_format == "base64"

@@ -9,23 +9,29 @@ import { byId } from "./lib/dom.js";
 import { tabs } from "./lib/tabs.js";
 import { connection } from "./settings/connection.js";
 import { settings } from "./settings/settings.js";
+import { taken } from "./sign_in/code_flow.js";
+import { signIn } from "./sign_in/sign_in.js";
 import { tiers } from "./tiers/tiers.js";
 
 const RETRY_MS = 5000;
+const returned = taken(); // before the tabs read the address
 const choose = tabs(document.querySelector("[role=tablist]"));
-const connect = connection(() => {
+function leadToSettings() {
   choose("settings");
-  byId("key").focus();
-});
+  byId(byId("sign-in").hidden ? "key" : "sign-in-begin").focus();
+}
+const connect = connection(leadToSettings);
 const panels = [chat, ask, documents, jobs, tiers, () => settings(load)].map((panel) => panel());
-firstUse();
 
 let retry = 0;
 
 async function load() {
   clearTimeout(retry);
-  if (await connect()) for (const panel of panels) panel();
-  else if (byId("key").getAttribute("aria-invalid") !== "true") retry = setTimeout(load, RETRY_MS); // it starts, perhaps
+  const found = await connect();
+  if (found === "served") for (const panel of panels) panel();
+  else if (found === "away") retry = setTimeout(load, RETRY_MS); // it starts, perhaps
 }
 
+firstUse();
+await signIn(returned, leadToSettings);
 load();

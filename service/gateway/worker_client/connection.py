@@ -21,6 +21,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from encryption.keyring import Keyring
 from service.errors import Overloaded, WorkerUnavailable
 from service.gateway.worker_client.sockets import dealer, when_broken
 from service.messages import wire
@@ -34,7 +35,7 @@ from service.messages.replies import (
     TokenItem,
     Tokens,
 )
-from service.messages.requests import Hello, Message, Ping, Shutdown
+from service.messages.requests import Hello, Keys, Message, Ping, Shutdown, TenantKey
 from service.messages.wire import KNOWN_PROTOCOLS
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class WorkerConnection:
         on_holdings: Called when the worker tells what its memory tier holds.
         hello: What is said first; with a lease, it is renewed ten times in each.
         secret: Of the fleet; empty: there is none.
+        keys: Of tenants, which the worker seals and opens KV with; None: KV is in the clear.
         refuse: Asked why a worker that would be ready cannot be used; None: it can.
 
     Attributes:
@@ -86,6 +88,7 @@ class WorkerConnection:
         on_holdings: Callable[[Holdings], None] = lambda holdings: None,
         hello: Hello = HELLO,
         secret: str = "",
+        keys: Keyring | None = None,
         refuse: Callable[[Ready], str | None] = lambda ready: None,
     ) -> None:
         self._heartbeat_timeout_s = heartbeat_timeout_s
@@ -97,6 +100,8 @@ class WorkerConnection:
         self._hello = hello
         self._secret = secret
         self._refuse = refuse
+        self._keys = keys
+        self._keys_sent: int | None = None  # version of the keys that this connection has sent
         self._refused: str | None = None
         self._draining = False
         self.gone = False
@@ -148,7 +153,7 @@ class WorkerConnection:
             self._socket.close()
             self._socket = None
         self._left.clear()
-        self._clock, self._draining = None, False
+        self._clock, self._draining, self._keys_sent = None, False, None
         was_ready, self.ready, self.reason = self.ready is not None, None, reason
         for call_id, queue in self._calls.items():
             queue.put_nowait(Failed(call_id, WorkerUnavailable.code, reason))
@@ -208,6 +213,19 @@ class WorkerConnection:
         """Send a message that expects no reply. Raises as `call`."""
         if self._socket is None:
             raise WorkerUnavailable(self.reason, retry_after_s=RETRY_AFTER_S)
+        self.push_keys()
+        self._send(message)
+
+    def push_keys(self) -> None:
+        """Send the keys of tenants if they changed since they were sent. Raises as `call`."""
+        if self._keys is None or self._socket is None or self._keys_sent == self._keys.version:
+            return
+        version, keys = self._keys.version, self._keys.all()
+        self._send(Keys([TenantKey(k.id, k.owner, k.secret, k.purpose) for k in keys]))
+        self._keys_sent = version
+
+    def _send(self, message: Message) -> None:
+        assert self._socket is not None
         # With NOBLOCK the future is done at once: the message was sent, or the queue is full.
         sent = cast("asyncio.Future[Any]", self._socket.send(wire.encode(message), zmq.NOBLOCK))
         if sent.done() and sent.exception() is not None:

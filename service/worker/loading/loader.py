@@ -110,11 +110,14 @@ class Loader:
     def _put(self, address: Address, computed: ComputedChunk) -> bool:
         stored = bool(self._store.contains([address.key]))
         if not stored:
-            stored = self._store.put(address.key, computed.chunk)
+            stored = self._store.put(address.key, computed.chunk, address.owner)
         if computed.sketch is None:
             return stored
         tensors = computed.sketch.tensors()
-        return self._store.put_extra(address.key, sketch.NAME, sketch.VERSION, tensors) and stored
+        kept = self._store.put_extra(
+            address.key, sketch.NAME, sketch.VERSION, tensors, address.owner
+        )
+        return kept and stored
 
     def _read_ends(self, address: Address) -> DocumentEnds:
         started = time.monotonic()

@@ -140,7 +140,7 @@ class StreamReader:
     def read(self, address: Address) -> ReadOutcome:
         """Read the whole chunk on the calling thread."""
         started = time.monotonic()
-        outcome = self._store.read(address.key, address.spec)
+        outcome = self._store.read(address.key, address.spec, address.owner)
         self._learn(outcome.tier, outcome.nbytes, started)
         return outcome
 

@@ -30,6 +30,7 @@ class Address:
         stitched: each part but the first was computed as if it alone stood behind the first.
         part_key: of the segment as a part of others; empty if it is none.
         lora: name of the LoRA adapter that it is computed with; empty for the base model.
+        owner: the tenant, whose key seals it where it is stored.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Address:
     stitched: bool = False
     part_key: str = ""
     lora: str = ""
+    owner: str = ""
 
     @cached_property
     def prefix_ids(self) -> tuple[int, ...]:
@@ -233,7 +235,11 @@ class Addressing:
             chunk_ids=ids,
             tenant_secret=self._tenant_secret(tenant),
         )
-        return Address(key, spec, tuple(ids), parts, other_parts, stitched, lora=self.lora)
+        # Those of a tenant who share prompts have names of their own, and the tenant's key.
+        owner = tenant.partition("\0")[0]
+        return Address(
+            key, spec, tuple(ids), parts, other_parts, stitched, lora=self.lora, owner=owner
+        )
 
     def _tenant_secret(self, tenant: str) -> bytes:
         if not tenant:

@@ -23,6 +23,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from encryption.keyring import Keyring
 from kvstore import EncodedChunk, TieredStore, TierStats, encode_chunk
 from kvstore.tiers.base import Tier
 from service.worker.kv.pool import SequenceKV
@@ -81,6 +82,7 @@ class DiskPrefixCache:
         tier: where they are; nothing else may be stored in it.
         addressing: makes their keys, which hold the model and the tenant's secret.
         on_ready: called on a thread of the store after every read and write, to wake the engine.
+        keys: seal and open them; None: they are in the clear.
 
     Attributes:
         counts: prompts by what happened to them: stored; failed to be stored; lost, for they were
@@ -88,9 +90,15 @@ class DiskPrefixCache:
     """
 
     def __init__(
-        self, tier: Tier, addressing: Addressing, *, on_ready: Callable[[], None] = lambda: None
+        self,
+        tier: Tier,
+        addressing: Addressing,
+        *,
+        on_ready: Callable[[], None] = lambda: None,
+        keys: Keyring | None = None,
     ) -> None:
-        self._store = TieredStore([tier])
+        self._store = TieredStore([tier], keys=keys)
+        self._keys = keys
         self._addressing = addressing
         self.on_ready = on_ready
         self._lock = threading.RLock()  # a finalizer may need it where it is held already
@@ -110,15 +118,25 @@ class DiskPrefixCache:
         """
         self._store.start()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-prompts")
+        self.learn()
+
+    def learn(self) -> None:
+        """Read the record of every prompt in the tier that is not known, as after new keys."""
+        with self._lock:
+            known = {prompt.address.key for prompt in self._index}
         unknown = []
-        for key in sorted(self._store.keys()):
+        for key in sorted(self._store.keys() - known):
             prompt = self._read_record(key)
-            if prompt is None:
+            if prompt is not None:
+                with self._lock:
+                    self._index.add(prompt)
+            elif not self._waits_for_keys(key):
                 unknown.append(key)
-            else:
-                self._index.add(prompt)
         if unknown:
-            log.info("%d cached prompts are of another model, or incomplete: deleted", len(unknown))
+            log.info(
+                "%d cached prompts are of another model, incomplete, or sealed under a key that "
+                "was deleted: deleted", len(unknown),
+            )  # fmt: skip
             self._store.delete(unknown)
 
     def close(self) -> None:
@@ -153,7 +171,7 @@ class DiskPrefixCache:
     def read(self, prompt: PromptOnDisk) -> CachedPrompt | None:
         """Read a prompt on the calling thread, after `reserve`; None if it is damaged or gone."""
         address = prompt.address
-        chunk = self._store.read(address.key, address.spec).chunk
+        chunk = self._store.read(address.key, address.spec, address.owner).chunk
         extra = self._store.read_extra(address.key, NAME, VERSION)
         if chunk is None or extra is None:
             self._release(self.bytes_of(prompt))
@@ -242,6 +260,12 @@ class DiskPrefixCache:
     def _stored(self, prompt: PromptRecord) -> PromptOnDisk:
         return PromptOnDisk(**prompt.facts, address=self._address(prompt))
 
+    def _waits_for_keys(self, key: str) -> bool:
+        """Return whether a prompt is sealed, and no gateway has sent keys yet."""
+        if self._keys is None or self._keys.active:
+            return False
+        return any(kind == "locked" for _, kind in self._store.read_blocks(key, {0: []}).problems)
+
     def _read_record(self, key: str) -> PromptOnDisk | None:
         """Return what is known of a prompt on disk; None if it is incomplete or another model's."""
         extra = self._store.read_extra(key, NAME, VERSION)
@@ -255,8 +279,9 @@ class DiskPrefixCache:
     ) -> bool:
         stored = self._stored(prompt)
         key = stored.address.key
-        self._store.put(key, encode_chunk(stored.address.spec, k, v))
-        if not self._store.put_extra(key, NAME, VERSION, _tensors(prompt, logits)):
+        owner = stored.address.owner
+        self._store.put(key, encode_chunk(stored.address.spec, k, v), owner)
+        if not self._store.put_extra(key, NAME, VERSION, _tensors(prompt, logits), owner):
             return False
         with self._lock:
             known = list(self._index)

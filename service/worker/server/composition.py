@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from encryption.keyring import Keyring
 from service.messages.replies import LoraInfo, ModelInfo, Ready
 from service.messages.wire import PROTOCOL
 from service.shared.model_fingerprint import fingerprint
@@ -120,9 +121,10 @@ class Composition:
         inbox, cached, leases = Inbox(), CachedChunks(), None
         if settings.shared:
             leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None)
-        store = open_store(settings, opened, pin=on_gpu, on_change=cached.changed)
+        keys = Keyring(active=False)  # until a gateway sends some
+        store = open_store(settings, opened, pin=on_gpu, on_change=cached.changed, keys=keys)
         disk_prefix_cache = open_prefix_cache(
-            settings, opened, addressing, pin=on_gpu, on_ready=inbox.wake
+            settings, opened, addressing, pin=on_gpu, on_ready=inbox.wake, keys=keys
         )
         self._loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
@@ -155,7 +157,7 @@ class Composition:
         self._traces = Tracing(settings.otlp_endpoint, "worker")
         replies = ReplySender(self.link, self._traces)
         reporter = Reporter(engine, cached, ready, self.link)
-        self._server = WorkerServer(engine, inbox, replies, reporter, leases)
+        self._server = WorkerServer(engine, inbox, replies, reporter, leases, keys)
 
     @contextmanager
     def serving(self) -> Iterator[WorkerServer]:

@@ -20,7 +20,7 @@ from service.worker.sequences.sequence import EngineSequence
 
 # These exist at 0 from the start. Monitoring sees no increase in a counter that appears with its
 # first failure, so an alert would notice only the second one.
-FAILURES = ("corrupt", "refused", "timeout", "unavailable", "error")
+FAILURES = ("corrupt", "refused", "locked", "timeout", "unavailable", "error")
 ALERTED = (
     *((op, outcome) for op in ("read", "read_blocks") for outcome in FAILURES),
     *(("scan", outcome) for outcome in ("corrupt", "refused", "foreign")),

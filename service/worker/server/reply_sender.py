@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.messages import wire
 from service.messages.replies import Done, Explained, Failed, Precomputed, Reply, TokenItem, Tokens
 from service.messages.requests import Message
+from service.shared.genai import Attributes
 from service.shared.tracing import Span, Tracing
 from service.worker.server.link import Link, Outlet
 
@@ -87,7 +88,7 @@ class ReplySender:
                 if self._open_chunks[reply.id]:
                     return
             case Done(report=report):
-                attributes: dict[str, str | int | float] = {
+                attributes: Attributes = {
                     "kvstitch.finish_reason": reply.finish_reason,
                     "kvstitch.prompt_tokens": report.prompt_tokens,
                     "kvstitch.cached_tokens": report.cached_tokens,

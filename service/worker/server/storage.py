@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from encryption.keyring import Keyring
 from kvstore import MemoryTier, RedisTier, S3Place, S3Tier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.shared.worker_settings import WorkerSettings
@@ -21,6 +22,7 @@ def open_store(
     *,
     pin: bool,
     on_change: Callable[[str, bool], None],
+    keys: Keyring,
 ) -> TieredStore:
     """Open the store of chunks.
 
@@ -28,11 +30,12 @@ def open_store(
         opened: closes it.
         pin: whether to read into pinned memory, from which a GPU copies asynchronously.
         on_change: called with every chunk that the memory tier takes or gives up.
+        keys: seal and open what is stored, once a gateway has sent some.
     """
     tiers = _tiers(settings, pin, on_change)
     wanted = settings.write_tiers.split(",") if settings.write_tiers else None
     written = [t.name for t in tiers if t.kind == "memory" or wanted is None or t.name in wanted]
-    store = TieredStore(tiers, write_to=written, write_through=settings.write_through)
+    store = TieredStore(tiers, write_to=written, write_through=settings.write_through, keys=keys)
     return opened.enter_context(store)
 
 
@@ -66,6 +69,7 @@ def open_prefix_cache(
     *,
     pin: bool,
     on_ready: Callable[[], None],
+    keys: Keyring,
 ) -> DiskPrefixCache | None:
     """Open the part of the prefix cache that is on disk; None if there is none."""
     if not settings.prompts_dir:
@@ -76,4 +80,4 @@ def open_prefix_cache(
         shutil.rmtree(settings.prompts_dir, ignore_errors=True)
         return None
     tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=pin, name="prompts")
-    return opened.enter_context(DiskPrefixCache(tier, addressing, on_ready=on_ready))
+    return opened.enter_context(DiskPrefixCache(tier, addressing, on_ready=on_ready, keys=keys))

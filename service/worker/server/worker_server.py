@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 
+from encryption.keyring import DataKey, Keyring
 from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
 from service.messages.replies import Failed, GateStates, Precomputed, Purged
 from service.messages.requests import (
@@ -23,6 +24,7 @@ from service.messages.requests import (
     Explain,
     Generate,
     Hello,
+    Keys,
     Ping,
     Precompute,
     Prefetch,
@@ -60,14 +62,17 @@ class WorkerServer:
         replies: ReplySender,
         reporter: Reporter,
         leases: Leases | None = None,
+        keys: Keyring | None = None,
     ) -> None:
         """The engine's store and loader must be started.
 
         Args:
             leases: of a worker that runs by itself; None: one gateway started this one and may end
                 it.
+            keys: of the stores; None: they have none.
         """
         self._engine = engine
+        self._keys = keys
         self._inbox = inbox
         self._replies = replies
         self._reporter = reporter
@@ -178,6 +183,8 @@ class WorkerServer:
                     self._leases.renew(domain, lease_s, clock)
                     self._reporter.add(gateway)
                     self._pinged[gateway] = time.monotonic()
+            case Keys():
+                self._take_keys(message)
             case Generate() | Precompute() if self._gave_back_at is not None:
                 self._replies.send_to(gateway, Failed.of(message.id, DRAINING))
             case Generate():
@@ -206,6 +213,21 @@ class WorkerServer:
             case Shutdown():
                 if self._leases is None:  # else others use this worker, too
                     self.stop()
+
+    def _take_keys(self, message: Keys) -> None:
+        """Seal and open with these keys from now on; nothing stays in memory of a tenant whose
+        keys were deleted."""
+        if self._keys is None:
+            return
+        before = self._keys.owners()
+        taken = [DataKey(k.id, k.tenant, k.secret, k.purpose) for k in message.keys]
+        if not self._keys.replace(taken):
+            return
+        if before - self._keys.owners():
+            self._engine.forget_all()
+            self._engine.store.forget_in_memory()
+        if self._engine.disk_prefix_cache is not None:
+            self._engine.disk_prefix_cache.learn()
 
     def _submit(self, message: Generate, arrived: float, *, explain: bool = False) -> None:
         try:

@@ -86,19 +86,20 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3)
 )
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(".".join)
-TESTS = st.fixed_dictionaries(
-    {},
-    optional={
-        "eq": SCALARS,
-        "ne": SCALARS,
-        "in": st.lists(SCALARS, max_size=4),
-        "nin": st.lists(SCALARS, max_size=4),
-        **dict.fromkeys(ORDER, TEXTS | NUMBERS),
-        "prefix": TEXTS,
-        "contains": SCALARS,
-        "exists": st.booleans(),
-    },
-).filter(bool)
+OPERANDS = {
+    "eq": SCALARS,
+    "ne": SCALARS,
+    "in": st.lists(SCALARS, max_size=4),
+    "nin": st.lists(SCALARS, max_size=4),
+    **dict.fromkeys(ORDER, TEXTS | NUMBERS),
+    "prefix": TEXTS,
+    "contains": SCALARS,
+    "exists": st.booleans(),
+}
+# Six leaves of two paths with five tests each are no more than one filter may have.
+TESTS = st.lists(st.sampled_from([*OPERANDS]), min_size=1, max_size=5, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: OPERANDS[name] for name in names})
+)
 FILTERS = st.recursive(
     st.dictionaries(PATHS, SCALARS | TESTS, max_size=2),
     lambda inner: st.one_of(

@@ -379,6 +379,8 @@ NOTHING_OF_DOCUMENTS = {
     "GET /admin/audit",
     "GET /v1/methods", "GET /admin/gate", "DELETE /mcp", "POST /admin/gate/reset", "GET /health",
     "GET /health/live", "GET /health/ready", "GET /", "GET /docs",
+    "GET /ui/sign-in", "GET /ui/sign-in/provider", "POST /ui/sign-in",
+    "GET /.well-known/oauth-protected-resource", "GET /.well-known/oauth-protected-resource/mcp",
 }  # fmt: skip
 
 

@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from encryption.errors import EncryptionError
+from encryption.keyring import Keyring
+from encryption.sealed_files import opened_blocks
+from encryption.values import place
 from retriever import Scope
 from retriever.readers import EVERYBODY, EVERYTHING, View
+from service.gateway.encryption.sealed_rows import locked
 
 OPEN_STATES = ("queued", "running")
 BLOCK_BYTES = 1 << 20
@@ -24,17 +29,38 @@ class SpooledFile:
         path: The file; its name in the spool folder is what the database keeps.
         size: Its bytes.
         start: The first of them, which tell its kind; b"" once that is known.
+        keys: The file is sealed under one of these; None: it is in the clear.
     """
 
     path: Path
     size: int
     start: bytes = b""
+    keys: Keyring | None = field(default=None, compare=False, repr=False)
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the content."""
+        """Yield the content.
+
+        Raises:
+            KeyDeleted: It cannot be decrypted.
+        """
         with self.path.open("rb") as file:
+            if self.keys is not None:
+                try:
+                    yield from opened_blocks(self.keys, file, spool_place(self.path.name))
+                except EncryptionError as error:
+                    raise locked(error) from error
+                return
             while block := file.read(BLOCK_BYTES):
                 yield block
+
+    def read(self) -> bytes:
+        """Return the content. Raises as `blocks`."""
+        return b"".join(self.blocks())
+
+
+def spool_place(name: str) -> bytes:
+    """Return where a file is sealed for."""
+    return place("spool", name)
 
 
 @dataclass(frozen=True)

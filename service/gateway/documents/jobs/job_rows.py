@@ -24,10 +24,12 @@ from service.gateway.documents.jobs.job_records import (
     IngestDocument,
     Job,
 )
+from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.tables import documents, jobs, sizes
 
 T = TypeVar("T")
 MAX_ERRORS = 100  # that a job shows unless more are asked for
+NO_WARNINGS = "[]"
 BYTES_PER_TOKEN = 4  # of a document that is not indexed yet: a guess
 # What `load_job` reads of a job.
 JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updated", "readers"])
@@ -100,7 +102,14 @@ def update_job_states(write: sa.Connection, job_ids: Sequence[str]) -> list[str]
     return ended
 
 
-def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS) -> Job:
+def said_place(job_id: str, collection: str, doc_id: str) -> tuple[object, ...]:
+    """Return where what is said of a document of a job is sealed for."""
+    return "job said", job_id, collection, doc_id
+
+
+def load_job(
+    read: sa.Connection, row: sa.Row[Any], sealed: SealedRows, max_errors: int = MAX_ERRORS
+) -> Job:
     """Return a job from its row of JOB and the rows of its documents, with so many errors."""
     mine = documents.c.job_id == row.job_id
     kinds = documents.c["state", "change"]
@@ -115,7 +124,11 @@ def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS
     said = documents.c.error.is_not(None)
     failed = sa.select(*documents.c["doc_id", "error", "collection"]).where(mine, said)
     failed = failed.order_by(documents.c.number).limit(max_errors)
-    has_warnings = mine, documents.c.warnings != "[]"
+    has_warnings = mine, documents.c.warnings != NO_WARNINGS
+
+    def opened(text: str, collection: str, doc_id: str) -> str:
+        return sealed.opened_text(text, *said_place(row.job_id, collection, doc_id)) or ""
+
     warned = sa.select(*documents.c["doc_id", "warnings", "collection"]).where(*has_warnings)
     warned = warned.order_by(documents.c.number).limit(max_errors)
     warned_count = sa.select(sa.func.count()).select_from(documents).where(*has_warnings)
@@ -130,8 +143,9 @@ def load_job(read: sa.Connection, row: sa.Row[Any], max_errors: int = MAX_ERRORS
         cancelled=states["cancelled"],
         chunks=chunks,
         changes=dict(changes),
-        errors=[DocumentError(*found) for found in read.execute(failed)],
-        warnings=[DocumentWarnings(name, json.loads(said), where)
+        errors=[DocumentError(name, opened(error, where, name), where)
+                for name, error, where in read.execute(failed)],
+        warnings=[DocumentWarnings(name, json.loads(opened(said, where, name)), where)
                   for name, said, where in read.execute(warned)],
         warned=int(read.scalar(warned_count) or 0),
         tokens_ahead=_tokens_ahead(read, row.job_id) if row.state in OPEN_STATES else 0,

@@ -35,16 +35,19 @@ from service.gateway.documents.jobs.job_records import (
 from service.gateway.documents.jobs.job_rows import (
     JOB,
     MAX_ERRORS,
+    NO_WARNINGS,
     UNFINISHED,
     in_state,
     in_turns,
     load_job,
     lock_jobs,
+    said_place,
     take,
     update_job_states,
 )
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import add_events
+from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import documents, freed_files, jobs, sizes
 
@@ -71,6 +74,7 @@ class JobStore:
     def __init__(
         self, database: ServiceDatabase, spool: SpoolFolder, *, with_events: bool = False
     ) -> None:
+        self._sealed = SealedRows(spool.keys)
         self._database = database
         self._spool = spool
         self._with_events = with_events
@@ -109,10 +113,12 @@ class JobStore:
 
     def spool(self, job_id: str, items: Sequence[IngestDocument]) -> None:
         """Write documents of a job that is not accepted yet. Their files are the job's now."""
+        tenant = self._tenant_of(job_id) if self._sealed.keys is not None else ""
         rows = [
             {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
-             "bytes": item.size, "kind": item.kind, "meta": item.meta, "state": "spooling",
-             **self._content(item)}
+             "bytes": item.size, "kind": item.kind, "state": "spooling",
+             "meta": self._sealed.text(tenant, item.meta, *meta_place(job_id, item)),
+             **self._content(job_id, tenant, item)}
             for item in items
         ]  # fmt: skip
         if rows:
@@ -182,7 +188,7 @@ class JobStore:
         named = jobs.c.job_id == job_id, jobs.c.tenant == tenant, _ACCEPTED
         with self._database.read() as read:
             row = read.execute(JOB.where(*named)).first()
-            return None if row is None else load_job(read, row, max_errors)
+            return None if row is None else load_job(read, row, self._sealed, max_errors)
 
     def page(
         self,
@@ -206,7 +212,7 @@ class JobStore:
                 shown = [each for each in there if all(map(view.shows, json.loads(each)))]
                 query = query.where(among(jobs.c.readers, shown))
             rows = read.execute(query.order_by(jobs.c.number.desc()).limit(limit + 1)).all()
-            found = [load_job(read, row) for row in rows[:limit]]
+            found = [load_job(read, row, self._sealed) for row in rows[:limit]]
         return JobPage(found, str(rows[limit - 1].number) if len(rows) > limit else None)
 
     def states(self) -> dict[str, int]:
@@ -234,12 +240,12 @@ class JobStore:
             The readers of those that were waiting, by their ids.
         """
         named = sa.true() if doc_ids is None else among(documents.c.doc_id, doc_ids)
-        waiting = sa.select(*documents.c["number", "job_id", "doc_id", "meta"])
+        waiting = sa.select(*documents.c["number", "job_id", "collection", "doc_id", "meta"])
         waiting = waiting.select_from(_OF_TENANTS)
         waiting = waiting.where(in_state("pending"), jobs.c.tenant == scope.tenant)
         with self._freeing() as write:
             query = waiting.where(documents.c.collection == scope.collection, named)
-            found = [(row, _readers(row.meta)) for row in write.execute(query)]
+            found = [(row, _readers(self._meta(row))) for row in write.execute(query)]
             rows = [row for row, readers in found if scope.view.shows(readers)]
             job_ids = [row.job_id for row in rows]
             lock_jobs(write, job_ids)
@@ -286,18 +292,25 @@ class JobStore:
     def set_indexed(self, indexed: Sequence[IndexedDocument]) -> None:
         """Note that documents are in the catalog and the index now."""
         names = ("_number", "change", "chunks", "tokens", "warnings")
-        warnings = {document.number: document.warnings for document in indexed}
         free = {**_FREE, "owner": ""} if self._shared else _FREE
         numbers = among(documents.c.number, [number for number, *_ in indexed])
         with self._freeing() as write:
-            columns = documents.c["collection", "doc_id", "bytes", "number"]
+            columns = documents.c["collection", "doc_id", "bytes", "number", "job_id"]
             query = sa.select(jobs.c.tenant, *columns)
             query = query.select_from(_OF_TENANTS).where(numbers, self._mine(documents))
             rows = [dict(r) for r in write.execute(query.order_by(documents.c.number)).mappings()]
+            values: list[dict[str, Any]] = [dict(zip(names, e, strict=True)) for e in indexed]
+            own = {value["_number"]: value for value in values}
             for row in rows:
-                row["warnings"] = warnings[row.pop("number")]
+                tenant, named = row["tenant"], (row["collection"], row["doc_id"])
+                value, job_id = own[row.pop("number")], row.pop("job_id")
+                row["warnings"] = value["warnings"]
+                if value["warnings"] != NO_WARNINGS:
+                    where = warnings_place(tenant, *named)
+                    row["warnings"] = self._sealed.text(tenant, value["warnings"], *where)
+                    where = said_place(job_id, *named)
+                    value["warnings"] = self._sealed.text(tenant, value["warnings"], *where)
             upsert(write, sizes, rows)
-            values = [dict(zip(names, each, strict=True)) for each in indexed]
             self._update_documents(write, {"state": "indexed", **free}, values)
 
     def warnings(self, tenant: str, collection: str, doc_id: str) -> list[dict[str, Any]]:
@@ -305,9 +318,10 @@ class JobStore:
         ParseWarnings."""
         key = sizes.c.tenant == tenant, sizes.c.collection == collection, sizes.c.doc_id == doc_id
         with self._database.read() as read:
-            found: list[dict[str, Any]] = json.loads(
-                read.scalar(sa.select(sizes.c.warnings).where(*key)) or "[]"
-            )
+            stored = read.scalar(sa.select(sizes.c.warnings).where(*key))
+            where = warnings_place(tenant, collection, doc_id)
+            said = self._sealed.opened_text(stored, *where) or NO_WARNINGS
+            found: list[dict[str, Any]] = json.loads(said)
         return found
 
     def set_done(self, numbers: Sequence[int]) -> None:
@@ -321,8 +335,10 @@ class JobStore:
             failed: (number, what is wrong).
             state: "failed", or "dead" if the worker died of them.
         """
-        values = [{"_number": number, "error": error} for number, error in failed]
+        values: list[dict[str, Any]] = [{"_number": n, "error": error} for n, error in failed]
         with self._freeing() as write:
+            if self._sealed.keys is not None:
+                self._seal_errors(write, values)
             self._update_documents(write, {"state": state, **_FREE}, values)
 
     def scrub(self) -> None:
@@ -424,21 +440,59 @@ class JobStore:
     def _document(self, row: Any) -> IngestDocument:
         content = row.content or b""
         if row.spooled is not None:
-            content = SpooledFile(self._spool.path(row.spooled), row.bytes)
+            content = self._spool.file(row.spooled, row.bytes)
+        elif content:
+            content = self._sealed.opened_content(content, *content_place(row.job_id, row))
+        sent = json.loads(self._meta(row) or "{}")
         return IngestDocument(
-            row.doc_id, row.collection, row.kind or "", content, **json.loads(row.meta or "{}"),
+            row.doc_id, row.collection, row.kind or "", content, **sent,
             tenant=row.tenant, number=row.number, job_id=row.job_id, chunks=row.chunks,
             view=View.named(row.view),
         )  # fmt: skip
 
-    def _content(self, document: IngestDocument) -> dict[str, Any]:
+    def _content(self, job_id: str, tenant: str, document: IngestDocument) -> dict[str, Any]:
         """Return the columns `content` and `spooled`; other gateways cannot read our files."""
         content = document.content
-        if isinstance(content, bytes):
-            return {"content": content, "spooled": None}
-        if self._shared:
-            return {"content": content.path.read_bytes(), "spooled": None}
-        return {"content": None, "spooled": content.path.name}
+        if isinstance(content, SpooledFile):
+            if not self._shared:
+                return {"content": None, "spooled": content.path.name}
+            content = content.read()
+        where = content_place(job_id, document)
+        return {"content": self._sealed.content(tenant, content, *where), "spooled": None}
+
+    def _tenant_of(self, job_id: str) -> str:
+        with self._database.read() as read:
+            found = read.scalar(sa.select(jobs.c.tenant).where(jobs.c.job_id == job_id))
+        return found or ""
+
+    def _meta(self, row: Any) -> str | None:
+        return self._sealed.opened_text(row.meta, *meta_place(row.job_id, row))
+
+    def _seal_errors(self, write: sa.Connection, values: list[dict[str, Any]]) -> None:
+        """Errors of libraries may quote a file."""
+        columns = documents.c["number", "job_id", "collection", "doc_id"]
+        numbers = among(documents.c.number, [value["_number"] for value in values])
+        query = sa.select(jobs.c.tenant, *columns).select_from(_OF_TENANTS).where(numbers)
+        rows = {row.number: row for row in write.execute(query)}
+        for value in values:
+            if (row := rows.get(value["_number"])) is not None:
+                where = said_place(row.job_id, row.collection, row.doc_id)
+                value["error"] = self._sealed.text(row.tenant, value["error"], *where)
+
+
+def meta_place(job_id: str, document: Any) -> tuple[object, ...]:
+    """Return where what was sent with a document is sealed for."""
+    return "job meta", job_id, document.collection, document.doc_id
+
+
+def content_place(job_id: str, document: Any) -> tuple[object, ...]:
+    """Return where a document's content is sealed for."""
+    return "job content", job_id, document.collection, document.doc_id
+
+
+def warnings_place(tenant: str, collection: str, doc_id: str) -> tuple[object, ...]:
+    """Return where the warnings of a stored document are sealed for."""
+    return "warnings", tenant, collection, doc_id
 
 
 def _encoded(readers: Collection[str]) -> str:

@@ -27,6 +27,7 @@ from retriever.sql.expressions import among
 from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.jobs.job_records import Job
 from service.gateway.documents.jobs.job_rows import JOB, load_job
+from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import events, jobs
@@ -56,7 +57,7 @@ def add_events(write: Connection, job_ids: Sequence[str]) -> None:
     now = time.time()
     for row in write.execute(JOB.where(among(jobs.c.job_id, job_ids))).all():
         event_id = uuid.uuid4().hex
-        body = _body(event_id, now, row.tenant, load_job(write, row, 0))
+        body = _body(event_id, now, row.tenant, load_job(write, row, SealedRows(), 0))
         owed = {"event_id": event_id, "body": body, "attempts": 0, "created": now, "due": now}
         write.execute(events.insert(), owed)
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 
 from retriever import Document, Mark
 from service.errors import InvalidRequest
-from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.parsing.file_kinds import why_no_text
 from service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
@@ -75,7 +75,7 @@ class FileLimits:
 
 
 async def parse_file(
-    kind: str, content: bytes | Path, limits: FileLimits, charset: str = ""
+    kind: str, content: bytes | Path | SpooledFile, limits: FileLimits, charset: str = ""
 ) -> ParsedFile:
     """Parse content, or a file on disk, in a process of its own; text is read in this charset
     unless it is UTF-8.
@@ -94,10 +94,16 @@ async def parse_file(
     return ParsedFile(answer["text"], answer["title"], marks, warnings)
 
 
-async def _run(content: bytes | Path, limits: FileLimits, what: list[str]) -> dict[str, Any]:
+async def _run(
+    content: bytes | Path | SpooledFile, limits: FileLimits, what: list[str]
+) -> dict[str, Any]:
     if isinstance(content, bytes):
         return await _run_on(PIPE, content, limits, what)
     try:
+        if isinstance(content, SpooledFile):
+            if content.keys is not None:
+                return await _run_on(PIPE, content, limits, what)
+            content = content.path
         with content.open("rb") as file:
             return await _run_on(file, None, limits, what)
     except OSError as error:
@@ -105,7 +111,7 @@ async def _run(content: bytes | Path, limits: FileLimits, what: list[str]) -> di
 
 
 async def _run_on(
-    stdin: int | IO[bytes], content: bytes | None, limits: FileLimits, what: list[str]
+    stdin: int | IO[bytes], content: bytes | SpooledFile | None, limits: FileLimits, what: list[str]
 ) -> dict[str, Any]:
     """Run the process on a file, or on content that it is fed."""
     # The environment holds only the path to its modules, none of our secrets.
@@ -138,13 +144,15 @@ async def _run_on(
     return answer
 
 
-async def _feed(process: Process, content: bytes | None) -> None:
+async def _feed(process: Process, content: bytes | SpooledFile | None) -> None:
     if content is None:
         return
     assert process.stdin is not None
+    blocks = iter([content]) if isinstance(content, bytes) else content.blocks()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(content)
-        await process.stdin.drain()
+        while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+            process.stdin.write(block)
+            await process.stdin.drain()
         process.stdin.close()
 
 
@@ -173,7 +181,7 @@ class DocumentParser:
         Raises:
             InvalidRequest: The file cannot be parsed; the message says why.
         """
-        content = item.content if isinstance(item.content, bytes) else item.content.path
+        content = item.content
         title, metadata = item.title, item.metadata
         if item.kind == "text" and (text := await _plain(content)) is not None:
             _check_words(text)
@@ -200,11 +208,11 @@ def _short(title: str) -> str:
     return (words.rpartition(" ")[0] or words) + "…"
 
 
-async def _plain(content: bytes | Path) -> str | None:
+async def _plain(content: bytes | SpooledFile) -> str | None:
     """Return the text of content that is UTF-8; None if its charset is to be found."""
-    if isinstance(content, Path):
+    if isinstance(content, SpooledFile):
         try:
-            content = await asyncio.to_thread(content.read_bytes)
+            content = await asyncio.to_thread(content.read)
         except OSError as error:
             raise InvalidRequest(GONE.format(error.strerror)) from error
     if why := why_no_text(content):

@@ -11,7 +11,6 @@ Prints the fields of ParsedFile, or {"error": what to do}.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 from dataclasses import asdict, replace
@@ -25,8 +24,8 @@ from service.gateway.documents.parsing.parsed_file import (
     ParseWarning,
 )
 from service.gateway.documents.parsing.pdf.ocr_limits import MEMORY_BYTES, PAGE_CPU_S
+from service.shared.priority import behind_answers
 
-PRIORITY = 10  # answers come first
 # Module and function that read a kind. Office's formats and EPUB are told apart
 # by what is in them.
 PARSERS = {
@@ -45,7 +44,7 @@ TEXTS = ("adoc", "csv", "html", "md", "rst", "text")
 
 
 def main() -> None:
-    os.nice(PRIORITY)
+    behind_answers()
     kind, charset, *limits = sys.argv[1:]
     pages, chars, cpu_s, memory, ocr_pages = map(int, limits)
     most_memory = memory + (MEMORY_BYTES if ocr_pages else 0)

@@ -93,6 +93,11 @@ def _same(value: Any, harmless: Any) -> bool:
     return isinstance(value, bool) == isinstance(harmless, bool) and bool(value == harmless)
 
 
+# Hints about which prompts to keep, and for how long, wherever a client may put them.
+_CACHE_HINTS: Rules = {
+    "cache_control": noted("prompts are cached by their tokens"),
+    "prompt_cache_breakpoint": noted("prompts are cached by their tokens"),
+}
 # What clients and user interfaces send by themselves, and what changes nothing about an answer.
 _BOOKKEEPING: Rules = {
     "user": noted("limits and tenants follow the API key"),
@@ -102,6 +107,7 @@ _BOOKKEEPING: Rules = {
     "prompt_cache_key": noted("prompts are cached by their tokens"),
     "prompt_cache_retention": noted("prompts are kept while there is memory"),
     "prompt_cache_options": noted("prompts are kept while there is memory"),
+    "cache_control": _CACHE_HINTS["cache_control"],
     "safety_identifier": noted("nothing is reported to anybody"),
     "moderation": refused("nothing is moderated"),
 }
@@ -237,6 +243,9 @@ COMPLETION: Rules = {
     "metadata": _BOOKKEEPING["metadata"],
     "service_tier": _BOOKKEEPING["service_tier"],
     "prompt_cache_key": _BOOKKEEPING["prompt_cache_key"],
+    "prompt_cache_retention": _BOOKKEEPING["prompt_cache_retention"],
+    "prompt_cache_options": _BOOKKEEPING["prompt_cache_options"],
+    "cache_control": _BOOKKEEPING["cache_control"],
     "safety_identifier": _BOOKKEEPING["safety_identifier"],
     **_VLLM,
     **_OF_OTHERS,
@@ -255,6 +264,7 @@ MESSAGE: Rules = {
     "tool_call_id": honoured("of a tool"),
     "refusal": honoured("counts as the assistant's text where there is no other"),
     "name": noted("models are not told who speaks"),
+    **_CACHE_HINTS,
     "function_call": refused("it was replaced by `tool_calls`"),
     "audio": refused("texts only"),
     "annotations": noted("models are not told of them", []),
@@ -266,8 +276,7 @@ CONTENT_PART: Rules = {
     "type": honoured("text, or refusal"),
     "text": honoured(""),
     "refusal": honoured(""),
-    "cache_control": noted("prompts are cached by their tokens"),
-    "prompt_cache_breakpoint": noted("prompts are cached by their tokens"),
+    **_CACHE_HINTS,
     "annotations": noted("models are not told of them", []),
 }
 STREAM_OPTIONS: Rules = {
@@ -280,12 +289,13 @@ FUNCTION: Rules = {
     "description": honoured(""),
     "parameters": honoured("told to the model; enforced where a call is"),
     "strict": noted("arguments are held to their schema only where a call is enforced", False),
+    "cache_control": _CACHE_HINTS["cache_control"],
 }
 TOOL: Rules = {
     "type": honoured("function"),
     "function": honoured(""),
     "defer_loading": refused("all tools are told to the model", False),
-    "cache_control": noted("prompts are cached by their tokens"),
+    "cache_control": _CACHE_HINTS["cache_control"],
 }
 RESPONSE_FORMAT: Rules = {
     "type": honoured("text, json_object, json_schema"),
@@ -342,6 +352,7 @@ INPUT_ITEM: Rules = {
     "id": honoured("items are told apart by their places"),
     "status": honoured("all are complete"),
     "phase": noted("models are not told of it"),
+    **_CACHE_HINTS,
 }
 TEXT_OPTIONS: Rules = {
     "format": honoured("text, json_object, json_schema"),

@@ -21,14 +21,14 @@ from service.gateway.http.json_body import JsonRoute
 from service.gateway.schemas.dify import Records, RetrievalRequest
 from service.gateway.schemas.search import SearchResponse
 
-router = APIRouter(route_class=JsonRoute, include_in_schema=False)
+router = APIRouter(route_class=JsonRoute)
 
 
-@router.post(dify.PATH)
+@router.post(dify.PATH, response_model=Records)
 async def retrieval(
     body: RetrievalRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
-    """Find passages; errors are Dify's."""
+    """Find passages, as Dify's External Knowledge API has it."""
     note_questions(request, [body.query], gateway.settings.audit_questions)
     note(request, collection=body.knowledge_id)
     return await respond_unless_disconnected(

@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from service.gateway.http.mcp.description import ANSWERS, END, ENDED, MESSAGE
 from service.gateway.http.mcp.server import McpServer
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter()
 
 
 class McpResponse(Response):
@@ -22,8 +23,16 @@ class McpResponse(Response):
         await self._server.handle(scope, receive, send)
 
 
-@router.post("/mcp")
-@router.delete("/mcp")
+# Nothing is sent unasked, so GET is a 405.
+
+
+@router.post("/mcp", openapi_extra=MESSAGE, responses=ANSWERS, response_model=None)
 async def mcp(request: Request) -> McpResponse:
-    """A message; DELETE ends a session. Nothing is sent unasked, so GET is a 405."""
+    """A message of the Model Context Protocol."""
+    return McpResponse(request.app.state.mcp)
+
+
+@router.delete("/mcp", openapi_extra=END, responses=ENDED, response_model=None)
+async def end_mcp_session(request: Request) -> McpResponse:
+    """End a session."""
     return McpResponse(request.app.state.mcp)

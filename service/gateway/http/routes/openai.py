@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -53,6 +53,7 @@ async def completions(
 ) -> Any:
     """Answer the prompt, as a question, from documents that are searched for it."""
     served = _served(gateway)
+    exchange = replace(exchange, call=replace(exchange.call, operation="text_completion"))
     return await _completion(exchange, body, from_completion(body, served), served)
 
 

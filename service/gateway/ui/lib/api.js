@@ -1,6 +1,6 @@
-// The service's HTTP API. The API key is sent only to this service.
+// The service's HTTP API. The API key, or the token of who is signed in, is sent only to this service.
 
-import { key } from "./key.js";
+import { credential } from "./key.js";
 
 export const ROOT = new URL("..", document.baseURI);
 
@@ -13,14 +13,14 @@ export class ApiError extends Error {
   }
 }
 
-export const authorization = () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
+export const authorization = () => (credential() ? { Authorization: `Bearer ${credential()}` } : {});
 
 /** The error of a response with this status and parsed body; a refused key is told to the page. */
 export function refusal(status, told, fallback) {
   // Routes under /v1 report errors in `error`, the others as problem+json.
   const message = told?.error?.message ?? told?.detail ?? told?.title ?? fallback;
   if (status === 401) {
-    document.dispatchEvent(new CustomEvent("key-wanted", { detail: { sent: Boolean(key.get()) } }));
+    document.dispatchEvent(new CustomEvent("key-wanted", { detail: { sent: Boolean(credential()), message } }));
   }
   return new ApiError(message, status, told?.error?.code ?? told?.code);
 }

@@ -1,5 +1,7 @@
 // The API key: kept in this tab's session, or, where the person says so, in this browser.
 
+import { session } from "./session.js";
+
 const NAME = "kvstitch.key";
 
 export const key = {
@@ -12,3 +14,6 @@ export const key = {
     if (value) (remember ? localStorage : sessionStorage).setItem(NAME, value);
   },
 };
+
+/** What requests are sent with: who is signed in comes before a key. */
+export const credential = () => session.get()?.token ?? key.get();

@@ -2,11 +2,13 @@
 
 import { getJson } from "../lib/api.js";
 import { byId } from "../lib/dom.js";
+import { session } from "../lib/session.js";
 
 const MISSING = "This service asks for an API key.";
+const NEITHER = "Sign in, or give an API key.";
 const WRONG = "The service refuses this API key: it was mistyped, revoked, or has expired.";
 
-/** `connect()` asks the service; true if it may be used. `wanted()` is called when a key is needed. */
+/** `connect()` asks the service: "served", "refused" or "away". `wanted()` is called when a key is needed. */
 export function connection(wanted) {
   const top = byId("service");
   const beside = byId("key-state");
@@ -19,8 +21,9 @@ export function connection(wanted) {
     byId("key").setAttribute("aria-invalid", String(wrong && [MISSING, WRONG].includes(text)));
   }
 
-  document.addEventListener("key-wanted", ({ detail: { sent } }) => {
-    const text = sent ? WRONG : MISSING;
+  document.addEventListener("key-wanted", ({ detail: { sent, message } }) => {
+    const missing = byId("sign-in").hidden ? MISSING : NEITHER;
+    const text = session.get() ? message : sent ? WRONG : missing;
     const known = top.textContent === text;
     say(text, true);
     if (!known) wanted();
@@ -30,11 +33,12 @@ export function connection(wanted) {
     try {
       const { data } = await getJson("v1/models");
       say(`serving ${data[0].id}`, false);
-      return true;
+      return "served";
     } catch (error) {
+      if (error.status === 401) return "refused";
+      say(error.message, true);
       // A key without the scope `generate` may still see documents.
-      if (error.status !== 401) say(error.message, true);
-      return error.status === 403;
+      return error.status === 403 ? "served" : "away";
     }
   };
 }

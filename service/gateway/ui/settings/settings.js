@@ -5,6 +5,7 @@ import { byId, el, fill } from "../lib/dom.js";
 import { key } from "../lib/key.js";
 import { offerMethods } from "../lib/method_choice.js";
 import { preferences } from "../lib/preferences.js";
+import { session } from "../lib/session.js";
 
 const NUMBERS = { "set-top-k": "topK", "set-max-tokens": "maxTokens" };
 const DEFAULTS = { fusion: "Method", eviction: "Eviction", prefix_mode: "Prefix mode", codec: "KV is stored as" };
@@ -55,9 +56,11 @@ function keyForm(reconnect) {
   };
   const use = (value) => {
     const before = key.get();
+    const was = session.get();
+    session.set(null);
     key.set(value, { remember: remember.checked });
     show();
-    if (before !== key.get()) document.dispatchEvent(new CustomEvent("key-changed"));
+    if (was || before !== key.get()) document.dispatchEvent(new CustomEvent("key-changed"));
     reconnect();
   };
   byId("key-form").addEventListener("submit", (event) => {

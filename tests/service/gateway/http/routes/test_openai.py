@@ -239,6 +239,33 @@ def test_values_that_ask_for_nothing_are_accepted(shared: Rig, ignored: dict[str
     assert found["kvstitch"]["warnings"] == plain["kvstitch"]["warnings"]
 
 
+def test_hints_for_caches_are_named_wherever_they_are(shared: Rig) -> None:
+    """As Anthropic, OpenAI, LiteLLM and OpenRouter have them; none of them makes an error."""
+    hint = {"type": "ephemeral", "ttl": "1h"}
+    sent = {
+        "cache_control": hint,
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"ttl": "30m"},
+    }
+    part = {"type": "text", "text": "Why?", "cache_control": hint}
+    messages = [{"role": "system", "content": "Be brief.", "cache_control": hint},
+                {"role": "user", "content": [part]}]  # fmt: skip
+    function = {"name": "look", "parameters": {"type": "object"}, "cache_control": hint}
+    tools = [{"type": "function", "function": function, "cache_control": hint}]
+    warnings = chat(shared, messages=messages, tools=tools, tool_choice="none", **sent).json()[
+        "kvstitch"
+    ]["warnings"]
+    named = {text.partition(" has no effect: ")[0] for text in warnings if "has no effect" in text}
+    assert named == {
+        *sent, "messages[0].cache_control", "messages[1].content[0].cache_control",
+        "tools[0].cache_control", "tools[0].function.cache_control",
+    }  # fmt: skip
+    completed = shared.http.post("/v1/completions", json={"prompt": "Why?", **sent}).json()
+    told = {w.partition(" has no effect: ")[0] for w in completed["kvstitch"]["warnings"]}
+    assert set(sent) <= told
+
+
 def test_fields_without_an_effect_are_named(shared: Rig) -> None:
     sent = {"user": "u", "store": True, "metadata": {"a": "b"}, "reasoning_effort": "low"}
     named = {*sent, "messages[0].name"}

@@ -1,0 +1,5 @@
+"""AES-256-GCM for what is kept at rest: keys of owners, sealed values and files, blinded words.
+
+It knows no store, no catalog and no service. `cryptography` is imported when something is first
+sealed or opened.
+"""

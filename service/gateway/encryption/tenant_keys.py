@@ -1,0 +1,199 @@
+"""The keys of all tenants, in a database, wrapped by the master key; a keyring holds them open.
+
+A tenant gets two keys when something of it is first stored: one that seals, one that blinds words.
+A rotation adds a key that seals from then on. A deletion removes all of them; nothing of the tenant
+can be read afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from encryption.aead import KEY_BYTES
+from encryption.errors import EncryptionError, MasterKeyError
+from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring, Purpose
+from service.errors import InvalidSetting
+from service.gateway.encryption.master_key import MasterKey, master_key
+from service.gateway.service_database import ServiceDatabase
+from service.gateway.tables import ENCRYPTION, tenant_keys
+from service.settings import Settings
+
+FILE = "encryption.sqlite3"
+_MAKING = 0x6B76_0007  # number of the advisory lock: two gateways make one key of a tenant
+
+
+class TenantKeys:
+    """The keys of tenants. Thread-safe; every call but those of `ring` blocks.
+
+    Args:
+        database: where they are.
+        master: wraps them.
+
+    Attributes:
+        ring: what seals and opens.
+    """
+
+    def __init__(self, database: ServiceDatabase, master: MasterKey) -> None:
+        self._database = database
+        self._master = master
+        self._unwrapped: dict[bytes, DataKey] = {}
+        self.ring = Keyring(make=self._make, reload=self._load)
+
+    def start(self) -> None:
+        """Open the database and unwrap all keys.
+
+        Raises:
+            InvalidSetting: the master key is not the one that wrapped them.
+        """
+        self._database.start()
+        try:
+            self.ring.replace(self._load())
+        except MasterKeyError as error:
+            raise InvalidSetting(str(error)) from error
+
+    def close(self) -> None:
+        self._database.close()
+
+    def refresh(self) -> bool:
+        """Read the keys again, which others may have changed; return whether they had."""
+        return self.ring.replace(self._load())
+
+    def rotate(self, tenant: str) -> DataKey:
+        """Give a tenant a new key that seals from now on; what is stored stays readable."""
+        with self._database.write(_MAKING) as write:
+            key = self._insert(write, tenant, "data")
+        self.refresh()
+        return key
+
+    def delete(self, tenant: str) -> list[bytes]:
+        """Delete all keys of a tenant; return their ids."""
+        own = tenant_keys.c.tenant == tenant
+        with self._database.write() as write:
+            found = write.scalars(sa.select(tenant_keys.c.key_id).where(own)).all()
+            write.execute(tenant_keys.delete().where(own))
+        self._database.scrub()
+        self.refresh()
+        return [bytes.fromhex(each) for each in found]
+
+    def rewrap(self, master: MasterKey) -> int:
+        """Wrap all keys by another master key; return how many there are.
+
+        Raises:
+            MasterKeyError: it cannot wrap or unwrap; nothing is changed then.
+        """
+        with self._database.write(_MAKING) as write:
+            count = 0
+            for row in write.execute(sa.select(tenant_keys)).all():
+                context = _context(row.tenant, row.key_id)
+                secret = self._master.unwrap(row.wrapped, context)
+                wrapped = master.wrap(secret, context)
+                if master.unwrap(wrapped, context) != secret:
+                    raise MasterKeyError("the new master key does not give back what it wrapped")
+                change = tenant_keys.update().where(tenant_keys.c.key_id == row.key_id)
+                write.execute(change.values(wrapped=wrapped))
+                count += 1
+        self._database.scrub()
+        self._master = master
+        return count
+
+    def rows(self) -> list[tuple[str, str, str, float]]:
+        """Return (tenant, key id, purpose, time of creation) of all keys, the oldest first."""
+        columns = tenant_keys.c["tenant", "key_id", "purpose", "created"]
+        with self._database.read() as read:
+            query = sa.select(*columns).order_by(tenant_keys.c.number)
+            return [(r.tenant, r.key_id, r.purpose, r.created) for r in read.execute(query)]
+
+    def _make(self, tenant: str) -> Sequence[DataKey]:
+        """Return a tenant's keys, which are made if there are none."""
+        with self._database.write(_MAKING) as write:
+            own = sa.select(tenant_keys.c.purpose).where(tenant_keys.c.tenant == tenant)
+            there = set(write.scalars(own))
+            purposes: tuple[Purpose, ...] = ("data", "words")
+            for purpose in purposes:
+                if purpose not in there:
+                    self._insert(write, tenant, purpose)
+        return [key for key in self._load() if key.owner == tenant]
+
+    def _insert(self, write: sa.Connection, tenant: str, purpose: Purpose) -> DataKey:
+        key = DataKey(os.urandom(KEY_ID_BYTES), tenant, os.urandom(KEY_BYTES), purpose)
+        wrapped = self._master.wrap(key.secret, _context(tenant, key.id.hex()))
+        last = sa.select(sa.func.coalesce(sa.func.max(tenant_keys.c.number), 0))
+        row = {"key_id": key.id.hex(), "number": last.scalar_subquery() + 1, "tenant": tenant,
+               "purpose": purpose, "created": time.time(), "wrapped": wrapped}  # fmt: skip
+        write.execute(tenant_keys.insert().values(row))
+        return key
+
+    def _load(self) -> list[DataKey]:
+        with self._database.read() as read:
+            rows = read.execute(sa.select(tenant_keys).order_by(tenant_keys.c.number)).all()
+        found: list[DataKey] = []
+        for row in rows:
+            key_id = bytes.fromhex(row.key_id)
+            if (key := self._unwrapped.get(key_id)) is None:  # a KMS is slow
+                secret = self._master.unwrap(row.wrapped, _context(row.tenant, row.key_id))
+                key = DataKey(key_id, row.tenant, secret, row.purpose)
+            found.append(key)
+        self._unwrapped = {key.id: key for key in found}
+        return found
+
+
+def tenant_keys_of(settings: Settings, shared: ServiceDatabase | None) -> TenantKeys | None:
+    """Return the keys of a service's tenants, not started; None: nothing is encrypted.
+
+    Args:
+        settings: of the service.
+        shared: the PostgreSQL of all gateways; None: keys are in a file of the data folder.
+
+    Raises:
+        InvalidSetting: the master key cannot be read.
+    """
+    try:
+        master = master_key(settings)
+    except EncryptionError as error:
+        raise InvalidSetting(str(error)) from error
+    if master is None:
+        return None
+    return TenantKeys(shared or keys_database(settings.data_dir), master)
+
+
+def keys_database(folder: Path) -> ServiceDatabase:
+    """The file of the keys of tenants, not opened."""
+    return ServiceDatabase(folder / FILE, [ENCRYPTION])
+
+
+def require_no_keys(settings: Settings, shared: ServiceDatabase | None) -> None:
+    """Check that a service without a master key has stored nothing that is encrypted.
+
+    Args:
+        settings: of the service.
+        shared: as in `tenant_keys_of`, started.
+
+    Raises:
+        InvalidSetting: tenants have keys.
+    """
+    database = shared
+    if database is None:
+        if not (settings.data_dir / FILE).is_file():
+            return
+        database = keys_database(settings.data_dir)
+        database.start()
+    try:
+        with database.read() as read:
+            found = read.execute(sa.select(tenant_keys.c.key_id).limit(1)).first()
+    finally:
+        if shared is None:
+            database.close()
+    if found is not None:
+        raise InvalidSetting(
+            "what is stored here is encrypted, and no master key is set: set "
+            "encryption_key_file (KVSTITCH_ENCRYPTION_KEY_FILE), encryption_key or encryption_kms"
+        )
+
+
+def _context(tenant: str, key_id: str) -> dict[str, str]:
+    return {"tenant": tenant, "key_id": key_id}

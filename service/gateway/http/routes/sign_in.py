@@ -1,0 +1,82 @@
+"""What the console asks to sign people in; needs no key, as its files.
+
+GET /ui/sign-in             whose people sign in, or nobody's
+GET /ui/sign-in/provider    where the browser goes, and what it says there
+POST /ui/sign-in            the code that it comes back with, for a token
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Header, Request, Response
+from pydantic import Field
+
+from service.errors import NotFound, SignInRefused
+from service.gateway.composition import Gateway
+from service.gateway.http.dependencies import GatewayDep
+from service.gateway.schemas.fields import StrictModel
+
+if TYPE_CHECKING:
+    from service.gateway.auth.sign_in import SignIn
+
+router = APIRouter(include_in_schema=False)
+NEVER_KEPT = {"Cache-Control": "no-store"}
+
+
+class Code(StrictModel):
+    """What the browser came back with, and what it had kept."""
+
+    code: str = Field(min_length=1, max_length=8192)
+    verifier: str = Field(pattern=r"^[A-Za-z0-9._~-]{43,128}$")
+    nonce: str = Field(min_length=16, max_length=256)
+    redirect_uri: str = Field(max_length=2048)
+
+
+@router.get("/ui/sign-in")
+async def offered(gateway: GatewayDep) -> dict[str, str | None]:
+    return {"issuer": gateway.sign_in.issuer if gateway.sign_in is not None else None}
+
+
+@router.get("/ui/sign-in/provider")
+async def provider(gateway: GatewayDep) -> dict[str, Any]:
+    found = await _sign_in(gateway).provider()
+    return {
+        "authorization_endpoint": found.authorize,
+        "end_session_endpoint": found.end_session,
+        "parameters": found.parameters,
+    }
+
+
+@router.post("/ui/sign-in")
+async def redeem(
+    body: Code,
+    request: Request,
+    response: Response,
+    gateway: GatewayDep,
+    origin: Annotated[str, Header()] = "",
+) -> dict[str, str | int]:
+    """The browser's own origin is where it must have been sent back to."""
+    sign_in = _sign_in(gateway)
+    at = urlsplit(body.redirect_uri)
+    if not origin or f"{at.scheme}://{at.netloc}" != origin or not at.path.endswith("/ui/"):
+        raise SignInRefused("only the console exchanges a code, for the page that it is at")
+    redeemed = await sign_in.redeem(
+        body.code, body.verifier, nonce=body.nonce, redirect_uri=body.redirect_uri
+    )
+    request.state.principal = gateway.access.of_token(redeemed.identity)  # for the audit log
+    response.headers.update(NEVER_KEPT)
+    return {
+        "token": redeemed.token,
+        "subject": redeemed.identity.subject,
+        "name": redeemed.name,
+        "expires": redeemed.expires,
+        "id_token": redeemed.id_token,
+    }
+
+
+def _sign_in(gateway: Gateway) -> SignIn:
+    if gateway.sign_in is None:
+        raise NotFound("nobody signs in here: KVSTITCH_OIDC_CLIENT_ID is not set")
+    return gateway.sign_in

@@ -1,0 +1,14 @@
+"""Answers come first: what is read, cut and embedded gives way to them on a busy machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+NICE = 10
+"""With it a busy core gives a thread a ninth of what it gives another."""
+
+
+def behind_answers() -> None:
+    """Put the calling thread, and those that it starts, behind what answers. Of Linux."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

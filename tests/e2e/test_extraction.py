@@ -1,0 +1,25 @@
+"""A secret in a neighbour's documents, and the KV of one's own: with permissions no answer depends
+on it, by any method. With a metadata filter it does where chunks stand behind others, which shows
+that these tries would find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.retrieval.extraction import BEHIND, SECRETS, make_worlds, tried
+from tests.e2e.service import Service
+
+
+@pytest.mark.parametrize("mode", ["system", *BEHIND])
+def test_no_answer_tells_a_neighbour_s_secret(tmp_path: Path, model: Path, mode: str) -> None:
+    data = tmp_path / "data"
+    worlds = make_worlds(data, SECRETS[:2])
+    with Service(model, data, prefix_mode=mode, companions=2, primers=2) as service:
+        found = tried(str(service.http.base_url), worlds)
+    assert len(found["permissions"]) > 10
+    assert {each["told_apart"] for each in found["permissions"].values()} == {1}
+    assert not any(each["spoken"] for each in found["permissions"].values())
+    differing = {name for name, each in found["filter"].items() if each["told_apart"] > 1}
+    assert bool(differing) == (mode in BEHIND), differing
