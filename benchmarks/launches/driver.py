@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from benchmarks.launches import triton_work
 from benchmarks.launches.gpu import PretendedGpu, host
 from benchmarks.launches.tally import Tally
-from service.worker.forward import prefill_graphs
+from service.worker.api import prefill_graphs
 from service.worker.kernels.gpu import (
     attention_scores_gpu,
     index_causal_attention,

@@ -139,7 +139,7 @@ def main() -> None:
     from benchmarks.launches.driver import driver_replaced, kernels_replaced
     from benchmarks.launches.prefills import Case, engine
     from benchmarks.launches.tally import Tally
-    from service.worker.forward import prefill_graphs
+    from service.worker.api import prefill_graphs
 
     torch.set_num_threads(1)
     found = {}
