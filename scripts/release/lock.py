@@ -5,11 +5,11 @@ torch is not in it: whoever installs chooses its index (CPU or CUDA), and instal
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 FILE = Path("scripts/release/serving.lock")
-EXTRAS = ("mcp", "oidc", "otel", "s3", "postgresql")
 # torch, and what its build for CUDA brings.
 _TORCH = ("torch", "triton", "nvidia-", "cuda-")
 _HEAD = """\
@@ -22,7 +22,7 @@ _HEAD = """\
 
 def write(root: Path, python: Path) -> None:
     """Resolve the requirements within constraints.txt, and write the file anew."""
-    extras = [argument for extra in EXTRAS for argument in ("--extra", extra)]
+    extras = [argument for extra in extras_of_the_image(root) for argument in ("--extra", extra)]
     options = ["--generate-hashes", "--no-header", "--no-annotate", "--quiet", "--native-tls"]
     target = ["--python-version", "3.11.4", "--python-platform", "x86_64-unknown-linux-gnu"]
     done = subprocess.run(
@@ -32,6 +32,13 @@ def write(root: Path, python: Path) -> None:
     )  # fmt: skip
     entries = [entry for entry in _entries(done.stdout) if not entry.startswith(_TORCH)]
     (root / FILE).write_text(_HEAD.format(name=FILE.name) + "".join(entries), encoding="utf-8")
+
+
+def extras_of_the_image(root: Path) -> list[str]:
+    """Return the extras that the Dockerfile installs whatever it is told."""
+    text = (root / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    (found,) = re.findall(r"(?m)^ +([a-z0-9 ]+) \$\{EXTRAS\}", text)
+    return str(found).split()
 
 
 def pinned(text: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ owner/name     a model of the Hugging Face hub
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ from service.models.gguf_file import GgufHeader, quantisation, read_header
 from service.models.model_cache import Conversion, ModelCache, Say
 from service.models.named_models import NAMED_MODELS, NamedModel, write_extras
 from service.settings import Settings, default_model_cache, demo_model
-from service.shared import openmp
+from service.shared import logs, openmp
 
 
 def is_gguf(model: str) -> bool:
@@ -195,7 +196,10 @@ def resolve(model: str, *, dtype: str = "auto", cache: Path | None = None) -> Pa
 
 
 def to_stderr(sentence: str) -> None:
-    print(f"kvstitch: {sentence}", file=sys.stderr, flush=True)
+    if logs.kind() == "json":
+        logging.getLogger("kvstitch").info(sentence)
+    else:
+        print(f"kvstitch: {sentence}", file=sys.stderr, flush=True)
 
 
 BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2}

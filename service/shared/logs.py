@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from types import TracebackType
@@ -37,6 +38,8 @@ class JsonFormatter(logging.Formatter):
 def set_up(kind: str, *, text: str = TEXT) -> None:
     """Send this process's logs to stderr; of JSON, warnings and what ends the process, too.
 
+    Call it before transformers is imported.
+
     Args:
         kind: `text` or `json`.
         text: How a line of text looks.
@@ -45,6 +48,8 @@ def set_up(kind: str, *, text: str = TEXT) -> None:
     if kind == "json":
         handler.setFormatter(JsonFormatter())
         logging.captureWarnings(True)
+        # Bars of transformers and the hub are no lines; they are asked when they are imported.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         sys.excepthook = _log_exception
     else:
         handler.setFormatter(logging.Formatter(text))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from service.models.gguf_checks import check as check_gguf
 from service.models.gguf_file import quantisation, read_header
 from service.models.model_finder import ModelFinder, gguf_file, is_gguf, needed_bytes
 from service.settings import Settings, calibration, demo_model
-from service.shared import model_fingerprint
+from service.shared import free_memory, model_fingerprint
 from service.shared.worker_settings import MIB
 from service.worker.model.folder_checks import (
     facts,
@@ -137,7 +136,7 @@ def _weights(folder: Path, settings: Settings) -> Iterator[Finding]:
     files = sorted(folder.glob("*.safetensors"))
     total = sum(file.stat().st_size for file in files)
     need = settings.workers * total + settings.memory_tier_mib * MIB
-    free = _available_bytes()
+    free = free_memory.available()
     if settings.device.startswith("cuda") or free is None or need <= free:
         yield ok("weights", f"{size(total)}, whole")
     else:
@@ -158,18 +157,6 @@ def check_loras(settings: Settings) -> Iterator[Finding]:
             continue
         modules = sorted({tensor.module.rpartition(".")[2] for tensor in tensors.values()})
         yield ok("lora", f"{name}: rank {config.rank}, {', '.join(modules)}, from {folder}")
-
-
-def _available_bytes() -> int | None:
-    """Return the memory that is free on this machine and in this container, None if unknown."""
-    found = []
-    with suppress(OSError, StopIteration):
-        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(next(1024 * int(words[1]) for words in lines if words[0] == "MemAvailable:"))
-    with suppress(OSError, ValueError):  # there is no such file, or it says "max"
-        limit, used = (Path(f"/sys/fs/cgroup/memory.{n}").read_text() for n in ("max", "current"))
-        found.append(int(limit) - int(used))
-    return min(found, default=None)
 
 
 def check_defaults(settings: Settings) -> Iterator[Finding]:

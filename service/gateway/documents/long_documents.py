@@ -170,6 +170,8 @@ class LongDocuments:
             self._held.clear()
             self._start()
             self.on_end()
+            each.read = None
+            self._retriever.give_back_memory()
 
     async def _index(self, each: LongDocument) -> None:
         item, read = each.item, each.read

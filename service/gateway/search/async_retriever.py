@@ -34,6 +34,7 @@ from service.errors import DiskFull, KvstitchError, WorkerUnavailable
 from service.gateway.data_folder import DiskGuard
 from service.gateway.search.search_query import service_error
 from service.settings import Settings
+from service.shared.free_memory import give_back
 from service.shared.priority import behind_answers
 
 P = ParamSpec("P")
@@ -138,6 +139,10 @@ class AsyncRetriever:
         return await self._in(
             self._split_threads, partial(self.retriever.split, document, scope=scope)
         )
+
+    def give_back_memory(self) -> None:
+        """Give back what a long document took, once what is being split has been."""
+        self._split_threads.submit(give_back)
 
     async def embed_part(self, embedded: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of what `split` returned, beside what others have embedded."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from transformers.utils import import_utils
 
 from kvstore.format.chunk_identity import DTYPES
 from service.errors import ModelRefused
+from service.shared.free_memory import available
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.families import decoder_for
 from service.worker.model.folder_checks import family_fault, read_config, rope_fault, weights_fault
@@ -202,7 +202,7 @@ def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 
         free = torch.cuda.mem_get_info(decoder.device)[0] // 2
         free = free * decoder.kv_heads // decoder.own_kv_heads  # each rank has a GPU
     else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        free = (available() or 0) // 4
     most = max_running * decoder.max_context
     return max(1024, min(most, free // workers // decoder.kv_bytes_per_token))
 

@@ -161,4 +161,4 @@ def test_secrets_are_masked(name: str, value: str, shown: str) -> None:
 
 def test_what_sounds_like_a_secret_is_hidden() -> None:
     named = {n for n in Settings.model_fields if n.endswith(("_secret", "_key", "_password"))}
-    assert named - {"max_in_flight_per_key"} == HIDDEN - ADDRESSES
+    assert named - {"max_in_flight_per_key"} <= HIDDEN - ADDRESSES

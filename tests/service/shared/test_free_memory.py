@@ -1,0 +1,60 @@
+"""Freed memory goes back to the system, also where pieces in use lie between it."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.shared import free_memory
+
+PROGRAM = """
+from service.shared.free_memory import give_back
+
+def held():
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+
+pieces = [bytes([number % 256]) * 2000 for number in range(50_000)]
+kept = pieces[::50]
+del pieces
+before = held()
+give_back()
+print(before - held(), sum(map(len, kept)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="of the GNU C library")
+def test_what_lies_between_pieces_in_use_is_given_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    given_back_kib, kept = map(int, done.stdout.split())
+    assert kept == 2_000_000
+    assert given_back_kib > 40_000
+
+
+def test_what_files_take_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "PROC", tmp_path)
+    monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
+    assert free_memory.available() is None
+    (tmp_path / "meminfo").write_text(
+        "MemTotal: 24000 kB\nMemFree: 300 kB\nMemAvailable: 9000 kB\n"
+    )
+    assert free_memory.available() == 9000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("3000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1000000\ninactive_file 1500000\n")
+    assert free_memory.available() == 9000 * 1024
+    (tmp_path / "memory.max").write_text("4000000\n")
+    assert free_memory.available() == 2_500_000
+    (tmp_path / "memory.current").write_text("9000000\n")
+    assert free_memory.available() == 0
+
+
+def test_of_this_machine() -> None:
+    free = free_memory.available()
+    assert free is not None and free > 0
