@@ -212,6 +212,9 @@ class _Walk:
 
     def _conditions(self, own: Schema, path: str) -> Any:
         """Express keywords that llguidance does not know by those that it does."""
+        names = own.get("propertyNames")
+        if isinstance(names, dict) and "$ref" in names:  # of a dictionary by an Enum
+            own = {**own, "propertyNames": self._flat({"allOf": [names, {}]}, path, ())}
         out, extra = rewritten(own, self._note(path))
         if not extra:
             return out

@@ -62,6 +62,12 @@ HELD: dict[str, Any] = {
         "type": "object", "propertyNames": {"enum": ["p", "q"]},
         "additionalProperties": {"type": "boolean"},
     },
+    "named by an enumeration that is defined elsewhere": {
+        "type": "object", "propertyNames": {"$ref": "#/$defs/Colour"}, "title": "Value",
+        "additionalProperties": {"type": "number", "minimum": 0, "maximum": 9},
+        "$defs": {"Colour": {"$ref": "#/$defs/C"}, "C": {"enum": ["red", "blue"], "type": "string",
+                                                         "title": "Colour"}},
+    },
     "an open map": {
         "type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 4,
     },
