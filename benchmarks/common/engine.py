@@ -41,6 +41,7 @@ def open_engine(
     max_running: int = 32,
     max_waiting: int = 256,
     loader_threads: int = 4,
+    prefill_graphs: bool = True,
     on_load: Callable[[], None] = lambda: None,
 ) -> Iterator[Engine]:
     """An engine on an open store; its loader runs until the context is left.
@@ -61,6 +62,7 @@ def open_engine(
         max_running: sequences decoded together.
         max_waiting: requests in the queue.
         loader_threads: that read from the store.
+        prefill_graphs: whether layers of few rows are recorded and replayed, on a GPU.
         on_load: called on a loader's thread when a read is done.
     """
     addressing = Addressing(decoder, fingerprint=fingerprint, codec=codec)
@@ -86,6 +88,7 @@ def open_engine(
             prefix_cache=prefix_cache,
             disk_prefix_cache=prompts,
             draft_tokens=draft_tokens,
+            prefill_graphs=prefill_graphs,
         )
 
 

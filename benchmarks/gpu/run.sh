@@ -26,4 +26,4 @@ timeout 220 "$python" -m pytest -m gpu -rs --durations 5 "${tests[@]}" ||
   echo "GPU tests: exit code $?" >&2
 tiny=()
 [ "$device" = cuda ] || tiny=(--quick --device "$device" --repetitions 2)
-timeout 320 "$python" -m benchmarks.gpu --repetitions 5 "${tiny[@]}" ${1:+--out "$1"}
+timeout 370 "$python" -m benchmarks.gpu --repetitions 5 "${tiny[@]}" ${1:+--out "$1"}

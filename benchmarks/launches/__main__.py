@@ -6,7 +6,8 @@
 
 A request of 16 documents in the memory tier, with a system prompt and a question of 32 tokens, is
 answered by one token. The model is a Llama of a tiny width: counts depend on the layers, not on the
-width, unless tiles do. The last column is the time in Python alone on this machine
+width, unless tiles do. Then the same with layers recorded and replayed
+(`service.worker.forward.prefill_graphs`). The times are those in Python alone on this machine
 (`benchmarks.launches.host_time`).
 """
 
@@ -46,8 +47,12 @@ def main(given: Sequence[str] | None = None) -> int:
         parser.error(f"no method {unknown[0]!r} is counted; these are: {', '.join(METHODS)}")
     case = Case(args.layers, args.tokens, args.chunks, args.codec)
     counts = count(case, methods)
-    host_ms = {} if args.no_time else measured(methods, layers=case.layers)
-    print("\n".join(table(counts, host_ms)))
+    replayed = count(case, methods, graphs=True)
+    host_ms, replayed_ms = {}, {}
+    if not args.no_time:
+        host_ms = measured(methods, layers=case.layers)
+        replayed_ms = measured(methods, layers=case.layers, graphs=True)
+    print("\n".join(table(counts, replayed, host_ms, replayed_ms)))
     for place, times in counts[args.places].places.items() if args.places in counts else ():
         print(f"{times:6}  {place}")
     record = {
@@ -57,7 +62,11 @@ def main(given: Sequence[str] | None = None) -> int:
             name: {"rows": of.rows, "kinds": of.kinds, "names": of.names}
             for name, of in counts.items()
         },
+        "with_graphs": {
+            name: {"kinds": of.kinds, "names": of.names} for name, of in replayed.items()
+        },
         "host_ms": host_ms,
+        "host_ms_with_graphs": replayed_ms,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -70,14 +79,22 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if over else 0
 
 
-def table(counts: dict[str, Counts], host_ms: dict[str, float]) -> list[str]:
+def table(
+    counts: dict[str, Counts],
+    replayed: dict[str, Counts],
+    host_ms: dict[str, float],
+    replayed_ms: dict[str, float],
+) -> list[str]:
     """Return the lines of a table in Markdown, a line for every method."""
-    kinds = list(next(iter(counts.values())).kinds)
-    heads = ["method", "rows", *kinds, "Python, ms"]
+    kinds = [kind for kind in next(iter(counts.values())).kinds if kind != "graph"]
+    heads = ["method", "rows", *kinds, "Python, ms", "with graphs", "Python, ms"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, of in counts.items():
         cells = [name, str(of.rows), *(f"{of.kinds[kind]:,}" for kind in kinds)]
-        lines.append(f"| {' | '.join([*cells, f'{host_ms[name]:.1f}' if host_ms else ''])} |")
+        cells.append(f"{host_ms[name]:.1f}" if host_ms else "")
+        cells.append(f"{replayed[name].kinds['device operations']:,}")
+        cells.append(f"{replayed_ms[name]:.1f}" if replayed_ms else "")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from benchmarks.launches import triton_work
 from benchmarks.launches.gpu import PretendedGpu, host
 from benchmarks.launches.tally import Tally
+from service.worker.api import prefill_graphs
 from service.worker.kernels.gpu import (
     attention_scores_gpu,
     index_causal_attention,
@@ -44,18 +45,23 @@ TRITON_KERNELS: dict[tuple[Any, str], Callable[..., None]] = {
 class Kernel:
     """Stands for a compiled Triton kernel."""
 
-    def __init__(self, work: Callable[..., None], tally: Tally) -> None:
+    def __init__(self, work: Callable[..., None], gpu: PretendedGpu) -> None:
         self._work = work
-        self._tally = tally
+        self._gpu = gpu
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, GRID=grid)
 
     def _launch(self, *args: Any, **options: Any) -> None:
-        self._tally.book("triton", self._work.__name__)
+        self._gpu.tally.book("triton", self._work.__name__)
         numbers, named = host(list(args)), {name: host(x) for name, x in options.items()}
-        with _disable_current_modes():
-            self._work(*numbers, **named)
+
+        def work() -> None:
+            with _disable_current_modes():
+                self._work(*numbers, **named)
+
+        work()
+        self._gpu.keep(work)
 
 
 class _Stream:
@@ -81,7 +87,8 @@ def pretended_gpu(tally: Tally) -> Iterator[PretendedGpu]:
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, before)
-        stack.enter_context(kernels_replaced(lambda work: Kernel(work, tally)))
+        stack.enter_context(kernels_replaced(lambda work: Kernel(work, gpu)))
+        stack.enter_context(patch.object(prefill_graphs, "CudaGraphs", lambda: gpu.record))
         stack.enter_context(gpu)
         yield gpu
 

@@ -7,12 +7,12 @@ allocations ask for nothing. What is one operation and several kernels on CUDA i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from benchmarks.launches.tally import Tally
 
@@ -70,6 +70,7 @@ class DeviceTensor(torch.Tensor):
         return ours.gpu.run(func, args, kwargs or {})
 
     def tolist(self) -> Any:
+        self.gpu.refuse("tolist")
         self.gpu.tally.book("from device", "tolist")
         self.gpu.tally.book("wait", "tolist")
         return self.host.tolist()
@@ -79,11 +80,49 @@ class DeviceTensor(torch.Tensor):
 
 
 class PretendedGpu(TorchDispatchMode):
-    """Computes operations on its tensors, and those that make one, and books them."""
+    """Computes operations on its tensors, and those that make one, and books them.
+
+    Attributes:
+        recorded: what is computed is also kept here, to be computed again in the same memory, as a
+            CUDA graph does it: Python is not asked again. None: nothing is recorded.
+    """
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tally = tally
+        self.recorded: list[Callable[[], Any]] | None = None
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """Stand for `service.worker.forward.recording.CudaGraphs`."""
+        recorded: list[Callable[[], Any]] = []
+        self.recorded = recorded
+        try:
+            out = run()
+        finally:
+            self.recorded = None
+
+        def play() -> None:
+            self.tally.book("graph", "replay")
+            with _disable_current_modes():
+                for compute in recorded:
+                    compute()
+
+        return out, play
+
+    def keep(self, compute: Callable[[], Any], result: Any = None) -> None:
+        """Note what was computed, if something is recorded, and where its result is."""
+        if self.recorded is None:
+            return
+        if not isinstance(result, Tensor):
+            self.recorded.append(compute)
+            return
+        into: Tensor = result
+        self.recorded.append(lambda: into.copy_(compute()))
+
+    def refuse(self, what: str) -> None:
+        """Raise RuntimeError for what CUDA cannot record."""
+        if self.recorded is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -137,12 +176,13 @@ class PretendedGpu(TorchDispatchMode):
         if any(isinstance(x, DeviceTensor) for x in inputs):
             for x in inputs:
                 if not isinstance(x, DeviceTensor) and x.dim():
+                    self.refuse(f"{name}, an argument in host memory")
                     self.tally.book("to device", f"{name}: argument")
                     self.tally.book("wait", f"{name}: argument")
+        of_cpu = func
         if name == "scaled_dot_product_attention":  # its own overload takes no numbers by keyword
-            result = torch.nn.functional.scaled_dot_product_attention(*numbers, **named)
-        else:
-            result = func(*numbers, **named)
+            of_cpu = torch.nn.functional.scaled_dot_product_attention
+        result = of_cpu(*numbers, **named)
         schema = func._schema
         written = {
             number
@@ -150,6 +190,11 @@ class PretendedGpu(TorchDispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write
         }
         is_view = not written and any(r.alias_info is not None for r in schema.returns)
+        if not is_view and name not in FREE:
+            in_place = bool(written) or named.get("out") is not None
+            self.keep(lambda: of_cpu(*numbers, **named), None if in_place else result)
+        if name == "_local_scalar_dense" or name in WAITS:
+            self.refuse(name)
         if name == "_local_scalar_dense":
             self.tally.book("from device", name)
             self.tally.book("wait", name)
@@ -166,7 +211,9 @@ class PretendedGpu(TorchDispatchMode):
 
     def _moved(self, x: Tensor, kwargs: Mapping[str, Any], *, to_us: bool) -> Tensor:
         dtype = kwargs.get("dtype") or x.dtype
-        copied = host(x).to(dtype, copy=True)
+        numbers = host(x)
+        copied = numbers.to(dtype, copy=True)
+        self.keep(lambda: numbers, copied)
         if to_us and isinstance(x, DeviceTensor):  # another dtype, or a copy
             self.tally.book("kernel", "_to_copy")
             return DeviceTensor(copied, self)
@@ -177,7 +224,9 @@ class PretendedGpu(TorchDispatchMode):
 
     def _copied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         target: Tensor = args[0]
-        host(target).copy_(host(args[1]))
+        into, numbers = host(target), host(args[1])
+        into.copy_(numbers)
+        self.keep(lambda: into.copy_(numbers))
         to_us = isinstance(target, DeviceTensor)
         if to_us and isinstance(args[1], DeviceTensor):
             self.tally.book("kernel", "copy_")
@@ -187,6 +236,7 @@ class PretendedGpu(TorchDispatchMode):
         return target
 
     def _transfer(self, to_us: bool, no_wait: bool) -> None:
+        self.refuse("a copy from or to the host")
         self.tally.book("to device" if to_us else "from device", "copy")
         if not no_wait:
             self.tally.book("wait", "copy to device" if to_us else "copy from device")

@@ -35,7 +35,9 @@ SWAPPED = {"cuda": "cpu", "cpu": "cuda"}
 PACKAGES = ("service.worker.", "kvstore.")
 
 
-def measured(methods: Sequence[str], *, layers: int, repetitions: int = 20) -> dict[str, float]:
+def measured(
+    methods: Sequence[str], *, layers: int, repetitions: int = 20, graphs: bool = False
+) -> dict[str, float]:
     """Return milliseconds of a prefill by method, in a process of its own.
 
     Raises:
@@ -43,6 +45,7 @@ def measured(methods: Sequence[str], *, layers: int, repetitions: int = 20) -> d
     """
     command = [sys.executable, "-m", "benchmarks.launches.host_time", "--layers", str(layers)]
     command += ["--repetitions", str(repetitions), "--methods", ",".join(methods)]
+    command += ["--graphs"] * graphs
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -101,6 +104,10 @@ class _Nothing:
         pass
 
 
+def _recorded(run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+    return run(), lambda: None
+
+
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
 
@@ -125,12 +132,14 @@ def main() -> None:
     parser.add_argument("--methods", required=True)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--graphs", action="store_true", help="recorded layers are replayed")
     given = parser.parse_args()
     sys.meta_path.insert(0, _Finder())
     # Imported only now, so that the worker's source is changed.
     from benchmarks.launches.driver import driver_replaced, kernels_replaced
     from benchmarks.launches.prefills import Case, engine
     from benchmarks.launches.tally import Tally
+    from service.worker.api import prefill_graphs
 
     torch.set_num_threads(1)
     found = {}
@@ -138,7 +147,10 @@ def main() -> None:
         _without_arithmetic(),
         driver_replaced(Tally()),
         kernels_replaced(_Nothing),
-        engine(Case(layers=given.layers, tokens=128)) as ask,
+        patch.object(prefill_graphs, "CudaGraphs", lambda: _recorded),
+        # Nothing is computed here, so there is nothing to compare.
+        patch.object(prefill_graphs, "_difference", lambda *_: 0.0),
+        engine(Case(layers=given.layers, tokens=128), graphs=given.graphs) as ask,
     ):
         for name in given.methods.split(","):
             taken = []

@@ -66,12 +66,16 @@ class Counts:
     places: dict[str, int]
 
 
-def count(case: Case, methods: list[str]) -> dict[str, Counts]:
-    """Return what one prefill by each method asks of a GPU, after a first one."""
+def count(case: Case, methods: list[str], *, graphs: bool = False) -> dict[str, Counts]:
+    """Return what one prefill by each method asks of a GPU, after a first one.
+
+    Args:
+        graphs: whether layers are recorded in between and replayed then.
+    """
     tally, found = Tally(), {}
-    with engine(case, tally=tally) as ask:
+    with engine(case, tally=tally, graphs=graphs) as ask:
         for name in methods:
-            ask(name)  # caches, and checks of kernels
+            ask(name)  # caches, checks of kernels, and what is to be recorded
             tally.start()
             report = ask(name).report
             tally.on = False
@@ -86,38 +90,46 @@ def count(case: Case, methods: list[str]) -> dict[str, Counts]:
     return found
 
 
-def computed(case: Case, methods: list[str], *, counted: bool) -> dict[str, Mapping[int, float]]:
+def computed(
+    case: Case, methods: list[str], *, counted: bool, graphs: bool = False
+) -> dict[str, Mapping[int, float]]:
     """Return log-probabilities of every first token by method, on the CPU or as it is counted."""
-    with engine(case, tally=Tally() if counted else None, logprobs=SIZES["vocab_size"]) as ask:
-        return {name: ask(name).logprobs for name in methods}
+    tally, shown = Tally() if counted else None, SIZES["vocab_size"]
+    with engine(case, tally=tally, logprobs=shown, graphs=graphs) as ask:
+        return {name: [ask(name), ask(name)][1].logprobs for name in methods}
 
 
 @contextmanager
-def engine(case: Case, *, tally: Tally | None = None, logprobs: int | None = None) -> Iterator[Ask]:
+def engine(
+    case: Case, *, tally: Tally | None = None, logprobs: int | None = None, graphs: bool = False
+) -> Iterator[Ask]:
     """An engine with every chunk in its memory tier; answers one token by a method's name.
 
     Args:
         tally: counts what is asked of a GPU; None: it runs on the CPU.
         logprobs: of the first token, of so many most likely ones.
+        graphs: whether layers are recorded after each answer, where that is possible.
     """
     decoder = decoder_for(_model(case))
     prompt = Prompt(decoder, case.tokens, case.chunks, 0)
     if tally is None:
-        with torch.inference_mode(), _answering(decoder, prompt, case, logprobs) as ask:
+        with torch.inference_mode(), _answering(decoder, prompt, case, logprobs, graphs) as ask:
             yield ask
         return
     with pretended_gpu(tally) as gpu:
         _Move(gpu).everything_in(decoder)
         decoder.device = CUDA
-        with _answering(decoder, prompt, case, logprobs) as ask:
+        with _answering(decoder, prompt, case, logprobs, graphs) as ask:
             yield ask
 
 
 @contextmanager
 def _answering(
-    decoder: DecoderModel, prompt: Prompt, case: Case, logprobs: int | None
+    decoder: DecoderModel, prompt: Prompt, case: Case, logprobs: int | None, graphs: bool
 ) -> Iterator[Ask]:
-    with place(decoder, MemoryTier(8 << 30), len(prompt.ids), codec=case.codec) as served:
+    with place(
+        decoder, MemoryTier(8 << 30), len(prompt.ids), codec=case.codec, graphs=graphs
+    ) as served:
         torch.manual_seed(1)
         on_cpu, decoder.device = decoder.device, torch.device("cpu")  # nothing is pinned
         for key, chunk in prompt.random_chunks(served, decoder).items():
@@ -137,6 +149,8 @@ def _answering(
                     if isinstance(event, Failed):
                         raise RuntimeError(event.message)
                     if isinstance(event, Done):
+                        while not served.idle_work.idle:
+                            served.step()
                         return Answered(found, event.report)
 
         yield ask

@@ -14,10 +14,11 @@ KINDS = {
     "triton": "launches of Triton kernels",
     "to device": "copies to the device",
     "from device": "copies from the device",
+    "graph": "replays of recorded operations",
     "wait": "the host waits for the device",
     "stream": "events, waits of streams, and changes of the current stream",
 }
-DEVICE_OPERATIONS = ("kernel", "triton", "to device", "from device")
+DEVICE_OPERATIONS = ("kernel", "triton", "to device", "from device", "graph")
 
 
 class Tally:

@@ -27,13 +27,17 @@ def rotate_rows(
 def write_rows(
     q: Tensor, k: Tensor, v: Tensor, rotated: Tensor, k_all: Tensor, v_all: Tensor,
     positions: Tensor, into: Tensor, cos: Tensor, sin: Tensor, old_k: Tensor, old_v: Tensor,
-    *_: Any, QUERIES: int, SCATTERED: bool, KEPT: bool, **__: Any,
+    extent: Tensor, *_: Any, QUERIES: int, SCATTERED: bool, KEPT: bool, PLACED: bool, **__: Any,
 ) -> None:  # fmt: skip
-    if KEPT:
-        old_k.copy_(k_all[:, positions].transpose(0, 1))
-        old_v.copy_(v_all[:, positions].transpose(0, 1))
     if QUERIES:
         rotated.copy_(_turned(q, cos[positions], sin[positions]))
+    if PLACED:
+        k_all, v_all = (_placed(x, extent, k.shape[1]) for x in (k_all, v_all))
+        given = int(extent[3])
+        k, v, positions = k[:given], v[:given], positions[:given]
+    if KEPT:
+        old_k[: len(k)] = k_all[:, positions].transpose(0, 1)
+        old_v[: len(k)] = v_all[:, positions].transpose(0, 1)
     k = _turned(k, cos[positions], sin[positions])
     if SCATTERED:
         k_all.view(-1, k.shape[-1])[into] = k.flatten(0, 1)
@@ -101,27 +105,44 @@ def shift_rows(
 
 
 def attend_tile(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, out: Tensor, logsums: Tensor, m: int,
-    scale: float, *_: Any, LOGSUMS: bool, **__: Any,
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, out: Tensor, logsums: Tensor, extent: Tensor,
+    m: int, scale: float, *_: Any, LOGSUMS: bool, PLACED: bool, **__: Any,
 ) -> None:  # fmt: skip
+    if PLACED:
+        k, v = (_placed(x, extent, len(k)) for x in (k, v))
+        rows = rows.clone()
+        rows[int(extent[3]) :] = -1
     seen = torch.arange(k.shape[1]) <= rows[:, None]
     attended = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None].float(), k[None].float(), v[None].float(), attn_mask=seen,
         scale=scale, enable_gqa=True,
     )  # fmt: skip
-    out.copy_(attended[0].transpose(0, 1))
+    out.copy_(attended[0].nan_to_num(0.0).transpose(0, 1))
     if LOGSUMS:
         logsums.copy_(_products(q, k, scale).masked_fill(~seen, -torch.inf).logsumexp(-1))
 
 
 def score_block(
     q: Tensor, k: Tensor, rows: Tensor, weights: Tensor, logsums: Tensor, scores: Tensor,
-    m: int, n: int, scale: float, *_: Any, **__: Any,
+    extent: Tensor, m: int, n: int, scale: float, *_: Any, PLACED: bool, **__: Any,
 ) -> None:  # fmt: skip
-    seen = torch.arange(n) <= rows[:, None]
-    found = (_products(q, k, scale) - logsums[..., None]).exp() * weights[:, None]
+    if PLACED:
+        k, m = _placed(k, extent, len(k)), int(extent[3])
+    stop = k.shape[1]
+    seen = torch.arange(stop) <= rows[:m, None]
+    found = (_products(q[:m], k, scale) - logsums[:, :m, None]).exp() * weights[:m, None]
     by_head = found.masked_fill(~seen, 0.0).sum(1)
-    scores.copy_(by_head.view(len(k), -1, n).sum(1))
+    scores[:, :stop] = by_head.view(len(k), -1, stop).sum(1)
+    scores[:, stop:] = 0.0
+
+
+def _placed(pool: Tensor, extent: Tensor, kv_heads: int) -> Tensor:
+    """The cache of a prompt `[kv_heads, n, d]` in a layer of a pool."""
+    start, of_head, tokens, _ = extent.tolist()
+    d = pool.shape[-1]
+    return pool.as_strided(
+        (kv_heads, tokens, d), (of_head, d, 1), pool.storage_offset() + start
+    )  # fmt: skip
 
 
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -127,8 +127,13 @@ def place(
     *,
     planner: bool = False,
     codec: str = "raw",
+    graphs: bool = False,
 ) -> Iterator[Engine]:
-    """An engine on a store of this tier only, which is filled with `chunks`."""
+    """An engine on a store of this tier only, which is filled with `chunks`.
+
+    Args:
+        graphs: whether layers of few rows are recorded in spare time, on a GPU.
+    """
     with TieredStore([tier]) as store:
         for key, chunk in (chunks or {}).items():
             store.put(key, chunk)
@@ -139,6 +144,7 @@ def place(
             pool_tokens=pool_tokens + 512,
             codec=codec,
             planner=planner,
+            prefill_graphs=graphs,
             on_load=_WOKEN.set,
         ) as engine:
             yield engine

@@ -85,6 +85,7 @@ def worker_settings(made: WorkerSettings) -> WorkerSettings:
         prefix_cache=False,
         max_running=1,
         draft_tokens=0,
+        prefill_graphs=False,
         gate_sample=0.0,
         workers=1,
         number=0,

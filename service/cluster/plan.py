@@ -29,7 +29,7 @@ _OF_WORKERS = {
     # what is served
     *("model", "model_cache", "calibration", "lora", "methods_dir", "dtype", "device", "quantize"),
     *("tensor_parallel", "threads", "pool_tokens", "max_running", "max_waiting", "planner"),
-    *("sketches", "prefix_cache", "draft_tokens"),
+    *("sketches", "prefix_cache", "draft_tokens", "prefill_graphs"),
     # where KV is kept
     *("codec", "memory_tier_mib", "ssd_tier_gib", "data_dir", "redis_url", "redis_ttl_s"),
     *("s3_url", "s3_endpoint", "s3_region", "write_tiers"),

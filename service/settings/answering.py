@@ -57,6 +57,11 @@ class ModelSettings(BaseModel):
         description="most answer tokens that a decode step drafts from the prompt; a draft is kept "
         "as far as it is what is sampled anyway; 0 for none",
     )
+    prefill_graphs: bool = Field(
+        True,
+        description="on a GPU, layers of few rows are recorded in spare time and replayed by one "
+        "launch",
+    )
     cold: ColdMode = Field(
         "in_context",
         description="how chunks that are not stored are computed, where a request does not say: "

@@ -13,7 +13,7 @@ ADDRESSES: Final = frozenset(
     }
 )  # fmt: skip
 HIDDEN: Final = ADDRESSES | {
-    "embedder_key", "encryption_key", "encryption_kms", "fleet_secret", "oidc_client_secret",
+    "embedder_key", "encryption_key", "fleet_secret", "oidc_client_secret",
     "reranker_key", "tenant_secret", "webhook_secret",
 }  # fmt: skip
 IS_SET: Final = "…"

@@ -15,6 +15,7 @@ from __future__ import annotations
 from service.shared.model_fingerprint import CALIBRATION_FILE
 from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.engine.engine import Engine
+from service.worker.forward import prefill_graphs
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import decode_step
@@ -64,6 +65,6 @@ __all__ = [
     "StagedSegment", "Target", "Vanilla", "add_folder", "add_lora", "attend_rows", "decode_step",
     "decoder_for", "default_pool_tokens", "evict", "eviction_methods", "full_prefill_flops",
     "fusion_methods", "index_causal_attention", "kernel_weights", "kv_placement_gpu", "load_model",
-    "make_eviction", "make_fusion", "model_fingerprint", "ragged_attention_gpu",
+    "make_eviction", "make_fusion", "model_fingerprint", "prefill_graphs", "ragged_attention_gpu",
     "read_calibration", "set_threads", "start_up_check", "weighted_values", "write_rows",
 ]  # fmt: skip

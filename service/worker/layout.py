@@ -124,8 +124,12 @@ class PromptLayout:
             )
         start = len(ids)
         ids.extend(question)
-        tokens = to_device(torch.tensor(ids, dtype=torch.long), device)
-        return cls(tokens, tuple(segments), start, history)
+        tokens = torch.tensor(ids, dtype=torch.long)
+        there = to_device(tokens, device)
+        layout = cls(there, tuple(segments), start, history)
+        if there is not tokens:
+            layout._on_host[id(there)] = there, tokens
+        return layout
 
     @cached_property
     def tokens(self) -> int:

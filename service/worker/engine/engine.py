@@ -25,6 +25,8 @@ from service.worker.engine.prefilling import Prefilling
 from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
+from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.prefill_graphs import supports as supports_graphs
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
@@ -74,6 +76,8 @@ class Engine:
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
         grammars: compiles what answers must match; None: no request may ask for that.
+        prefill_graphs: whether layers of few rows are recorded and replayed, where that is possible
+            (`service.worker.forward.prefill_graphs`).
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Engine:
         draft_tokens: int = 0,
         checks: GateSettings | None = None,
         grammars: Grammars | None = None,
+        prefill_graphs: bool = True,
         make_pool: Callable[..., KVPool] = KVPool,
     ) -> None:
         self.decoder = decoder
@@ -129,12 +134,14 @@ class Engine:
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
         self._loads = PromptLoads(loader, self.planner if planner else None, reader)
-        launcher = PrefillLauncher(decoder, facts, self._loads, missing)
+        recorded = prefill_graphs and supports_graphs(decoder, self.pool)
+        graphs = PrefillGraphs(decoder, self.pool) if recorded else None
+        launcher = PrefillLauncher(decoder, facts, self._loads, missing, graphs)
 
         # What spare time is for.
         self.gate = Gate(checks, launcher, self.pool, self.precompute_queue) if checks else None
         writer = PrefixWriter(self.prefix_cache, reader.store, reader.worth) if reader else None
-        self.idle_work = IdleWork(self.precompute_queue, self.gate, writer)
+        self.idle_work = IdleWork(self.precompute_queue, self.gate, writer, graphs)
 
         # The way of a request: admitted (or explained), prefilled, answered, ended.
         self.admission = Admission(

@@ -15,21 +15,18 @@ used; if that fails, all later steps run without recordings, and a warning is lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from service.worker.forward.decode import Batch, Decodable, compute, decode_step, stays_on_device
+from service.worker.forward.recording import CudaGraphs, Play, Record
 from service.worker.kv.pool import KVPool
 from service.worker.model.decoder import DecoderModel
 
 log = logging.getLogger("kvstitch.decode")
-
-Play = Callable[[], None]
-Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Play]]
-"""Runs a function; returns its result, and a function that computes this result again in place."""
 
 SHORTEST = 2048
 """Smallest length of runs, in keys, for which recordings are made; shorter ones are rounded up."""
@@ -144,26 +141,6 @@ class _Recording:
         self.numbers.copy_(self.staged, non_blocking=True)
         self.run()
         return self.logits
-
-
-class CudaGraphs:
-    """Records CUDA graphs that share the memory of their intermediate results."""
-
-    def __init__(self) -> None:
-        self._memory = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Play]:
-        # The first run compiles kernels and allocates workspaces, neither of which can be recorded.
-        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
-            run()
-        torch.cuda.current_stream().wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        # "thread_local": loader threads may allocate pinned memory during the recording.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            out = run()
-        return out, graph.replay
 
 
 def _power_of_two(number: int) -> int:

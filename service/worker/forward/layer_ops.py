@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.kv_placement import PromptKV, can_keep, write_and_rotate
+from service.worker.forward.prefill_graphs import PrefillGraphs
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import RowWeights, Sight
+from service.worker.methods.bases.dense import EVERYTHING_CACHED, RowWeights, Sight
 from service.worker.methods.layer_view import ProjectedRows, Replaced
 from service.worker.model.attention import attend_rows, attend_with_scores
 from service.worker.model.decoder import DecoderModel
@@ -203,6 +204,7 @@ class AttentionPass:
         weights: for a layer's number, how its attention becomes scores.
         sight: which keys the rows see, and which share their attention.
         place: called before each layer, to put its cached KV in place.
+        graphs: recorded layers of the decoder; None: every operation is launched by itself.
     """
 
     decoder: DecoderModel
@@ -214,9 +216,13 @@ class AttentionPass:
     weights: Callable[[int], RowWeights]
     sight: Sight
     place: Callable[[int], Steps[None]]
+    graphs: PrefillGraphs | None = None
 
     def run(self) -> Steps[Tensor]:
         """Return scores `[layers that count, n]` fp32; 0 for tokens not cached or not scored."""
+        replayed = yield from self._replayed()
+        if replayed is not None:
+            return replayed
         decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
         n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
         by_layer: list[Tensor] = []
@@ -256,6 +262,43 @@ class AttentionPass:
                 self.flops.finish(len(rows))
             yield None
         return torch.stack(by_layer)
+
+    def _replayed(self) -> Steps[Tensor | None]:
+        """Return the scores by recordings; None if there are none for such a pass."""
+        layout, m, n = self.layout, len(self.rows), self.layout.tokens
+        if self.graphs is None or self.sight is not EVERYTHING_CACHED:
+            return None
+        weights = [self.weights(layer) for layer in self.layers]
+        alike = weights[0] if all(each is weights[0] for each in weights) else None
+        if not isinstance(alike, Tensor) or len(layout.cached_rows) < n:
+            return None
+        stop, known = self.layers.stop, layout.on_host(self.rows)
+        shape = self.graphs.shape(m, 0, stop, scored=self.layers, tokens=n)
+        ids = layout.on_host(layout.ids)[known]
+        with self.graphs.replay(
+            shape, self.kv, rows=known, tokens=n, ids=ids, weights=alike
+        ) as replay:
+            if replay is None:
+                return None
+            for group in replay.shape.groups:
+                for layer in group:
+                    yield from self.place(layer)
+                    self._count(layer)
+                replay.play(group)
+                yield None
+            return replay.scores(n)
+
+    def _count(self, layer: int) -> None:
+        """Count the work of a layer that scores and sees everything, if it scores."""
+        m, pairs = len(self.rows), float(len(self.rows)) * self.layout.tokens
+        self.flops.project(m)
+        if layer in self.layers:
+            self.flops.score(pairs)
+        if layer + 1 < self.layers.stop:
+            if layer not in self.layers:
+                self.flops.score(pairs)
+            self.flops.score(pairs)
+            self.flops.finish(m)
 
 
 def _chosen(k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

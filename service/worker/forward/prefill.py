@@ -21,6 +21,7 @@ from torch import Tensor
 
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.layer_ops import AttentionPass, SparseRows, attend_and_finish, project
+from service.worker.forward.prefill_graphs import PrefillGraphs
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
 from service.worker.methods.bases.eviction import EvictionMethod
@@ -72,6 +73,7 @@ def prefill(
     on_pass: OnPass | None = None,
     arrival: Arrival | None = None,
     progress: Progress | None = None,
+    graphs: PrefillGraphs | None = None,
 ) -> Steps[PrefillResult]:
     """Prefill the prompt of `layout` with `method`.
 
@@ -82,6 +84,7 @@ def prefill(
         on_pass: called for every layer of an attention pass, for token traces.
         arrival: waits for a layer of stored KV; None if all of it is loaded.
         progress: resumed from, if an earlier run of this prompt left any, and updated.
+        graphs: recorded layers of this decoder; None: every operation is launched by itself.
     """
     with KVPlacer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
@@ -95,6 +98,7 @@ def prefill(
             on_pass=on_pass,
             arrival=arrival,
             progress=progress or Progress(),
+            graphs=graphs,
         )
         return (yield from method.run(loop))
 
@@ -116,6 +120,7 @@ class PromptLoop:
     on_pass: OnPass | None
     arrival: Arrival | None
     progress: Progress
+    graphs: PrefillGraphs | None = None
     _flops: FlopCount = field(init=False)
     _placed: int = 0  # number of first layers at which all cached segments are in place
 
@@ -145,6 +150,7 @@ class PromptLoop:
             weights=weights,
             sight=sight,
             place=self._place_for_pass,
+            graphs=self.graphs,
         )
         scores = yield from one_pass.run()
         if self.on_pass is not None:
@@ -179,7 +185,13 @@ class PromptLoop:
             observed, rows_per_layer = list(progress.observed), list(progress.rows_per_layer)
         if self._placed < method.layers_without_cache <= last_layer:
             self.placer.begin(method.layers_without_cache)
+        replayed_from = self._replayed_from(method)
         for layer in range(first, decoder.layers):
+            if layer == replayed_from and len(rows) < n:
+                x, replayed = yield from self._replayed(layer, x, rows)
+                rows_per_layer += [len(rows)] * replayed
+            if len(rows_per_layer) > layer:
+                continue  # it was replayed
             if len(rows) == n:
                 progress.layer, progress.x = layer, x
                 progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
@@ -222,6 +234,39 @@ class PromptLoop:
         flops.unembed(1)
         logits = decoder.logits(x)[0]
         return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
+
+    def _replayed_from(self, method: DenseMethod) -> int | None:
+        """Return the first layer that recordings may compute; None if they may compute none."""
+        quiet = method.quiet_from
+        if self.graphs is None or quiet is None or self.capture or self.eviction:
+            return None
+        # The last layer computes only the last row.
+        return self.graphs.first_recorded(quiet, self.decoder.layers - 1)
+
+    def _replayed(self, first: int, x: Tensor, rows: Tensor) -> Steps[tuple[Tensor, int]]:
+        """Compute all layers from `first` on but the last by recordings, if there are any.
+
+        Returns:
+            Hidden states `[m, hidden]`, and the number of layers that were computed.
+        """
+        layout, known = self.layout, self.layout.on_host(rows)
+        assert self.graphs is not None
+        shape = self.graphs.shape(len(rows), first, self.decoder.layers - 1)
+        start = {"x": x} if first else {"ids": layout.on_host(layout.ids)[known]}
+        with self.graphs.replay(
+            shape, self.kv, rows=known, tokens=layout.tokens, **start
+        ) as replay:
+            if replay is None:
+                return x, 0
+            for group in replay.shape.groups:
+                for layer in group:
+                    yield from self._place_for_pass(layer)
+                    self._flops.project(len(rows))
+                    self._flops.finish(len(rows))
+                    self._flops.attend_causally(known)
+                replay.play(group)
+                yield None
+            return replay.x, self.decoder.layers - 1 - first
 
     def _view(
         self,

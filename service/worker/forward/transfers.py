@@ -1,7 +1,7 @@
 """Copies stored layers to a GPU: the next ones are copied while the GPU computes the current ones.
 
-    copying stream     │ 0 │      │ 1 │      │ 2 and 3   │            │ 4 to 7 ...
-    computing stream       │ place 0 │ layer 0 ...│ place 1 │ layer 1 ...│ place 2, 3 │ layer 2 ...
+    copying stream     │ 0 │      │ 1 to 3 │            │ 4 to 15 ...
+    computing stream       │ place 0 │ layer 0 ... │ place 1 to 3 │ layer 1 ... │ place 4 to 15 ...
 
 A segment's layers lie one after the other in its chunk, so several are one copy, and one kernel
 places them. The first layer is copied alone, because everything waits for it; then the groups
@@ -30,7 +30,9 @@ from service.worker.methods.layer_view import CachedSegment
 
 ALIGNMENT = 256
 """Of segments in the buffer, in bytes; copies and loads are fastest there."""
-GROUP_LAYERS, GROUP_BYTES = 16, 1 << 28
+GROUPS = (1, 3, 12, 16)
+"""Layers of the first groups, and of all behind them."""
+GROUP_LAYERS, GROUP_BYTES = max(GROUPS), 1 << 28
 """Bounds of a group. Of long prompts few layers are copied at once: there a launch is cheap beside
 a copy, and the device's memory is for KV."""
 
@@ -170,7 +172,11 @@ class Transfers:
     def _copy(self, layer: int) -> StagedLayers:
         sources = [self._sources(layer)]
         forms = self._forms(sources[0])
-        most = min(self._most_layers(forms), 1 << max(0, self._groups - 1), self._layers - layer)
+        most = min(
+            self._most_layers(forms),
+            GROUPS[min(self._groups, len(GROUPS) - 1)],
+            self._layers - layer,
+        )
         self._groups += 1
         # Layers of segments that are still being read may differ in form from one to the next.
         while len(sources) < most and self._arrived(layer + len(sources)):

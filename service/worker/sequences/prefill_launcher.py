@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.worker.forward.prefill import Progress, prefill
+from service.worker.forward.prefill_graphs import PrefillGraphs
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import Prefix, PromptLayout
 from service.worker.loading.segment_load import Load, PartialLoad, SegmentLoad
@@ -39,12 +40,14 @@ class PrefillLauncher:
 
     Attributes:
         missing: computes chunks by themselves that are not stored, and stores them.
+        graphs: recorded layers of the decoder; None: nothing is recorded.
     """
 
     decoder: DecoderModel
     facts: ModelFacts
     loads: PromptLoads
     missing: MissingChunks
+    graphs: PrefillGraphs | None = None
 
     def reserved_tokens(self, sequence: EngineSequence) -> int:
         """Return the tokens of KV that the sequence needs from the pool until its end.
@@ -140,6 +143,7 @@ class PrefillLauncher:
                         on_pass=None if trace is None else trace.on_pass,
                         arrival=lambda layer: self.loads.arrival(sequence, layer, crowded),
                         progress=progress,
+                        graphs=self.graphs if decoder is self.decoder else None,
                     )
                 )
             except SegmentLost:

@@ -147,6 +147,7 @@ class Composition:
             prefix_cache=settings.prefix_cache,
             disk_prefix_cache=disk_prefix_cache,
             draft_tokens=settings.draft_tokens,
+            prefill_graphs=settings.prefill_graphs,
             checks=_gate_settings(settings),
             grammars=self._grammars,
             make_pool=make_pool,

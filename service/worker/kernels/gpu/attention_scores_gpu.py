@@ -62,38 +62,64 @@ def attend_with_scores(
     Returns:
         The attention `[m, heads * head_dim]`, and the scores `[n]` fp32.
     """
-    m, heads, d = q.shape
-    kv_heads, n = k.shape[:2]
-    logsums = torch.empty(heads, m, dtype=torch.float32, device=q.device)
-    attended = index_causal_attention.attend(q, k, v, rows, scale, logsums=logsums)
-    scores = torch.empty(kv_heads, n, dtype=torch.float32, device=q.device)
-    _kernel[(-(-n // KEYS), kv_heads)](
-        q, k, rows, row_weights, logsums, scores, m, n, scale,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-        GROUP=heads // kv_heads, D=d, ROWS=ROWS, KEYS=KEYS, **index_causal_attention.OPTIONS,
-    )  # fmt: skip
+    scores = torch.empty(k.shape[:2], dtype=torch.float32, device=q.device)
+    attended = fill_scores(q, k, v, rows, row_weights, scale, scores)
     return attended, scores.sum(0)
+
+
+def fill_scores(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    row_weights: Tensor,
+    scale: float,
+    scores: Tensor,
+    *,
+    extent: Tensor | None = None,
+) -> Tensor:
+    """`attend_with_scores`, with the scores by KV head written to `scores` `[kv_heads, n]` fp32.
+
+    Args:
+        extent: as in `index_causal_attention.attend`; keys behind the prompt get 0 then.
+    """
+    m, heads, d = q.shape
+    kv_heads, n = scores.shape
+    logsums = torch.empty(heads, m, dtype=torch.float32, device=q.device)
+    attended = index_causal_attention.attend(q, k, v, rows, scale, logsums=logsums, extent=extent)
+    _kernel[(-(-n // KEYS), kv_heads)](
+        q, k, rows, row_weights, logsums, scores, rows if extent is None else extent, m, n, scale,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+        GROUP=heads // kv_heads, D=d, ROWS=ROWS, KEYS=KEYS, PLACED=extent is not None,
+        **index_causal_attention.OPTIONS,
+    )  # fmt: skip
+    return attended
 
 
 def _score_block(
     q: tl.tensor, k: tl.tensor, rows: tl.tensor, weights: tl.tensor, logsums: tl.tensor,
-    scores: tl.tensor, m: tl.tensor, n: tl.tensor, scale: tl.tensor, q_row: tl.tensor,
-    q_head: tl.tensor, k_head: tl.tensor, k_row: tl.tensor, GROUP: tl.constexpr, D: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    scores: tl.tensor, extent: tl.tensor, m: tl.tensor, n: tl.tensor, scale: tl.tensor,
+    q_row: tl.tensor, q_head: tl.tensor, k_head: tl.tensor, k_row: tl.tensor, GROUP: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PLACED: tl.constexpr,
 ) -> None:  # fmt: skip
     kv_head = tl.program_id(1).to(tl.int64)
     key, width = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.arange(0, D)
-    there = key < n
+    there, stop = key < n, n
+    skipped, given = kv_head * k_head, m
+    if PLACED:
+        skipped = tl.load(extent) + kv_head * tl.load(extent + 1)
+        stop, given = tl.load(extent + 2), tl.load(extent + 3)
     keys = tl.load(
-        k + kv_head * k_head + key[None, :] * k_row + width[:, None],
-        mask=there[None, :], other=0.0,
+        k + skipped + key[None, :] * k_row + width[:, None],
+        mask=(key < stop)[None, :], other=0.0,
     )  # fmt: skip
     total = tl.zeros((KEYS,), tl.float32)
     for number in range(0, GROUP):
         head = kv_head * GROUP + number
-        for first in range(0, m, ROWS):
+        first = 0
+        while first < given:
             at = first + tl.arange(0, ROWS)
-            inside = at < m
+            inside = at < given
             here = at.to(tl.int64)
             queries = tl.load(
                 q + here[:, None] * q_row + head * q_head + width[None, :],
@@ -104,7 +130,8 @@ def _score_block(
             weight = tl.load(weights + at, mask=inside, other=0.0)
             found = tl.exp(tl.dot(queries, keys) * scale - logsum[:, None])
             seen = key[None, :] <= index[:, None]
-            total += tl.sum(tl.where(seen, found * weight[:, None], 0.0), 0)
+            total += tl.sum(tl.where(seen & inside[:, None], found * weight[:, None], 0.0), 0)
+            first += ROWS
     tl.store(scores + kv_head * n + key, total, mask=there)
 
 

@@ -19,6 +19,10 @@ from service.worker.kernels.gpu.triton_support import tl
 
 ROWS, KEYS = 64, 64
 OPTIONS = {"enable_fp_fusion": True}
+EXTENT = 4
+"""Numbers by which a recorded kernel finds a prompt in a layer of the KV pool: elements from the
+layer's first to the prompt's first key, and from one head to the next; tokens of the prompt; rows
+that are given. Rows behind these, which fill up a recording, see nothing and write nothing."""
 # Allowed difference in the check before the first use: one bfloat16 rounding of values near 1.
 TOLERANCE = 2**-6
 
@@ -54,7 +58,14 @@ def _compared(device: torch.device, d: int) -> tuple[Tensor, Tensor]:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, scale: float, *, logsums: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    scale: float,
+    *,
+    logsums: Tensor | None = None,
+    extent: Tensor | None = None,
 ) -> Tensor:
     """Return softmax attention in which each row sees the keys up to its own position.
 
@@ -65,6 +76,8 @@ def attend(
         rows: ascending positions of the queries, `[m]`.
         scale: factor of the scores before the softmax.
         logsums: filled with the logarithm of every softmax's sum, `[heads, m]` fp32.
+        extent: where the cache lies in the memory that `k` and `v` are the start of (`EXTENT`):
+            their second dimension and the stride of their first are not looked at then.
 
     Returns:
         `[m, heads * head_dim]`.
@@ -73,31 +86,42 @@ def attend(
     out = torch.empty(m, heads, d, dtype=q.dtype, device=q.device)
     grid = (-(-m // ROWS), heads)
     _kernel[grid](
-        q, k, v, rows, out, out if logsums is None else logsums, m, scale,
+        q, k, v, rows, out, out if logsums is None else logsums,
+        rows if extent is None else extent, m, scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         GROUP=heads // k.shape[0], D=d, ROWS=ROWS, KEYS=KEYS, LOGSUMS=logsums is not None,
-        **OPTIONS,
+        PLACED=extent is not None, **OPTIONS,
     )  # fmt: skip
     return out.view(m, heads * d)
 
 
 def _tile(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, rows: tl.tensor, out: tl.tensor,
-    logsums: tl.tensor, m: tl.tensor, scale: tl.tensor, q_row: tl.tensor, q_head: tl.tensor,
-    k_head: tl.tensor, k_row: tl.tensor, v_head: tl.tensor, v_row: tl.tensor, GROUP: tl.constexpr,
-    D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, LOGSUMS: tl.constexpr,
+    logsums: tl.tensor, extent: tl.tensor, m: tl.tensor, scale: tl.tensor, q_row: tl.tensor,
+    q_head: tl.tensor, k_head: tl.tensor, k_row: tl.tensor, v_head: tl.tensor, v_row: tl.tensor,
+    GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    LOGSUMS: tl.constexpr, PLACED: tl.constexpr,
 ) -> None:  # fmt: skip
     head = tl.program_id(1)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, width = at < m, tl.arange(0, D)
-    index = tl.load(rows + at, mask=inside, other=-1)
+    given = inside
+    if PLACED:
+        # Rows behind the last that is given see nothing.
+        given = at < tl.load(extent + 3)
+    index = tl.load(rows + at, mask=inside & given, other=-1)
     last = tl.max(index, 0)
     here = at.to(tl.int64)
     queries = tl.load(
         q + here[:, None] * q_row + head * q_head + width[None, :], mask=inside[:, None], other=0.0
     )
-    k += (head // GROUP).to(tl.int64) * k_head
-    v += (head // GROUP).to(tl.int64) * v_head
+    if PLACED:
+        skipped = tl.load(extent) + (head // GROUP).to(tl.int64) * tl.load(extent + 1)
+        k += skipped
+        v += skipped
+    else:
+        k += (head // GROUP).to(tl.int64) * k_head
+        v += (head // GROUP).to(tl.int64) * v_head
     highest = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     summed = tl.zeros((ROWS, D), tl.float32)

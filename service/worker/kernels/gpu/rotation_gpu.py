@@ -124,22 +124,25 @@ def write_with_queries(
     cos: Tensor,
     sin: Tensor,
     replaced: tuple[Tensor, Tensor] | None = None,
+    extent: Tensor | None = None,
 ) -> Tensor:
     """`write`, and return queries `[rows, heads, head_dim]` rotated, contiguous.
 
     Args:
+        extent: where the cache lies in the memory that `k_all` and `v_all` are the start of
+            (`index_causal_attention.EXTENT`); rows behind those that it gives are not written.
         replaced: filled with the keys and values that stood there, `[rows, kv_heads, head_dim]`
             contiguous.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch_write(q, k, v, k_all, v_all, out, positions, cos, sin, None, replaced)
+    _launch_write(q, k, v, k_all, v_all, out, positions, cos, sin, None, replaced, extent)
     return out
 
 
 def _launch_write(
     q: Tensor | None, k: Tensor, v: Tensor, k_all: Tensor, v_all: Tensor, rotated: Tensor,
     positions: Tensor, cos: Tensor, sin: Tensor, into: Tensor | None,
-    replaced: tuple[Tensor, Tensor] | None,
+    replaced: tuple[Tensor, Tensor] | None, extent: Tensor | None = None,
 ) -> None:  # fmt: skip
     assert k_all.stride() == v_all.stride()
     rows, heads, d = k.shape
@@ -148,10 +151,11 @@ def _launch_write(
     of_head, of_row = (k_all.stride(0), k_all.stride(1)) if into is None else (0, d)
     _write[(-(-rows // ROWS), queries + heads)](
         x, k, v, rotated, k_all, v_all, positions, positions if into is None else into, cos, sin,
-        *(replaced or (k_all, v_all)), rows,
+        *(replaced or (k_all, v_all)), positions if extent is None else extent, rows,
         x.stride(0), x.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         of_head, of_row, QUERIES=queries, SCATTERED=into is not None, KEPT=replaced is not None,
-        HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, **OPTIONS,
+        PLACED=extent is not None, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS,
+        **OPTIONS,
     )  # fmt: skip
 
 
@@ -178,11 +182,11 @@ def _rotate_rows(
 def _write_rows(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, rotated: tl.tensor, k_all: tl.tensor,
     v_all: tl.tensor, positions: tl.tensor, into: tl.tensor, cos: tl.tensor, sin: tl.tensor,
-    old_k: tl.tensor, old_v: tl.tensor, rows: tl.tensor, q_row: tl.tensor, q_head: tl.tensor,
-    k_row: tl.tensor, k_head: tl.tensor,
+    old_k: tl.tensor, old_v: tl.tensor, extent: tl.tensor, rows: tl.tensor,
+    q_row: tl.tensor, q_head: tl.tensor, k_row: tl.tensor, k_head: tl.tensor,
     v_row: tl.tensor, v_head: tl.tensor, out_head: tl.tensor, out_row: tl.tensor,
-    QUERIES: tl.constexpr, SCATTERED: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    QUERIES: tl.constexpr, SCATTERED: tl.constexpr, KEPT: tl.constexpr, PLACED: tl.constexpr,
+    HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     # Programs of the first QUERIES heads rotate queries, the others write keys and values.
     head, heads = tl.program_id(1).to(tl.int64) - QUERIES, tl.num_programs(1) - QUERIES
@@ -212,6 +216,10 @@ def _write_rows(
         if SCATTERED:
             target = tl.load(into + row * heads + head, mask=inside, other=0)
         place = head * out_head + target[:, None] * out_row + width[None, :]
+        if PLACED:
+            place = head * tl.load(extent + 1) + target[:, None] * (2 * HALF) + width[None, :]
+            place += tl.load(extent)
+            there &= (row < tl.load(extent + 3))[:, None]
         if KEPT:
             kept = (row * heads + head)[:, None] * (2 * HALF) + width[None, :]
             tl.store(old_k + kept, tl.load(k_all + place, mask=there), mask=there)

@@ -117,6 +117,14 @@ class DenseMethod(FusionMethod):
         """
         return 0
 
+    @property
+    def quiet_from(self) -> int | None:
+        """The first layer from which on `adjust`, `select` and `document_keys` do nothing, so that
+        layers need not be computed one by one; None: they may do something at every layer."""
+        hooks = ("adjust", "select", "document_keys")
+        own = all(getattr(type(self), hook) is getattr(DenseMethod, hook) for hook in hooks)
+        return 0 if own else None
+
     def start_rows(self, layout: PromptLayout) -> Tensor:
         """Return rows to compute, starting from their embeddings."""
         return layout.question_rows

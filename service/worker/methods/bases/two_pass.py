@@ -50,7 +50,7 @@ class TwoPassMethod(DenseMethod):
 
         One weight per row `[m]` fp32 is much faster than a function.
         """
-        return torch.ones(len(layout.question_rows), device=layout.ids.device)
+        return layout.once("ones of question rows", lambda: torch.ones(len(layout.question_rows)))
 
     def sight(self, layout: PromptLayout) -> Sight:
         """Return which keys the question sees in its pass, and which share its attention."""

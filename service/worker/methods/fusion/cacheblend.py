@@ -66,6 +66,10 @@ class Method(DenseMethod):
     def full_layers(self) -> int:
         return self.check_layer
 
+    @property
+    def quiet_from(self) -> int:
+        return self.check_layer + max(1, len(self.schedule))
+
     def check(self, model: ModelFacts) -> None:
         self.check_layer_exists("check_layer", self.check_layer, model)
 

@@ -3,6 +3,8 @@ no GPU, and on the GPU where there is one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -41,16 +43,45 @@ def compare(device: str) -> None:
         assert abs(float(found.sum()) - heads * float(weights.sum())) < allowed * heads * len(rows)
 
 
+def placed(device: str) -> None:
+    """Raises AssertionError where a prompt in a pool, with padding rows, is computed otherwise."""
+    for rows, n, heads, kv_heads, d in CASES:
+        random = torch.Generator().manual_seed(n)
+        dtype, capacity, start = torch.float16, n + 7, 3
+        pool = torch.randn(2, start + kv_heads * capacity, d, generator=random).to(device, dtype)
+        given, padded = len(rows), len(rows) + 40
+        q = torch.randn(padded, heads, d, generator=random).to(device, dtype)
+        index = torch.tensor(rows + [0] * 40, device=device)
+        weights = torch.rand(padded, generator=random).to(device)
+        k_all, v_all = (x[start:].view(kv_heads, capacity, d)[:, :n] for x in pool)
+        attended, scores = attention_scores_gpu.attend_with_scores(
+            q[:given], k_all, v_all, index[:given], weights[:given], d**-0.5
+        )
+        found = torch.full((kv_heads, n + 100), float("nan"), device=device)
+        extent = torch.tensor([start * d, capacity * d, n, given], device=device)
+        k, v = (x[:1].expand(kv_heads, -1, -1) for x in pool)
+        ours = attention_scores_gpu.fill_scores(
+            q, k, v, index, weights, d**-0.5, found, extent=extent
+        )
+        assert ours[:given].equal(attended) and not ours[given:].any()
+        assert found[:, :n].sum(0).equal(scores) and not found[:, n:].any()
+
+
+CHECKS = [compare, placed]
+
+
 @needs_triton
-def test_in_the_interpreter() -> None:
-    run_interpreted(__name__, "compare")
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_in_the_interpreter(check: Callable[[str], None]) -> None:
+    run_interpreted(__name__, check.__name__)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 def test_on_the_gpu() -> None:
     assert attention_scores_gpu.is_verified(torch.device("cuda"), 64)
-    compare("cuda")
+    for check in CHECKS:
+        check("cuda")
 
 
 def test_a_cpu_is_left_to_others() -> None:

@@ -134,7 +134,29 @@ def replaced(device: str) -> None:
         assert cache[1][:, at].equal(v.transpose(0, 1))
 
 
-CHECKS = [rotate, write, write_with_queries, tokens, replaced]
+def placed(device: str) -> None:
+    """Raises AssertionError where a prompt in a pool gets other rows, or padding writes any."""
+    for (rows, heads, d), dtype in product(CASES, DTYPES[device]):
+        q, k, v = fused(rows + 5, heads, d, dtype, device)
+        random = torch.Generator().manual_seed(2)
+        at = torch.randperm(N, generator=random)[:rows].sort().values
+        at = torch.cat([at, torch.zeros(5, dtype=at.dtype)]).to(device)
+        pools = torch.zeros(2, 2, 4 + heads * (N + 3), d, dtype=dtype, device=device)
+        of = table(d, device)
+        extent = torch.tensor([4 * d, (N + 3) * d, N, rows], device=device)
+        firsts = [x[:1].expand(heads, -1, -1) for x in pools[0]]
+        ours = rotation_gpu.write_with_queries(
+            q, k, v, *firsts, positions=at, cos=of.cos, sin=of.sin, extent=extent
+        )
+        caches = [x[4:].view(heads, N + 3, d)[:, :N] for x in pools[1]]
+        given = q[:rows], k[:rows], v[:rows]
+        theirs = rotation_gpu.write_with_queries(
+            *given, *caches, positions=at[:rows], cos=of.cos, sin=of.sin
+        )
+        assert ours[:rows].equal(theirs) and pools[0].equal(pools[1]) and pools[0].any()
+
+
+CHECKS = [rotate, write, write_with_queries, tokens, replaced, placed]
 
 
 @needs_triton

@@ -104,10 +104,10 @@ def test_placement_rounds_every_product(
 def test_rotation_rounds_every_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries: int, scattered: bool, kept: bool
 ) -> None:
-    types = [*[BF16] * 6, INT64, INT64, FP32, FP32, BF16, BF16, "i32", *["i64"] * 8]
+    types = [*[BF16] * 6, INT64, INT64, FP32, FP32, BF16, BF16, INT64, "i32", *["i64"] * 8]
     constants = {
-        "QUERIES": queries, "SCATTERED": scattered, "KEPT": kept, "HALF": 48, "WIDTH": 64,
-        "ROWS": rotation_gpu.ROWS,
+        "QUERIES": queries, "SCATTERED": scattered, "KEPT": kept, "PLACED": not scattered,
+        "HALF": 48, "WIDTH": 64, "ROWS": rotation_gpu.ROWS,
     }  # fmt: skip
     kernel, options = rotation_gpu._write, rotation_gpu.OPTIONS
     made = compiled(tmp_path, monkeypatch, kernel, 90, types, constants, **options)
@@ -142,9 +142,9 @@ def test_shift_rounds_every_product(
 
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_scores_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d: int) -> None:
-    types = [BF16, BF16, INT64, FP32, FP32, FP32, "i32", "i32", "fp32", *["i64"] * 4]
+    types = [BF16, BF16, INT64, FP32, FP32, FP32, INT64, "i32", "i32", "fp32", *["i64"] * 4]
     ours = attention_scores_gpu
-    constants = {"GROUP": 4, "D": d, "ROWS": ours.ROWS, "KEYS": ours.KEYS}
+    constants = {"GROUP": 4, "D": d, "ROWS": ours.ROWS, "KEYS": ours.KEYS, "PLACED": d < 256}
     made = compiled(tmp_path, monkeypatch, ours._kernel, 80, types, constants)
     assert made.metadata.shared <= ROOM[80]
 
@@ -153,13 +153,14 @@ def test_scores_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d: int)
 def test_attention_of_scattered_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logsums: bool
 ) -> None:
-    types = [*[BF16] * 3, INT64, BF16, FP32, "i32", "fp32", *["i64"] * 6]
+    types = [*[BF16] * 3, INT64, BF16, FP32, INT64, "i32", "fp32", *["i64"] * 6]
     constants = {
         "GROUP": 4,
         "D": 128,
         "ROWS": index_causal_attention.ROWS,
         "KEYS": index_causal_attention.KEYS,
         "LOGSUMS": logsums,
+        "PLACED": logsums,
     }
     made = compiled(
         tmp_path,
