@@ -169,6 +169,7 @@ BY_CODE: dict[str, type[ServiceError]] = {
     "unsupported_media_type": InvalidRequest,
     "invalid_api_key": Unauthenticated,
     "invalid_token": Unauthenticated,
+    "sign_in_refused": Unauthenticated,
     "missing_scope": Forbidden,
     "adapter_not_allowed": Forbidden,
     "foreign_origin": Forbidden,
