@@ -43,6 +43,7 @@ programs:
 	scripts/install-redis.sh
 	scripts/install-chromium.sh
 	scripts/install-axe.sh
+	scripts/install-oidc-provider.sh
 	scripts/install-prometheus.sh
 	scripts/install-ops-tools.sh
 
