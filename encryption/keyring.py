@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +11,8 @@ from typing import Literal
 from encryption.errors import KeyMissing
 
 KEY_ID_BYTES = 16
+FRESH_S = 0.5
+"""So long what seals is taken to be as it was."""
 
 Purpose = Literal["data", "words"]
 """data: seals values. words: blinds the words of full-text search, and never changes, because
@@ -41,7 +44,8 @@ class Keyring:
         make: makes the first keys of an owner, and returns all of the owner's; None: they come
             from elsewhere.
         active: whether what is written is sealed; keys that are given later make it so.
-        reload: returns all keys anew, called when one is not known; None: no more are to be had.
+        reload: returns all keys anew, called when one is not known, and before sealing every half a
+            second; None: no more are to be had.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Keyring:
         self._reload = reload
         self._lock = threading.RLock()
         self._version = 0
+        self._read_at = 0.0
         self._by_id: dict[bytes, DataKey] = {key.id: key for key in keys}
 
     @property
@@ -86,6 +91,8 @@ class Keyring:
         Raises:
             KeyMissing: the owner has none, and none can be made here.
         """
+        if purpose == "data":
+            self._look_again()
         if (found := self._latest(owner, purpose)) is not None:
             return found
         if self._make is not None:
@@ -117,6 +124,13 @@ class Keyring:
     def owners(self) -> set[str]:
         """Return the owners that have keys."""
         return {key.owner for key in self.all()}
+
+    def _look_again(self) -> None:
+        """Read the keys again now and then: what is sealed under one that was deleted is lost."""
+        now = time.monotonic()
+        if self._reload is not None and now - self._read_at >= FRESH_S:
+            self._read_at = now
+            self.replace(self._reload())
 
     def _latest(self, owner: str, purpose: Purpose) -> DataKey | None:
         own = [k for k in self.all() if (k.owner, k.purpose) == (owner, purpose)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.retrieval.extraction import BEHIND, SECRETS, make_worlds, tried
+from benchmarks.retrieval.extraction import BEHIND, SECRETS, SERVED, make_worlds, tried
 from tests.e2e.service import Service
 from tests.e2e.test_tenants import acting
 
@@ -19,11 +19,11 @@ OTHERS = [pytest.param(mode, marks=pytest.mark.exhaustive) for mode in ("system"
 def test_no_answer_tells_a_neighbour_s_secret(tmp_path: Path, model: Path, mode: str) -> None:
     data = tmp_path / "data"
     worlds = make_worlds(data, SECRETS[:2])
-    with Service(model, data, prefix_mode=mode, companions=2, primers=2) as service:
+    with Service(model, data, prefix_mode=mode, **SERVED) as service:
         acting(service, worlds[0].owner)
         found = tried(str(service.http.base_url), worlds)
     assert len(found["permissions"]) > 10
-    assert {each["told_apart"] for each in found["permissions"].values()} == {1}
-    assert not any(each["spoken"] for each in found["permissions"].values())
+    told = {name for name, each in found["permissions"].items() if each["told_apart"] > 1}
+    assert not told  # with the same answer to all of them, a secret that is spoken is a guess
     differing = {name for name, each in found["filter"].items() if each["told_apart"] > 1}
     assert bool(differing) == (mode in BEHIND), differing

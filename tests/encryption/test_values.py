@@ -7,9 +7,10 @@ import os
 
 import pytest
 
+from encryption import keyring
 from encryption.blind_words import BlindWords
 from encryption.errors import KeyMissing, SealBroken
-from encryption.keyring import DataKey, Keyring
+from encryption.keyring import KEY_ID_BYTES, DataKey, Keyring
 from encryption.sealed_files import SEGMENT_BYTES, FileSealer, open_file, seal_file
 from encryption.values import (
     SEALED_BYTES,
@@ -125,3 +126,14 @@ def test_blind_words() -> None:
     assert one.word("字典").startswith(one.start("字"))
     assert not one.word("fox").startswith(one.start("fox"))
     assert one.word("字典") != one.word("字形")
+
+
+def test_nothing_is_sealed_under_a_key_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring, "FRESH_S", 0.0)
+    old, new = (DataKey(bytes([n]) * KEY_ID_BYTES, "a", bytes([n]) * 32) for n in (1, 2))
+    there = [old]
+    ring = Keyring(reload=lambda: list(there))
+    assert ring.current("a") == old
+    there[:] = [new]
+    version = ring.version
+    assert ring.current("a") == new and ring.version > version

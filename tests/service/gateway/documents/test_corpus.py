@@ -97,8 +97,8 @@ def test_a_deletion_answers_before_a_slow_tier_has_purged_all(
 ) -> None:
     count = 2 * CHUNKS_PER_CALL + 2
     rig.ingest([{"doc_id": f"d{n}", "text": f"Entry {n} of a long list."} for n in range(count)])
-    monkeypatch.setattr(document_service, "PURGE_S", 0.3)
-    fake(rig).purge_delay_s = 0.4
+    monkeypatch.setattr(document_service, "PURGE_S", 1.5)  # time to begin the first call
+    fake(rig).purge_delay_s = 1.6
     receipt = rig.http.delete("/admin/collections/default").json()
     assert (receipt["state"], receipt["chunks"]) == ("owed", count)
     assert 0 < receipt["owed_chunks"] < count, "one call was made, and no further one begun"
