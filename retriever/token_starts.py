@@ -13,7 +13,7 @@ from typing import Protocol
 
 WINDOW = 1 << 16
 """Characters that are made tokens at a time."""
-# Between two lines of which the next begins with a letter: tokenizers begin a token there, too.
+# Before a line that does not begin with a blank: tokenizers begin a token there, too.
 _LINE_BEGINS = re.compile(r"\n(?=\S)")
 
 
