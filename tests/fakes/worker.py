@@ -100,7 +100,6 @@ class FakeWorker:
     chunk_delay_s: float = 0.0
     token_delay_s: float = 0.0
     prefill_delay_s: float = 0.0
-    purge_delay_s: float = 0.0
     heartbeat_s: float = 0.2
     max_running: int = 1_000
     secret: str = ""  # of the fleet; over TCP the socket then needs it
@@ -108,6 +107,7 @@ class FakeWorker:
     refuse: Failed | None = None  # answer every Generate with this (its id is filled in)
     on_token: Callable[[Generate, int], None] = lambda request, number: None
     on_chunk: Callable[[ChunkTokens], None] = lambda chunk: None
+    on_purge: Callable[[Purge], None] = lambda call: None
     gate: list[GateState] = field(default_factory=list)
     stored: set[tuple[int, ...]] = field(default_factory=set)
     unreached: list[str] = field(default_factory=list)  # tiers that do not answer a purge
@@ -172,7 +172,7 @@ class FakeWorker:
                     await asyncio.sleep(self.chunk_delay_s)
                     await self._send(peer, self._precompute(message.id, chunk))
             case Purge():
-                await asyncio.sleep(self.purge_delay_s)
+                self.on_purge(message)
                 gone = {stored_key(chunk) for chunk in message.documents} & self.stored
                 self.stored -= gone
                 copies = {"memory": len(gone)}
