@@ -141,8 +141,12 @@ class AsyncRetriever:
         )
 
     def give_back_memory(self) -> None:
-        """Give back what a long document took, once what is being split has been."""
-        self._split_threads.submit(give_back)
+        """Give back soon what documents took.
+
+        Whoever needs memory meanwhile waits for the C library's lock, so it is not done behind
+        answers: a thread that comes last keeps the lock for half a second on a busy core.
+        """
+        asyncio.get_running_loop().run_in_executor(None, give_back)
 
     async def embed_part(self, embedded: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of what `split` returned, beside what others have embedded."""
