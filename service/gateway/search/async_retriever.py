@@ -136,9 +136,20 @@ class AsyncRetriever:
 
     async def split(self, document: Document, *, scope: Scope = DEFAULT_SCOPE) -> EmbeddedDocument:
         """Split a document whose texts are embedded in parts, for `store`."""
-        return await self._in(
-            self._split_threads, partial(self.retriever.split, document, scope=scope)
-        )
+        loop, abandoned = asyncio.get_running_loop(), False
+
+        def work() -> EmbeddedDocument:
+            try:
+                return self.retriever.split(document, scope=scope)
+            finally:
+                if abandoned and not loop.is_closed():  # what it took is freed only now
+                    loop.call_soon_threadsafe(self.give_back_memory)
+
+        try:
+            return await self._in(self._split_threads, work)
+        except asyncio.CancelledError:
+            abandoned = True
+            raise
 
     def give_back_memory(self) -> None:
         """Give back soon what documents took.
