@@ -9,12 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from kvstitch.client import server_sent_events as events
 from tests.e2e.service import HANG_S, Service
 
 ASKED = "/v1/rag/generate"
+expect.set_options(timeout=1000 * HANG_S)  # not five seconds
 
 # Chromium keeps no body of a response that was read as a stream: the page keeps a copy.
 KEEP_STREAMS = """
