@@ -72,7 +72,7 @@ def serving(script: Script) -> Iterator[str]:
         thread.start()
         yield f"redis://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
+    thread.join(60)
 
 
 def bulk(value: bytes | None) -> bytes:
