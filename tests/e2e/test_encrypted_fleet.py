@@ -119,13 +119,13 @@ def fleet(
     with redis_server() as far:
         common: dict[str, Any] = {
             "model": model, "fleet_secret": SECRET, "data_dir": folder / "workers",
-            "redis_url": far.url, "memory_tier_mib": 0,
+            "redis_url": far.patient_url, "memory_tier_mib": 0,
         }  # fmt: skip
         workers = [SharedWorker(address, folder, **common) for address in addresses]
         gateways = [
             Service(
                 model, folder / f"gateway-{number}", database=database, fleet_secret=SECRET,
-                worker_addresses=",".join(addresses), worker_lease_s=60, redis_url=far.url,
+                worker_addresses=",".join(addresses), worker_lease_s=60, redis_url=far.patient_url,
                 encryption_key_file=key,
             )
             for number in range(2)

@@ -49,7 +49,9 @@ def chromium() -> Iterator[Browser]:
         raise RuntimeError("Chromium is not installed: scripts/install-chromium.sh")
     with sync_playwright() as playwright:
         # In a container there is no second sandbox to be had.
-        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=binary, args=["--no-sandbox"], timeout=2000 * HANG_S
+        )
         yield browser
         browser.close()
 
