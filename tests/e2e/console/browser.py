@@ -23,6 +23,8 @@ from kvstitch.client import server_sent_events as events
 from tests.e2e.service import HANG_S, Service
 
 ASKED = "/v1/rag/generate"
+# What Chromium gives up when some container of the machine begins or ends while it loads a page.
+_NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
 expect.set_options(timeout=1000 * HANG_S)  # not five seconds
 
 # Chromium keeps no body of a response that was read as a stream: the page keeps a copy.
@@ -85,7 +87,12 @@ class Console:
     # Nothing here may wait for an expression: that is an `eval`, which the policy refuses.
 
     def open(self, tab: str = "ask") -> Page:
-        self.page.goto(f"http://127.0.0.1:{self.service.port}/ui/#/{tab}")
+        for _ in range(10):
+            self.page.goto(f"http://127.0.0.1:{self.service.port}/ui/#/{tab}")
+            if not any(_NETWORK_CHANGED in line for line in self.wrong):
+                break
+            self.wrong.clear()
+            self.page.goto("about:blank")  # else it would be the same page
         return self.page
 
     def ready(self, tab: str = "ask") -> Page:
