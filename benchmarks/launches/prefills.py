@@ -127,9 +127,9 @@ def engine(
 def _answering(
     decoder: DecoderModel, prompt: Prompt, case: Case, logprobs: int | None, graphs: bool
 ) -> Iterator[Ask]:
-    with place(
-        decoder, MemoryTier(8 << 30), len(prompt.ids), codec=case.codec, graphs=graphs
-    ) as served:
+    # Room for another prompt, on which a recording is compared.
+    pool = (1 + graphs) * len(prompt.ids)
+    with place(decoder, MemoryTier(8 << 30), pool, codec=case.codec, graphs=graphs) as served:
         torch.manual_seed(1)
         on_cpu, decoder.device = decoder.device, torch.device("cpu")  # nothing is pinned
         for key, chunk in prompt.random_chunks(served, decoder).items():

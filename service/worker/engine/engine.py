@@ -26,7 +26,7 @@ from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.forward.prefill_graphs import PrefillGraphs
-from service.worker.forward.prefill_graphs import supports as supports_graphs
+from service.worker.forward.recorded_layers import supports as supports_graphs
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
