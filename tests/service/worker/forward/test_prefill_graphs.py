@@ -212,6 +212,8 @@ def compare(rig: Rig, count: int, kind: str, tolerance: float) -> None:
     for _ in range(2):  # other rows by the same recording
         shape, given = asked(rig, kind, count, random)
         assert shape == known
+        for x in (rig.pool.all_k, rig.pool.all_v):
+            x.copy_(torch.randn(x.shape, generator=random).to(x.dtype))
         before = numbers(rig.pool.all_k), numbers(rig.pool.all_v)
         expected = [numbers(x) for x in layer_by_layer(rig, given, shape)]
         for x, was in zip((rig.pool.all_k, rig.pool.all_v), before, strict=True):
