@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.run import Run, synchronised
@@ -103,5 +104,6 @@ def _asked(run: Run, way: Work) -> dict[str, float]:
         for kind in LAUNCHES:
             if event.name.startswith(kind):
                 launches[kind] += 1
-        busy_us += getattr(event, "self_device_time_total", 0.0)
+        if event.device_type == DeviceType.CUDA:
+            busy_us += event.time_range.elapsed_us()
     return {**launches, "busy_ms": round(busy_us / 1e3, 2)}
