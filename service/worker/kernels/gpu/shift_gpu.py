@@ -26,7 +26,6 @@ from service.worker.kernels.gpu.triton_support import tl
 # Rows of a program, and probes that it reads at once.
 ROWS, PROBES = 64, 16
 OPTIONS = {"enable_fp_fusion": False}
-MAX_HEAD_DIM = 256
 COLUMNS = 4
 # Allowed difference in the check before the first use: a bfloat16 rounding of values up to 4.
 TOLERANCE = 2**-6
@@ -83,13 +82,7 @@ def programs(documents: Sequence[slice], probes: Sequence[int]) -> Tensor:
 
 def supports(kv: Tensor) -> bool:
     """Return whether the kernel can shift a cache `[kv_heads, tokens, head_dim]` like this."""
-    on_gpu = _kernel is not None and kv.device.type == "cuda"
-    fits = (
-        kv.dtype in triton_support.HALF_PRECISION
-        and kv.shape[2] <= MAX_HEAD_DIM
-        and kv.stride(2) == 1
-    )
-    return on_gpu and fits and is_verified(kv.device)
+    return triton_support.takes_heads(_kernel, kv) and is_verified(kv.device)
 
 
 @cache
