@@ -76,7 +76,7 @@ class Engine:
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
         grammars: compiles what answers must match; None: no request may ask for that.
-        prefill_graphs: whether layers of few rows are recorded and replayed, where that is possible
+        prefill_graphs: whether layers are recorded and replayed, where that is possible
             (`service.worker.forward.prefill_graphs`).
     """
 
