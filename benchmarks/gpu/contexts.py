@@ -13,7 +13,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.run import Run, synchronised
@@ -104,6 +103,6 @@ def _asked(run: Run, way: Work) -> dict[str, float]:
         for kind in LAUNCHES:
             if event.name.startswith(kind):
                 launches[kind] += 1
-        if event.device_type == DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             busy_us += event.time_range.elapsed_us()
     return {**launches, "busy_ms": round(busy_us / 1e3, 2)}

@@ -19,7 +19,7 @@ BYTES = 2
 """Of a bfloat16."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Llama8B:
     """The sizes of Llama-3-8B."""
 

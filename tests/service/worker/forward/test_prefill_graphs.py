@@ -223,7 +223,7 @@ def compare(rig: Rig, count: int, kind: str, tolerance: float) -> None:
             for group in shape.groups:
                 replay.play(group)
             result = replay.logits[None] if shape.answers else replay.x
-            scores = replay.scores(given.tokens) if len(shape.scored) else []
+            scores: Any = replay.scores(given.tokens) if len(shape.scored) else []
             found = [*map(numbers, [result, *scores, rig.pool.all_k, rig.pool.all_v])]
         assert len(found) == len(expected)
         for ours, theirs in zip(found, expected, strict=True):
