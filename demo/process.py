@@ -15,7 +15,7 @@ import httpx
 
 from demo.client import ServiceError
 
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 STOP_SECONDS = 30.0
 
 
