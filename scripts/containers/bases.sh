@@ -80,7 +80,7 @@ $install postgresql-15 && rm -rf /var/lib/apt/lists/* \\
  && chmod 3777 /run/postgresql
 ENV PATH=/usr/lib/postgresql/15/bin:\$PATH PGDATA=/var/lib/postgresql/data
 ENTRYPOINT ["bash", "-euc", "[ -e \$PGDATA/PG_VERSION ] || { \\
- initdb -N --username=\$POSTGRES_USER --auth-host=scram-sha-256 --pwfile=<(echo \$POSTGRES_PASSWORD); \\
+ initdb -N -E UTF8 --locale=C.UTF-8 --username=\$POSTGRES_USER --auth-host=scram-sha-256 --pwfile=<(echo \$POSTGRES_PASSWORD); \\
  echo host all all all scram-sha-256 >>\$PGDATA/pg_hba.conf; \\
  pg_ctl -w -o '-c listen_addresses=' start; createdb -U \$POSTGRES_USER \$POSTGRES_DB; \\
  pg_ctl -w stop; }; exec postgres -c 'listen_addresses=*'"]

@@ -98,7 +98,7 @@ def up(
         started = time.monotonic()
         composed("up", "-d", "--no-build", *services)
         ready(composed)
-        print(f"up and ready after {time.monotonic() - started:.1f} s", flush=True)
+        print(f"{', '.join(services)}: ready after {time.monotonic() - started:.1f} s", flush=True)
         yield composed
     finally:
         composed("down", "-v", "-t", "80")
