@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from encryption.keyring import Keyring
 from retriever.analysis.analyser import AnalysedQuery, Term
-from retriever.catalog import queries
+from retriever.catalog import queries, stored_vectors, storing
 from retriever.catalog.catalog_records import (
     CatalogState,
     CorpusCounts,
@@ -27,11 +25,11 @@ from retriever.catalog.catalog_records import (
     UpsertResult,
     WordHits,
 )
-from retriever.catalog.filter_conditions import conditions
-from retriever.catalog.opened_filters import allowed, reads_texts
-from retriever.catalog.queries import CarriedOver
+from retriever.catalog.matching_chunks import chunks_matching
+from retriever.catalog.opened_filters import allowed
 from retriever.catalog.reading_groups import of_readers, readable
 from retriever.catalog.shown_chunks import Shown, ShownChunks
+from retriever.catalog.storing import CarriedOver
 from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
 from retriever.chunking import ChunkSpan
 from retriever.documents import (
@@ -50,7 +48,7 @@ from retriever.readers import EVERYTHING, View
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sealing import Sealing
 from retriever.sql.database import Database
-from retriever.sql.expressions import Prepared, among
+from retriever.sql.expressions import among
 
 CHUNKS_RENEWED = 200  # at a time: some tenths of a second
 _COUNTS = (
@@ -128,7 +126,7 @@ class Catalog:
         if vectors.shape != (len(spans), space.dim):
             raise InvalidVectors(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
         with self.database.write() as write:
-            scope_id = queries.make_scope(write, scope)
+            scope_id = storing.make_scope(write, scope)
             query = select(*documents.c["document", "revision", "created", "pinned", "readers"])
             old = write.execute(query.where(_named(scope_id, document.doc_id))).one_or_none()
             if old is not None and not scope.view.shows(old.readers):
@@ -142,9 +140,9 @@ class Catalog:
             removed: list[int] = []
             kept = CarriedOver(time.time())
             if old is not None:
-                removed = queries.remove(write, scope_id, [old.document], self._words)
+                removed = storing.remove(write, scope_id, [old.document], self._words)
                 kept = CarriedOver(old.created, bool(old.pinned))
-            queries.insert(
+            storing.insert(
                 write,
                 scope_id,
                 document,
@@ -153,11 +151,11 @@ class Catalog:
                 kept=kept,
                 spans=spans,
                 embedded=vectors,
-                space_id=queries.space_id(write, space),
+                space_id=storing.space_id(write, space),
                 words=self._words,
             )
             stored = queries.chunks_of(write, scope_id, document.doc_id)
-            state = queries.advance(write, scope, removed, [chunk.chunk_id for chunk in stored])
+            state = storing.advance(write, scope, removed, [chunk.chunk_id for chunk in stored])
             return UpsertResult("created" if old is None else "updated", stored, removed, state)
 
     def delete(
@@ -173,9 +171,9 @@ class Catalog:
             known = queries.document_numbers(write, scope_id, doc_ids, scope.view)
             if scope_id is None or not known:
                 return [], queries.current_state(write)
-            removed = queries.remove(write, scope_id, list(known.values()), self._words)
-            queries.drop_if_empty(write, scope_id, self._words)
-            return removed, queries.advance(write, scope, removed, [])
+            removed = storing.remove(write, scope_id, list(known.values()), self._words)
+            storing.drop_if_empty(write, scope_id, self._words)
+            return removed, storing.advance(write, scope, removed, [])
 
     def drop_tenant(self, tenant: str) -> tuple[int, int]:
         """Remove all collections of a tenant without reading anything of them.
@@ -194,7 +192,7 @@ class Catalog:
                 counted[0] += write.execute(documents.delete().where(of_scope)).rowcount
                 counted[1] += len(removed)
                 write.execute(scopes.delete().where(scopes.c.scope_id == scope_id))
-                queries.advance(write, Scope(tenant, collection), removed, [])
+                storing.advance(write, Scope(tenant, collection), removed, [])
             return counted[0], counted[1]
 
     def set_pinned(
@@ -309,7 +307,7 @@ class Catalog:
         """Return the ids of all chunks of the documents that match the filter."""
         with self.database.read() as read:
             scope_id = queries.find_scope(read, scope)
-            return _matching(read, scope_id, doc_filter, readable(read, scope_id, scope.view))
+            return chunks_matching(read, scope_id, doc_filter, readable(read, scope_id, scope.view))
 
     def allowed_chunks(
         self, doc_filter: DocFilter | None, *, scope: Scope = DEFAULT_SCOPE
@@ -324,7 +322,9 @@ class Catalog:
             if (known := self._shown.find(scope_id, scope.view, state)) is not None:
                 return known.chunk_ids
             readers = readable(read, scope_id, scope.view)
-            found = None if readers is None else _matching(read, scope_id, DocFilter(), readers)
+            found = (
+                None if readers is None else chunks_matching(read, scope_id, DocFilter(), readers)
+            )
         self._shown.remember(scope_id, scope.view, Shown(state, found))
         return found
 
@@ -382,7 +382,9 @@ class Catalog:
                     if queries.is_scope(write, scope_id) and (
                         ids := self._words.next_outdated(write, scope_id, CHUNKS_RENEWED)
                     ):
-                        self._words.rebuild(write, scope_id, queries.texts_of(write, ids))
+                        self._words.rebuild(
+                            write, scope_id, queries.words_of(write, chunks.c.chunk_id, ids)
+                        )
                         continue
                     if queries.is_scope(write, scope_id):
                         self._words.finish(write, scope_id)
@@ -410,7 +412,7 @@ class Catalog:
             with higher ids.
         """
         with self.database.read() as read:
-            yield from queries.all_vectors(read, space, batch)
+            yield from stored_vectors.all_vectors(read, space, batch)
 
     def spaces(self) -> list[EmbeddingSpace]:
         """Return the embedding spaces of the stored documents; normally there is one."""
@@ -435,7 +437,7 @@ class Catalog:
         if not self.shared:
             return None
         with self.database.read() as read:
-            return queries.changes_since(read, state, space)
+            return stored_vectors.changes_since(read, state, space)
 
     def counts(self, *, scope: Scope | None = None) -> CorpusCounts:
         """Return the sizes of a scope, or of all tenants together if `scope` is None."""
@@ -484,37 +486,3 @@ class Catalog:
 
 def _named(scope_id: int | None, doc_id: str) -> ColumnElement[bool]:
     return and_(documents.c.scope_id == scope_id, documents.c.doc_id == doc_id)
-
-
-@dataclass(frozen=True)
-class _Repeated:
-    """A filter as a key of a cache: as text, because True equals 1."""
-
-    text: str
-    doc_filter: DocFilter = field(compare=False)
-
-
-def _matching(
-    read: Connection, scope_id: int | None, doc_filter: DocFilter, readers: Sequence[str] | None
-) -> list[int]:
-    if Sealing.of(read).on and reads_texts(doc_filter):
-        numbers = select(documents.c.document).where(
-            documents.c.scope_id == scope_id, allowed(read, scope_id, doc_filter),
-            of_readers(readers),
-        )  # fmt: skip
-        return list(read.scalars(select(chunks.c.chunk_id).where(chunks.c.document.in_(numbers))))
-    repeated = _Repeated(repr(doc_filter), doc_filter)
-    query = _chunk_ids(repeated, read.dialect.name, restricted=readers is not None)
-    values = {} if readers is None else {"readers": readers}
-    return [chunk_id for (chunk_id,) in query.rows(read, scope_id=scope_id, **values)]
-
-
-@lru_cache(maxsize=256)  # requests repeat their filters
-def _chunk_ids(repeated: _Repeated, dialect: str, *, restricted: bool) -> Prepared:
-    matching = conditions(repeated.doc_filter, dialect)
-    numbers = select(documents.c.document).where(
-        documents.c.scope_id == bindparam("scope_id"), matching
-    )
-    if restricted:
-        numbers = numbers.where(among(documents.c.readers, "readers"))
-    return Prepared(select(chunks.c.chunk_id).where(chunks.c.document.in_(numbers)))

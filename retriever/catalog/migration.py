@@ -85,4 +85,4 @@ def _index_words(source: Connection, target: Connection) -> None:
     for batch in rows.partitions(500):
         for scope_id, found in groupby(batch, key=lambda row: row.scope_id):
             ids = [row.chunk_id for row in found]
-            postings.add(target, scope_id, queries.texts_of(source, ids))
+            postings.add(target, scope_id, queries.words_of(source, chunks.c.chunk_id, ids))

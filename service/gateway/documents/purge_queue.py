@@ -13,7 +13,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -33,6 +33,9 @@ CHUNKS_PER_CALL = 64  # in one message to the worker
 class PurgeQueue:
     """Pending purges, and the rule by which they are made.
 
+    Args:
+        clock: Seconds of a clock that only goes forward.
+
     Attributes:
         catalog_lock: Held from adding the purges for a change of documents until the change is
             made, so that no purge is judged in between.
@@ -44,7 +47,9 @@ class PurgeQueue:
         chunks: ChunkKVs,
         worker: Worker,
         catalog_lock: CatalogLock,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._store = store
         self._chunks = chunks
         self._worker = worker
@@ -113,14 +118,14 @@ class PurgeQueue:
             TierUnreached: A tier is away; its purges stay pending.
         """
         purged = False
-        give_up_at = math.inf if begin_within_s is None else time.monotonic() + begin_within_s
+        give_up_at = math.inf if begin_within_s is None else self._clock() + begin_within_s
         try:
             async with asyncio.timeout(begin_within_s):
                 await self._run_lock.acquire()
         except TimeoutError:
             return False
         try:
-            while time.monotonic() < give_up_at and (due := await self._due(receipt_id)):
+            while self._clock() < give_up_at and (due := await self._due(receipt_id)):
                 purged = True
                 for (tenant, owner), group in groupby(due, lambda p: (p.tenant, p.receipt_id)):
                     await self._purge(tenant, owner, list(group))

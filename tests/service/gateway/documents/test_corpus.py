@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from retriever.embedders.base import Vectors
-from service.gateway.documents import document_service
+from service.gateway.documents.document_service import PURGE_S
 from service.gateway.documents.purge_queue import CHUNKS_PER_CALL
 from service.messages.requests import ChunkTokens, Precompute, Purge
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.model_folders import byte_tokenizer
-from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
+from tests.service.gateway.rig import DOCUMENTS, HANG_S, Rig, running, until
 
 
 def fake(rig: Rig) -> FakeWorker:
@@ -97,11 +97,21 @@ def test_a_deletion_answers_before_a_slow_tier_has_purged_all(
 ) -> None:
     count = 2 * CHUNKS_PER_CALL + 2
     rig.ingest([{"doc_id": f"d{n}", "text": f"Entry {n} of a long list."} for n in range(count)])
-    monkeypatch.setattr(document_service, "PURGE_S", 1.5)  # time to begin the first call
-    fake(rig).purge_delay_s = 1.6
+    corpus = rig.gateway.corpus
+    purging = corpus._loops.precompute
+    rig.call(purging.close)  # else it may make these purges, too
+    now = 0.0
+
+    def take_long(call: Purge) -> None:
+        nonlocal now
+        now += PURGE_S
+
+    monkeypatch.setattr(corpus.documents._purges, "_clock", lambda: now)
+    fake(rig).on_purge = take_long
     receipt = rig.http.delete("/admin/collections/default").json()
     assert (receipt["state"], receipt["chunks"]) == ("owed", count)
-    assert 0 < receipt["owed_chunks"] < count, "one call was made, and no further one begun"
+    assert receipt["owed_chunks"] == count - CHUNKS_PER_CALL, "one call made, and no further begun"
+    rig._loop.call_soon_threadsafe(purging.start)
     path = f"/admin/receipts/{receipt['receipt_id']}"
     until(lambda: rig.http.get(path).json()["state"] == "completed", "the rest is purged")
     assert rig.http.get(path).json()["kv"] == {"memory": count}
@@ -221,7 +231,7 @@ def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None
 
     def slow(texts: Sequence[str]) -> Vectors:
         reached.set()
-        assert go_on.wait(20)
+        assert go_on.wait(HANG_S)
         return embed(texts)
 
     embedder.embed = slow  # type: ignore[method-assign]
@@ -230,7 +240,7 @@ def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None
         rig.http.post("/admin/precompute", json={"documents": [document]}).json()["job_id"]
         for document in documents
     ]
-    assert reached.wait(20)
+    assert reached.wait(HANG_S)
     assert rig.http.delete("/admin/documents/oslo").status_code == 200
     assert rig.http.delete("/admin/documents/rome").status_code == 200
     assert rig.http.delete(f"/admin/jobs/{jobs[1]}").status_code == 200

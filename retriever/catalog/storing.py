@@ -1,0 +1,189 @@
+"""Statements that write: documents with all that belongs to them, scopes, and the count of changes.
+
+The caller holds a transaction on the given connection.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, select
+
+from retriever.catalog.catalog_records import CatalogState
+from retriever.catalog.queries import current_state, find_scope, words_of
+from retriever.catalog.tables import (
+    changes,
+    chunks,
+    documents,
+    marks,
+    scopes,
+    spaces,
+    state,
+    vectors,
+)
+from retriever.chunking import ChunkSpan
+from retriever.documents import Document, canonical_metadata
+from retriever.embedders.base import EmbeddingSpace, Vectors
+from retriever.index.full_text import ChunkWords, FullText
+from retriever.scope import Scope
+from retriever.sealing import Sealing
+from retriever.sql.expressions import among
+
+CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt
+_PRUNE_EVERY = 1000
+
+
+@dataclass(frozen=True)
+class CarriedOver:
+    """What a document keeps when a new revision replaces it.
+
+    Attributes:
+        created: Time of its first revision, in Unix seconds.
+        pinned: Whether the user pinned it.
+    """
+
+    created: float
+    pinned: bool = False
+
+
+def insert(
+    write: Connection,
+    scope_id: int,
+    document: Document,
+    *,
+    tenant: str,
+    revision: str,
+    kept: CarriedOver,
+    spans: Sequence[ChunkSpan],
+    embedded: Vectors,
+    space_id: int,
+    words: FullText,
+) -> None:
+    """Store a new document with its chunks, vectors and index words."""
+    sealing, named = Sealing.of(write), (document.doc_id, revision)
+    metadata = canonical_metadata(document.metadata)
+    if sealing.on:  # a JSON text, because PostgreSQL's column `fields` is made of it
+        metadata = json.dumps(sealing.sealed(tenant, metadata, "metadata", *named))
+    row = {
+        "scope_id": scope_id,
+        "doc_id": document.doc_id,
+        "revision": revision,
+        "space_id": space_id,
+        "created": kept.created,
+        "updated": time.time(),
+        "num_chars": len(document.text),
+        "pinned": int(kept.pinned),
+        "title": sealing.sealed(tenant, document.title, "title", *named),
+        "metadata": metadata,
+        "text": sealing.sealed(tenant, document.text, "text", *named),
+        "readers": document.readers,
+    }
+    if write.dialect.name == "postgresql":
+        # Folded here: what PostgreSQL folds depends on its locale.
+        title = "" if sealing.on else document.title.casefold()
+        row |= {"folded_id": document.doc_id.casefold(), "folded_title": title}
+    number = write.scalar(documents.insert().returning(documents.c.document), row)
+    # Of several marks at a place the last one counts.
+    found = {(m.kind == "heading", m.start): m for m in document.marks}
+    if found:
+        write.execute(
+            marks.insert(),
+            [
+                {"document": number, "is_heading": int(is_heading), "start": start,
+                 "kind": mark.kind, "label": sealing.sealed(tenant, mark.label, "label", *named)}
+                for (is_heading, start), mark in found.items()
+            ],
+        )  # fmt: skip
+    if not spans:
+        words.add(write, scope_id, [])  # a search asks for the scope's words, though it has none
+        return
+    pieces: list[dict[str, Any]] = [
+        {"document": number, "ordinal": ordinal, "char_start": span.start, "char_end": span.end,
+         "tokens": span.tokens, "text": document.text[span.start : span.end]}
+        for ordinal, span in enumerate(spans)
+    ]  # fmt: skip
+    added = chunks.insert().returning(chunks.c.chunk_id, sort_by_parameter_order=True)
+    sealed = [
+        piece | {"text": sealing.sealed(tenant, piece["text"], "chunk", *named, piece["ordinal"])}
+        for piece in pieces
+    ]
+    chunk_ids = write.scalars(added, sealed).all()
+    rows = np.ascontiguousarray(embedded, dtype="<f4")
+    write.execute(
+        vectors.insert(),
+        [
+            {
+                "chunk_id": chunk_id,
+                "space_id": space_id,
+                "vector": sealing.sealed_vector(tenant, row.tobytes(), chunk_id),
+            }
+            for chunk_id, row in zip(chunk_ids, rows, strict=True)
+        ],
+    )
+    indexed: list[ChunkWords] = [
+        (chunk_id, document.title, str(piece["text"]))
+        for chunk_id, piece in zip(chunk_ids, pieces, strict=True)
+    ]
+    words.add(write, scope_id, indexed)
+
+
+def remove(write: Connection, scope_id: int, numbers: Sequence[int], words: FullText) -> list[int]:
+    """Remove documents by number, with everything stored for them; return their chunk ids."""
+    rows = words_of(write, documents.c.document, numbers)
+    words.remove(write, scope_id, rows)
+    write.execute(documents.delete().where(among(documents.c.document, numbers)))
+    return sorted(chunk_id for chunk_id, *_ in rows)
+
+
+def make_scope(write: Connection, scope: Scope) -> int:
+    """Return the number of a scope, which is created if it does not exist."""
+    if (found := find_scope(write, scope)) is not None:
+        return found
+    values = {"tenant": scope.tenant, "collection": scope.collection}
+    return int(write.execute(scopes.insert().returning(scopes.c.scope_id), values).scalar_one())
+
+
+def drop_if_empty(write: Connection, scope_id: int, words: FullText) -> None:
+    """Remove a scope without documents, so that not even the tenant's name stays."""
+    left = select(documents.c.document).where(documents.c.scope_id == scope_id).limit(1)
+    if write.execute(left).first() is None:
+        words.drop(write, scope_id)
+        write.execute(scopes.delete().where(scopes.c.scope_id == scope_id))
+
+
+def space_id(write: Connection, space: EmbeddingSpace) -> int:
+    """Return the number of an embedding space, which is created if it does not exist."""
+    query = select(spaces.c.space_id).where(
+        spaces.c.name == space.name, spaces.c.revision == space.revision, spaces.c.dim == space.dim
+    )
+    found = write.scalar(query)
+    if found is None:
+        values = {"name": space.name, "revision": space.revision, "dim": space.dim}
+        found = write.scalar(spaces.insert().returning(spaces.c.space_id), values)
+    return int(found)
+
+
+def advance(
+    write: Connection, scope: Scope, removed: Sequence[int], added: Sequence[int]
+) -> CatalogState:
+    """Count a change, and log it where other processes follow it; return the new state.
+
+    Generations are given out in the order of commits, because each change locks the state's row.
+    """
+    token = secrets.token_hex(16)
+    write.execute(state.update().values(generation=state.c.generation + 1, token=token))
+    new = current_state(write)
+    if write.dialect.name == "postgresql":
+        row = asdict(new) | {"tenant": scope.tenant, "collection": scope.collection,
+                             "removed": list(removed), "added": list(added)}  # fmt: skip
+        write.execute(changes.insert(), row)
+        if new.generation % _PRUNE_EVERY == 0:
+            old = changes.c.generation < new.generation - CHANGES_KEPT
+            write.execute(changes.delete().where(old))
+    return new
