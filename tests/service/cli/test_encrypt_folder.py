@@ -160,7 +160,7 @@ def test_it_goes_on_after_kills(
     before, waiting = fill(model, data, monkeypatch)
     monkeypatch.setenv("KVSTITCH_ENCRYPTION_KEY_FILE", str(master))
     for sealed in (1, 8):
-        kill_when(data, lambda sealed=sealed: sealed_documents(data) >= sealed)  # type: ignore[misc]
+        kill_when(data, lambda sealed=sealed: sealed_documents(data) >= sealed)
     # It gets no further than a file that nobody writes.
     (upload,) = [path for path in (data / "spool").iterdir() if path.name != "orphan"]
     held = upload.rename(tmp_path / "held")
@@ -238,7 +238,7 @@ def test_a_sealed_folder_moves_to_postgresql(
         for schema, table in connection.execute(
             "SELECT schemaname, tablename FROM pg_tables WHERE schemaname LIKE 'kvstitch%'"
         ).fetchall():
-            rows = connection.execute(f"SELECT t::text FROM {schema}.{table} t").fetchall()  # type: ignore[call-overload]
+            rows = connection.execute(f"SELECT t::text FROM {schema}.{table} t").fetchall()
             text = "\n".join(row[0] or "" for row in rows).encode()
             for secret in SECRETS:
                 assert secret not in text and secret.hex().encode() not in text, table
