@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from retriever.embedders.base import Vectors
 from service.gateway.documents.ingestor import LONG_BYTES
+from service.gateway.search import async_retriever
 from tests.fakes.models import HashingEmbedder
 from tests.service.gateway.rig import Rig, running, until
 
@@ -97,6 +100,22 @@ def test_cancelling_ends_the_work_at_once(rig: Rig, embedder: SlowEmbedder) -> N
     until(at_rest, "the part that was under way has ended")
     assert embedder.texts < step["total"]
     assert rig.http.get("/admin/documents/book").status_code == 404
+
+
+def test_memory_is_given_back_when_nothing_is_left_to_index(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after short documents; and not by a thread of low priority, which would keep the C
+    library's lock from all others while it does not run."""
+    niceness: list[int] = []
+
+    def give_back() -> None:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    monkeypatch.setattr(async_retriever, "give_back", give_back)
+    assert rig.finished(post(rig, NOTE))["state"] == "succeeded"
+    until(lambda: niceness, "memory is given back")
+    assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, os.getpid())}
 
 
 def test_the_next_revision_waits_for_a_long_one_and_wins(rig: Rig) -> None:
