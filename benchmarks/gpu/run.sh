@@ -51,7 +51,7 @@ tiny=() load=(--shape 1024x12 --rates 4 8 --step-s 14)
 methods=(vanilla a3:0.15 question_scout:0.15 pie)
 if [ "$device" != cuda ]; then
   tiny=(--quick --device "$device" --repetitions 2)
-  load=(--rates 1 --step-s 3 --attempts 1 --max-lag-ms 10000 --ttft-ms 60000)
+  load=(--rates 2 --step-s 8 --attempts 1 --max-lag-ms 10000 --ttft-ms 60000)
   methods=(vanilla pie)
 fi
 part table 280 "$python" -m benchmarks.gpu --repetitions 5 "${tiny[@]}" --out "$results"

@@ -120,13 +120,16 @@ def unrecorded(
         layer_kv, rope = kv.prompt_layer(layer, tokens), decoder.ropes[layer]
         if q is None:
             fresh_q, k, v = decoder.qkv(layer, x)
-            replaced = [of[:, rows].transpose(0, 1).contiguous() for of in layer_kv]
+            shift = given.shift if layer else None
+            old = []
+            if shift is not None:
+                old = [of[:, rows].transpose(0, 1).contiguous() for of in layer_kv]
             q = write_and_rotate(rope, layer_kv, fresh_q, k, v, rows)
-            if given.shift is not None and layer:
-                moved = (given.shift.moved * given.shift.weight).to(device, k.dtype)
+            if shift is not None:
+                moved = (shift.moved * shift.weight).to(device, k.dtype)
                 shift_gpu.shift(
-                    ShiftPlan.of(given.shift.lines, given.shift.places, moved, 0, device),
-                    *layer_kv, (k, v), (replaced[0], replaced[1]), rows,
+                    ShiftPlan.of(shift.lines, shift.places, moved, 0, device),
+                    *layer_kv, (k, v), (old[0], old[1]), rows,
                     cos=rope.cos, sin=rope.sin, keys=True, values=True,
                 )  # fmt: skip
         attend = partial(attend_rows, scale=decoder.scale)
