@@ -8,7 +8,8 @@
 #               docs/loadtest.md)
 # make chaos   break a running service at random for CHAOS_MINUTES (10), from CHAOS_SEED (docs/chaos.md)
 # make containers  build the image (from Debian's packages where no registry is in reach), try it alone
-#               and with the compose file; needs a running Docker
+#               and with the compose file; needs a running Docker. make containers-fleet: only the
+#               upgrade and the kills of two gateways and two workers under load
 # make check   ruff, mypy (strict), import rules, and that generated files are up to date
 PYTHON ?= python3
 VENV := .venv/bin
@@ -19,7 +20,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo serve tools programs test test-slow check lint types imports generated dashboards bench \
-	loadtest chaos containers clean
+	loadtest chaos containers containers-fleet containers-image clean
 
 setup: .venv/.ready
 
@@ -95,12 +96,21 @@ chaos: setup
 	$(VENV)/python -m tests.chaos
 
 # VERSION: the tag. DOCKER, COMPOSE: other programs than docker and docker-compose.
-containers: VERSION ?= 0.2.0
-containers: setup
-	scripts/containers/bases.sh python redis prometheus
+containers containers-fleet containers-image: VERSION ?= 0.2.0
+containers-image: setup
+	scripts/containers/bases.sh python redis
 	$(VENV)/python -m scripts.containers.build --target service -t kvstitch:$(VERSION)-cpu
+
+containers: containers-image
+	scripts/containers/bases.sh prometheus
 	$(VENV)/python -m tests.containers.alone kvstitch:$(VERSION)-cpu
 	$(VENV)/python -m tests.containers.composed $(VERSION) --prometheus
+	scripts/containers/bases.sh haproxy postgresql
+	$(VENV)/python -m tests.containers.fleet $(VERSION)
+
+containers-fleet: containers-image
+	scripts/containers/bases.sh haproxy postgresql
+	$(VENV)/python -m tests.containers.fleet $(VERSION)
 
 clean:
 	rm -rf .venv build *.egg-info

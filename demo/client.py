@@ -1,4 +1,4 @@
-"""What the demo asks a service for: readiness, ingestion, questions; by kvstitch.client."""
+"""What the demo asks a service for: ingestion, questions; by kvstitch.client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import kvstitch.client
 from demo.corpus_files import CorpusDocument
-from kvstitch.client import KvstitchError, Token
+from kvstitch.client import Token
 from kvstitch.client.options import GenerateOptions
 
 POLL_SECONDS = 0.2
@@ -53,12 +53,6 @@ class Client:
 
     def __exit__(self, *error: object) -> None:
         self._client.close()
-
-    def ready(self) -> bool:
-        try:
-            return bool(self._client.status()["state"] == "ready")
-        except KvstitchError:
-            return False
 
     def precompute(self, documents: list[CorpusDocument]) -> Iterator[tuple[int, int]]:
         """Send documents to be precomputed, and wait for them.

@@ -13,6 +13,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 from encryption.aead import SALT_BYTES, TAG_BYTES, decrypt, message_cipher, new_salt, nonce
@@ -71,6 +72,12 @@ def seal_file(key: DataKey, content: bytes, where: bytes) -> bytes:
     """Seal a whole file at once."""
     sealer = FileSealer(key, where)
     return sealer.update(content) + sealer.finish()
+
+
+def is_sealed_file(path: Path) -> bool:
+    """Return whether a file begins as `FileSealer` makes it."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def opened_blocks(keys: Keyring, file: IO[bytes], where: bytes) -> Iterator[bytes]:

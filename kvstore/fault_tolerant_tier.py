@@ -66,6 +66,9 @@ class FaultTolerantTier:
         self._lock = threading.Lock()
         # Deletes that failed. Until they succeed, the tier counts as not holding these keys.
         self._pending_deletes: set[str] = set()
+        # Sealed under a key that is not here, when they were last read. They stay, because others
+        # may have the key, but count as not held: so they are written again, under one that is.
+        self._locked: set[str] = set()
         # Without a remembered header, reading a few blocks would take a second round trip and
         # move as many bytes again as several blocks.
         self._headers: OrderedDict[str, ChunkHeader] = OrderedDict()
@@ -114,7 +117,7 @@ class FaultTolerantTier:
             return replace(chunk, header=opening.plain_header, owner=opening.owner)
 
         result = self._caller.call("read", work)
-        self._delete_if_bad(key, result.problem)
+        self._note(key, result.problem)
         nbytes = result.value.nbytes if result.value else 0
         return self._caller.count_found("read", result, nbytes)
 
@@ -166,7 +169,7 @@ class FaultTolerantTier:
         else:
             self._caller.count("block", "ok", times=result.value.blocks.count)
             self._caller.count("block", "corrupt", times=len(result.value.bad))
-        self._delete_if_bad(key, result.problem)
+        self._note(key, result.problem)
         return self._caller.count_found("read_blocks", result, moved)
 
     def read_extra(self, key: str, name: str, version: int) -> CallResult[EncodedExtra]:
@@ -197,7 +200,13 @@ class FaultTolerantTier:
             stored = chunk
             if self._keys is not None and self._keys.active:
                 stored = seal_chunk(chunk, self._keys.current(chunk.owner))
+            with self._lock:
+                replaces = key in self._locked
+            if replaces:  # a tier may keep what it has
+                self._tier.delete([key])
             self._tier.put(key, stored)
+            with self._lock:
+                self._locked.discard(key)
             return True
 
         return self._caller.ask("write", work, chunk.nbytes).value is not None
@@ -224,7 +233,8 @@ class FaultTolerantTier:
     def contains(self, keys: Collection[str]) -> set[str]:
         """Return which of these keys the tier holds; none if it does not answer."""
         result = self._caller.ask("contains", lambda: self._tier.contains(keys))
-        return self._without_pending_deletes(result.value or set())
+        with self._lock:
+            return (result.value or set()) - self._pending_deletes - self._locked
 
     def delete(self, keys: Collection[str]) -> int | None:
         """Delete these keys.
@@ -234,6 +244,8 @@ class FaultTolerantTier:
         """
         self._forget(keys)
         result = self._caller.ask("delete", lambda: self._tier.delete(keys))
+        with self._lock:
+            self._locked.difference_update(keys)
         if result.problem is None:
             return result.value
         with self._lock:
@@ -284,9 +296,16 @@ class FaultTolerantTier:
     def _listed(self) -> set[str] | None:
         return self._caller.ask("keys", lambda: set(self._tier.keys())).value
 
-    def _delete_if_bad(self, key: str, problem: str | None) -> None:
+    def _note(self, key: str, problem: str | None) -> None:
+        """Delete a bad copy, and remember whether it is locked."""
         if problem in ("corrupt", "refused"):
             self.delete([key])
+        elif problem is None:
+            with self._lock:
+                self._locked.discard(key)
+        elif problem == "locked" and self._keys is not None and self._keys.active:
+            with self._lock:
+                self._locked.add(key)
 
     def _delete_is_pending(self, key: str) -> bool:
         with self._lock:

@@ -26,6 +26,12 @@ class RedisServer:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def patient_url(self) -> str:
+        """For a service of which a test wants to see that it uses Redis, on a busy machine, too:
+        by default it waits for half a second."""
+        return f"{self.url}?socket_timeout=60&socket_connect_timeout=60"
+
     def start(self) -> None:
         """Start it (empty) and wait until it answers."""
         binary = shutil.which("redis-server")

@@ -55,7 +55,7 @@ PARTS_BYTES = 1 << 30
 
 
 def part_store() -> MemoryTier:
-    """For what the documents of all prompts stand behind."""
+    """For KV that several prompts need, and the same prompt again: later stages measure it anew."""
     return MemoryTier(PARTS_BYTES, name="parts")
 
 
@@ -117,20 +117,23 @@ class SegmentStore:
     def _chunk(self, address: Address, codec: str) -> EncodedChunk:
         found = self._encoded.get((address.key, codec))
         if found is None:
-            raw = codec == "raw"
-            found = compute_chunk(self._chunks, address) if raw else self._encode(address, codec)
+            found = self._raw(address) if codec == "raw" else self._encode(address, codec)
             self._encoded[address.key, codec] = found
+        return found
+
+    def _raw(self, address: Address) -> EncodedChunk:
+        """Return a chunk that was computed for any prompt; else compute it."""
+        found = self._parts.read(address.key)
+        if found is None:
+            found = compute_chunk(self._chunks, address)
+            with suppress(TierFull):
+                self._parts.put(address.key, found)
         return found
 
     def _read(self, address: Address) -> Future[EncodedChunk | None]:
         """Return what another chunk stands behind: computed when it is first asked for."""
-        part = self._parts.read(address.key)
-        if part is None:
-            part = self._chunk(address, "raw")
-            with suppress(TierFull):
-                self._parts.put(address.key, part)
         found: Future[EncodedChunk | None] = Future()
-        found.set_result(part)
+        found.set_result(self._chunk(address, "raw"))
         return found
 
     def _encode(self, address: Address, codec: str) -> EncodedChunk:

@@ -62,7 +62,7 @@ def open_engine(
         max_running: sequences decoded together.
         max_waiting: requests in the queue.
         loader_threads: that read from the store.
-        prefill_graphs: whether layers of few rows are recorded and replayed, on a GPU.
+        prefill_graphs: whether layers are recorded and replayed, on a GPU.
         on_load: called on a loader's thread when a read is done.
     """
     addressing = Addressing(decoder, fingerprint=fingerprint, codec=codec)

@@ -14,16 +14,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu.contexts import contexts
 from benchmarks.gpu.kernels import kernels
+from benchmarks.gpu.run import Run, synchronised
+from benchmarks.gpu.shapes import LLAMA_3_8B, RESULTS, TINY, random_model
 from benchmarks.speed.contexts import decode, evict, filled, pool_for
 from benchmarks.speed.engines import A3, FULL, METHODS, PIE, SCOUT, Prompt, answer, place
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
@@ -32,47 +33,8 @@ from benchmarks.speed.records import save
 from benchmarks.speed.report import text
 from kvstore import MemoryTier
 from kvstore.format.tensor_layout import encoded_layer
-from service.worker.api import BatchDecoder, DecoderModel, decoder_for, full_prefill_flops
+from service.worker.api import BatchDecoder, decoder_for, full_prefill_flops
 from tuning.environment import describe
-
-RESULTS = Path(__file__).parent.parent / "results" / "speed"
-LLAMA_3_8B = {
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
-}  # fmt: skip
-TINY = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 211,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Run:
-    """What to run.
-
-    Attributes:
-        decoder: the model.
-        repetitions: of every measurement.
-        tokens: of the prompt and of every decoded context.
-        chunks: documents of the prompt.
-        square: side of the matrices whose product gives the device's rate.
-        copied: bytes of the copy that gives the device's bandwidth.
-        batch: contexts that are decoded together; fewer where the memory is too small.
-        budget: KV entries per head, on average, after eviction.
-        steps: tokens to decode.
-        contexts: other lengths of prompts, in tokens.
-    """
-
-    decoder: DecoderModel
-    repetitions: int
-    tokens: int = 8192
-    chunks: int = 16
-    square: int = 8192
-    copied: int = 4 << 30
-    batch: int = 64
-    budget: int = 1024
-    steps: int = 16
-    contexts: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
 
 
 def prefill(run: Run) -> Outcome:
@@ -113,40 +75,6 @@ def prefill(run: Run) -> Outcome:
         paired.figure("TTFT with int8 chunks over raw", "a3, int8", A3, at_most(1.0)),
     ]  # fmt: skip
     return Outcome(figures, {"seconds": paired.raw(), "bytes": sizes})
-
-
-def contexts(run: Run) -> Outcome:
-    """TTFT at other lengths, relative to full prefill, without and with recorded layers."""
-    figures, seconds = [], {}
-    for tokens, graphs in product(run.contexts, (False, True)):
-        prompt = Prompt(run.decoder, tokens, run.chunks, 0)
-        with place(run.decoder, MemoryTier(64 << 30), len(prompt.ids), graphs=graphs) as engine:
-            for key, chunk in prompt.random_chunks(engine, run.decoder).items():
-                engine.store.put(key, chunk)
-            number = count()
-
-            def ttft(engine: Any, prompt: Prompt, number: Any, method: str) -> None:
-                answer(engine, prompt.request(str(next(number)), METHODS[method]))
-
-            names = (FULL, A3, SCOUT, PIE)
-            ways: dict[str, Work] = {
-                name: synchronised(run.decoder, partial(ttft, engine, prompt, number, name))
-                for name in names
-            }
-            for way in ways.values():  # what it would have replayed is recorded behind it
-                way()
-                while not engine.idle_work.idle:
-                    engine.step()
-            paired = run_paired(ways, run.repetitions)
-        how = ", recorded layers" if graphs else ""
-        seconds[f"{tokens}{how}"] = paired.raw()
-        figures += [
-            paired.figure(
-                f"{name} over full prefill, {tokens} tokens{how}", name, FULL, at_most(0.25)
-            )
-            for name in names[1:]
-        ]
-    return Outcome(figures, {"seconds": seconds})
 
 
 def transfer(run: Run) -> Outcome:
@@ -238,17 +166,6 @@ def kernel_table(run: Run) -> Outcome:
     )  # fmt: skip
 
 
-def synchronised(decoder: DecoderModel, work: Work) -> Work:
-    """The work including the wait until the device has finished it."""
-
-    def done() -> None:
-        work()
-        if decoder.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    return done
-
-
 def _product(run: Run) -> Work:
     a, b = (
         torch.randn(run.square, run.square, dtype=torch.bfloat16, device=run.decoder.device)
@@ -257,12 +174,13 @@ def _product(run: Run) -> Work:
     return lambda: a @ b
 
 
+# What was never measured comes first, in case time runs out.
 LINES: dict[str, Callable[[Run], Outcome]] = {
-    "gpu_kernels": kernel_table,
-    "gpu_prefill": prefill,
     "gpu_contexts": contexts,
-    "gpu_transfer": transfer,
     "gpu_decode": decoding,
+    "gpu_prefill": prefill,
+    "gpu_kernels": kernel_table,
+    "gpu_transfer": transfer,
 }
 
 
@@ -277,7 +195,7 @@ def main() -> int:
         print("there is no GPU here: nothing was measured", file=sys.stderr)
         return 2
     sizes = TINY if given.quick else LLAMA_3_8B
-    decoder = decoder_for(_model(sizes, given.device))
+    decoder = decoder_for(random_model(sizes, given.device))
     run = Run(decoder, given.repetitions)
     if given.quick:
         run = Run(decoder, given.repetitions, 128, 4, 64, 1 << 20, 3, 32, 2, (64,))
@@ -306,22 +224,6 @@ def main() -> int:
         save(given.out, record)
         print(f"{name}, {record['took_s']} s\n{text(record)}", flush=True)
     return 1 if failed else 0
-
-
-def _model(sizes: dict[str, int], device: str) -> Any:
-    config = LlamaConfig(
-        **sizes, max_position_embeddings=32768, rope_theta=500_000.0, eos_token_id=None,
-        bos_token_id=None, attn_implementation="sdpa",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            model = LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
-    return model.eval().requires_grad_(False)
 
 
 if __name__ == "__main__":

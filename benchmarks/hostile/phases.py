@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +23,14 @@ from benchmarks.hostile.reader import Seen, read_until
 from loadtest.local_service import service
 
 T = TypeVar("T")
-BLOCKS, TOKENS, SETTLE_S = 4, 60, 10.0
+BLOCKS, TOKENS = 4, 60
+# Memory is read when gateway and worker have taken less than a tenth of a core for ten seconds:
+# what was cancelled may still be under way.
+SETTLE_S, SETTLED_S, LONGEST_SETTLING_S = 10.0, 1.0, 180.0
+# What is used once is kept, so it is small, and all of it is used before memory is read: the pool
+# by ten prompts of eight passages that are longer than it together, the tier by their KV.
+POOL_TOKENS, TIER_MIB = 8192, 64
+PROMPTS, PASSAGES, WORDS = 10, 8, 100
 TARGET, MEMORY_TARGET = 1.5, 1.05
 
 
@@ -49,6 +59,19 @@ class Place:
         """MiB that are no file's, of gateway and worker."""
         return {name: round(memory_mib(pid)["anonymous"], 1) for name, pid in self.pids.items()}
 
+    def cpu_s(self) -> float:
+        """Processor time that gateway and worker have taken."""
+        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in self.pids.values()]
+        ticks = sum(int(n) for stat in stats for n in stat.rpartition(")")[2].split()[11:13])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    async def settled(self) -> None:
+        """Wait until they have little to do, or too long."""
+        until, taken = time.monotonic() + LONGEST_SETTLING_S, -math.inf
+        while time.monotonic() < until and self.cpu_s() - taken > SETTLED_S:
+            taken = self.cpu_s()
+            await asyncio.sleep(SETTLE_S)
+
     def alive(self) -> bool:
         """Whether gateway and worker are those that were there at the beginning."""
         try:
@@ -64,9 +87,23 @@ def place(folder: Path, model: Path, readers: int = 1) -> Iterator[Place]:
     folder.mkdir(parents=True, exist_ok=True)
     hostile, *others = [_key(folder, name) for name in names]
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ |= {
+        "KVSTITCH_POOL_TOKENS": str(POOL_TOKENS),
+        "KVSTITCH_MEMORY_TIER_MIB": str(TIER_MIB),
+    }
     with service(folder, model) as url:
         gateway = service_process(folder)
         yield Place(url, others, hostile, {"gateway": gateway, "worker": worker_of(gateway)})
+
+
+async def _use_all(http: httpx.AsyncClient) -> None:
+    """Have the worker use all of its KV pool and of its memory tier."""
+    source = random.Random(0)
+    for _ in range(PROMPTS):
+        numbers = [source.choices(range(1000), k=WORDS) for _ in range(PASSAGES)]
+        passages = [{"text": " ".join(map(str, each)), "title": "numbers"} for each in numbers]
+        body = {"question": "Which?", "inline_documents": passages, "max_tokens": 8}
+        (await http.post("/v1/rag/generate", json=body)).raise_for_status()
 
 
 def _key(folder: Path, tenant: str) -> str:
@@ -131,10 +168,11 @@ async def compare(
         over = asyncio.Event()
         over.set()
         await quietly(Seen(), 0)
+        await _use_all(clients[0])
         for each in work[:3]:  # what is loaded once
             await one(each)
         became.clear()
-        await asyncio.sleep(SETTLE_S)
+        await where.settled()
         before = where.memory()
         size = -(-len(work) // BLOCKS)
         for block in range(BLOCKS):
@@ -147,7 +185,7 @@ async def compare(
                 ended.set()
                 await reading
             print("", beside.figures(), quiet.figures(), became, file=sys.stderr, flush=True)
-        await asyncio.sleep(SETTLE_S)
+        await where.settled()
         after = where.memory()
     finally:
         for client in clients:

@@ -20,7 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.launches.host_time import measured
-from benchmarks.launches.prefills import METHODS, Case, Counts, count
+from benchmarks.launches.prefills import METHODS, Case, Counts, count, count_decode
+from benchmarks.launches.roofline import estimates
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/speed/launches.json")
@@ -52,7 +53,12 @@ def main(given: Sequence[str] | None = None) -> int:
     if not args.no_time:
         host_ms = measured(methods, layers=case.layers)
         replayed_ms = measured(methods, layers=case.layers, graphs=True)
+    decode, least = count_decode(case.layers), estimates(case.chunks)
     print("\n".join(table(counts, replayed, host_ms, replayed_ms)))
+    print(f"a decode step: {decode['device operations']} operations, recorded 2")
+    for name, by_length in least.items():
+        shown = ", ".join(f"{ms:.2f} ms at {tokens}" for tokens, ms in by_length.items())
+        print(f"at least, 8B on an H100, {name}: {shown}")
     for place, times in counts[args.places].places.items() if args.places in counts else ():
         print(f"{times:6}  {place}")
     record = {
@@ -65,6 +71,8 @@ def main(given: Sequence[str] | None = None) -> int:
         "with_graphs": {
             name: {"kinds": of.kinds, "names": of.names} for name, of in replayed.items()
         },
+        "decode_step": decode,
+        "least_ms_8b_h100": least,
         "host_ms": host_ms,
         "host_ms_with_graphs": replayed_ms,
     }

@@ -19,7 +19,8 @@ from kvstore import MemoryTier
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import Generate, Method, Sampling
-from service.worker.api import DecoderModel, decoder_for
+from service.worker.api import DecoderModel, SequenceKV, decode_step, decoder_for
+from tuning.single_prompts import kv_pool
 
 METHODS = {
     "vanilla": Method("vanilla"),
@@ -90,6 +91,36 @@ def count(case: Case, methods: list[str], *, graphs: bool = False) -> dict[str, 
     return found
 
 
+def count_decode(layers: int, context: int = 2048) -> dict[str, int]:
+    """Return what a decode step of one sequence asks of a GPU, before it is recorded."""
+    tally = Tally()
+    decoder = decoder_for(_model(Case(layers=layers, tokens=context)))
+    with pretended_gpu(tally) as gpu:
+        _Move(gpu).everything_in(decoder)
+        decoder.device = CUDA
+        pool = kv_pool(decoder, context + 2)
+        kv = pool.reserve(context + 2)
+        assert kv is not None
+        kv.set_length(context)
+        for _ in range(2):
+            tally.start()
+            decode_step(decoder, [Decoding(kv, context)])
+        return tally.by_kind()
+
+
+@dataclass
+class Decoding:
+    """A sequence of which the last token is fed; implements `Decodable`."""
+
+    kv: SequenceKV | None
+    position: int
+    lora: str = ""
+
+    @property
+    def tokens(self) -> list[int]:
+        return [5]
+
+
 def computed(
     case: Case, methods: list[str], *, counted: bool, graphs: bool = False
 ) -> dict[str, Mapping[int, float]]:
@@ -127,9 +158,9 @@ def engine(
 def _answering(
     decoder: DecoderModel, prompt: Prompt, case: Case, logprobs: int | None, graphs: bool
 ) -> Iterator[Ask]:
-    with place(
-        decoder, MemoryTier(8 << 30), len(prompt.ids), codec=case.codec, graphs=graphs
-    ) as served:
+    # Room for another prompt, on which a recording is compared.
+    pool = (1 + graphs) * len(prompt.ids)
+    with place(decoder, MemoryTier(8 << 30), pool, codec=case.codec, graphs=graphs) as served:
         torch.manual_seed(1)
         on_cpu, decoder.device = decoder.device, torch.device("cpu")  # nothing is pinned
         for key, chunk in prompt.random_chunks(served, decoder).items():

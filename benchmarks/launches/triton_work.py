@@ -86,11 +86,16 @@ def add_and_normalise(
 
 def shift_rows(
     k_all: Tensor, v_all: Tensor, fresh_k: Tensor, fresh_v: Tensor, old_k: Tensor, old_v: Tensor,
-    rows: Tensor, programs: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, number: int,
-    first_row: int, *_: Any, OF_KEYS: bool, OF_VALUES: bool, COLUMNS: int, **__: Any,
+    rows: Tensor, programs: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, extent: Tensor,
+    number: int, first_row: int, *_: Any, OF_KEYS: bool, OF_VALUES: bool, PLACED: bool,
+    COLUMNS: int, **__: Any,
 ) -> None:  # fmt: skip
+    if PLACED:
+        k_all, v_all = (_placed(x, extent, fresh_k.shape[1]) for x in (k_all, v_all))
     places = programs[number * COLUMNS :]
     for row, size, first, count in programs[: number * COLUMNS].view(-1, COLUMNS).tolist():
+        if not size:  # fills up a recording
+            continue
         at, span = places[first : first + count], torch.arange(row, row + size)
         by = weights[span - first_row][:, None, None]
         c, s = cos[rows[at]][:, None], sin[rows[at]][:, None]
@@ -150,3 +155,29 @@ def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     grouped = q.float().transpose(0, 1).reshape(len(k), -1, len(q), q.shape[2])
     products: Tensor = grouped @ k.float().transpose(1, 2)[:, None]
     return products.flatten(0, 1) * scale
+
+
+def attend_block(
+    q: Tensor, k: Tensor, v: Tensor, runs: Tensor, sums: Tensor, highest: Tensor, totals: Tensor,
+    scale: float, *_: Any, GRID: tuple[int, int], GROUP: int, BLOCK: int, **__: Any,
+) -> None:  # fmt: skip
+    queries = q.float().view(GRID[0], GROUP, -1)
+    for run, (start, length) in enumerate(runs.t().tolist()):
+        for block in range(-(-length // BLOCK)):
+            rows = slice(start + block * BLOCK, start + min(length, (block + 1) * BLOCK))
+            scores = queries[run] @ k[rows].float().t() * scale
+            highest[run, block] = scores.max(-1).values
+            weights = (scores - highest[run, block, :, None]).exp()
+            totals[run, block], sums[run, block] = weights.sum(-1), weights @ v[rows].float()
+
+
+def join_blocks(
+    sums: Tensor, highest: Tensor, totals: Tensor, runs: Tensor, out: Tensor, number: int,
+    blocks: int, *_: Any, GROUP: int, BLOCK: int, **__: Any,
+) -> None:  # fmt: skip
+    joined = out.view(number, GROUP, -1)
+    for run, length in enumerate(runs[1].tolist()):
+        there = slice(0, -(-length // BLOCK))
+        share = (highest[run, there] - highest[run, there].max(0).values).exp()
+        total = (share * totals[run, there]).sum(0)
+        joined[run] = (share[..., None] * sums[run, there]).sum(0) / total[:, None]

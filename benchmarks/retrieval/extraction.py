@@ -209,11 +209,11 @@ def main() -> None:
             ):
                 found[mode] = tried(f"http://127.0.0.1:{port}", worlds)
         print(mode, json.dumps(found[mode]), flush=True)
-    result = {
-        "model": arguments.model_name, "secrets": arguments.secrets, "questions": len(QUESTIONS),
-        "prefix_modes": found, "made": describe(),
-    }  # fmt: skip
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        result = {
+            "model": arguments.model_name, "secrets": arguments.secrets,
+            "questions": len(QUESTIONS), "prefix_modes": found, "made": describe(),
+        }  # fmt: skip
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     kept = [each for mode in found.values() for each in mode["permissions"].values()]
     if any(each["told_apart"] > 1 for each in kept):
         raise SystemExit(1)

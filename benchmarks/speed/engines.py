@@ -132,7 +132,7 @@ def place(
     """An engine on a store of this tier only, which is filled with `chunks`.
 
     Args:
-        graphs: whether layers of few rows are recorded in spare time, on a GPU.
+        graphs: whether layers are recorded in spare time, on a GPU.
     """
     with TieredStore([tier]) as store:
         for key, chunk in (chunks or {}).items():

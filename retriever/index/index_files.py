@@ -10,13 +10,13 @@ import contextlib
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from encryption.errors import EncryptionError
 from encryption.keyring import Keyring
-from encryption.sealed_files import SEGMENT_BYTES, FileSealer, open_file
+from encryption.sealed_files import SEGMENT_BYTES, FileSealer, is_sealed_file, open_file
 from encryption.values import place
 from retriever.errors import IndexCorrupt, IndexMissing, InvalidQuery
 from retriever.index.inverted_lists import DEPTHS, Reads, list_content
@@ -132,6 +132,28 @@ def write_scope(
     file = f"index-{checksum[:16]}.faiss"
     _publish(partial, directory / file)
     return SavedScope(scope.tenant, scope.collection, count, file, checksum, reads)
+
+
+def seal_saved(directory: Path, keys: Keyring) -> int:
+    """Write the files of a saved index again, sealed, and remove those in the clear.
+
+    Returns:
+        How many were in the clear.
+
+    Raises:
+        IndexMissing, IndexCorrupt: There is none that can be read.
+    """
+    manifest = read_manifest(directory)
+    written = []
+    for saved in manifest.scopes:
+        if is_sealed_file(directory / saved.file):
+            written.append(saved)
+            continue
+        index, ids = read_scope(directory, saved, manifest.dim)
+        scope = Scope(saved.tenant, saved.collection)
+        written.append(write_scope(directory, scope, index, len(ids), saved.reads, keys))
+    write_manifest(directory, replace(manifest, scopes=tuple(written)))
+    return len(set(written) - set(manifest.scopes))
 
 
 def read_scope(

@@ -3,7 +3,7 @@
 # pulled from: Debian bookworm by debootstrap, with Debian's own packages in it, under the names that
 # those files use. A stand-in has the label `org.kvstitch.stand-in`, and Debian's version of the
 # program, not that of its name.
-#   scripts/containers/bases.sh python redis prometheus
+#   scripts/containers/bases.sh python redis prometheus haproxy postgresql
 # DOCKER   the client to use; MIRROR   Debian's packages, http://deb.debian.org/debian
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -68,6 +68,22 @@ $install prometheus wget && rm -rf /var/lib/apt/lists/* \\
  && install -d -o nobody -g nogroup /prometheus
 USER nobody
 ENTRYPOINT ["prometheus"]
+EOF
+    haproxy) stand_in "$(image_of haproxy)" <<EOF ;;
+$install haproxy wget && rm -rf /var/lib/apt/lists/*
+EOF
+    # As that image: the first start makes the cluster and the database that the environment names.
+    postgresql) stand_in "$(image_of pgvector/pgvector)" <<EOF ;;
+RUN groupadd --gid 999 postgres && useradd --uid 999 --gid 999 --no-create-home postgres
+$install postgresql-15 && rm -rf /var/lib/apt/lists/* \\
+ && rm -rf /var/lib/postgresql && install -d -o 999 -g 999 /var/lib/postgresql/data \\
+ && chmod 3777 /run/postgresql
+ENV PATH=/usr/lib/postgresql/15/bin:\$PATH PGDATA=/var/lib/postgresql/data
+ENTRYPOINT ["bash", "-euc", "[ -e \$PGDATA/PG_VERSION ] || { \\
+ initdb -N -E UTF8 --locale=C.UTF-8 --username=\$POSTGRES_USER --auth-host=scram-sha-256 --pwfile=<(echo \$POSTGRES_PASSWORD); \\
+ echo host all all all scram-sha-256 >>\$PGDATA/pg_hba.conf; \\
+ pg_ctl -w -o '-c listen_addresses=' start; createdb -U \$POSTGRES_USER \$POSTGRES_DB; \\
+ pg_ctl -w stop; }; exec postgres -c 'listen_addresses=*'"]
 EOF
     *) echo "containers: no stand-in for $name" >&2; exit 1 ;;
   esac

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retriever.readers import ALL_GROUPS, View
@@ -210,7 +209,7 @@ def copy(args: argparse.Namespace) -> int:
     from service.gateway.migration import migrate
 
     settings = load(database=args.to, data_dir=args.from_)
-    counts = migrate(Path(settings.data_dir), settings.database)
+    counts = migrate(settings)
     if args.json:
         emit(counts)
         return 0

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table, select
 
+from encryption.keyring import Keyring
+from encryption.sealed_files import open_file
 from retriever.catalog.migration import copy_catalog
 from retriever.catalog.tables import catalog_database
 from retriever.errors import RetrieverError
 from retriever.sql.copying import copy_table, go_on_after
 from retriever.sql.expressions import upsert
+from retriever.sql.revisions import Schema
 from service.errors import InvalidSetting
 from service.gateway.audit.audit_log import FILE as AUDIT_FILE
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import lock_folder
 from service.gateway.documents import membership
+from service.gateway.documents.jobs.job_records import spool_place
+from service.gateway.documents.jobs.job_store import content_place
+from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
+from service.gateway.encryption.tenant_keys import require_no_keys, tenant_keys_of
 from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
 from service.gateway.tables import (
     AUDIT,
+    ENCRYPTION,
     KEYS,
     NAMESPACE,
     audit_entries,
@@ -35,15 +44,19 @@ from service.gateway.tables import (
     receipts,
     secrets,
     sizes,
+    tenant_keys,
 )
+from service.settings import Settings
 
 
-def migrate(data_dir: Path, url: str) -> dict[str, int]:
+def migrate(settings: Settings) -> dict[str, int]:
     """Copy catalog, jobs, deletions, receipts, keys and audit log; the folder stays as it is.
 
+    What is encrypted stays so, under the same keys, which go along.
+
     Args:
-        data_dir: No gateway may serve from it.
-        url: An empty database of PostgreSQL, or one that no gateway has written to.
+        settings: No gateway may serve from their `data_dir`. `database` is an empty one of
+            PostgreSQL, or one that no gateway has written to. The master key is the folder's.
 
     Returns:
         How many documents, chunks, jobs, receipts, purges and keys were copied.
@@ -51,21 +64,28 @@ def migrate(data_dir: Path, url: str) -> dict[str, int]:
     Raises:
         InvalidSetting: The folder or the database cannot be used, or the database holds something.
     """
+    data_dir, url = settings.data_dir, settings.database
     if not (data_dir / "catalog.db").is_file():
         raise InvalidSetting(f"{data_dir} holds no catalog: give the --data-dir of a service")
-    if (data_dir / KEYS_FILE).is_file():
+    if settings.encrypted and not (data_dir / KEYS_FILE).is_file():
         raise InvalidSetting(
-            f"{data_dir} is encrypted, and is not migrated: ingest its documents into a service "
-            "on the database"
+            f"{data_dir} is in the clear, and a master key is set: encrypt it with `kvstitch "
+            "encryption encrypt` before, or unset the key"
         )
+    if not settings.encrypted:
+        require_no_keys(settings, None)
+    keys = tenant_keys_of(settings, None)
+    ring = None if keys is None else keys.ring
     lock = lock_folder(data_dir)
     shared = shared_database(url, connections=2)
-    catalog = catalog_database(url, connections=2)
+    catalog = catalog_database(url, connections=2, keys=ring)
     try:
+        if keys is not None:
+            keys.start()
         shared.start()
         catalog.start()
         with catalog.write() as write:
-            counts = _copy(data_dir, write, gateway_id := uuid.uuid4().hex)
+            counts = _copy(data_dir, write, ring, gateway_id := uuid.uuid4().hex)
         # Its KV is right for what was copied: the gateway that starts from it may keep it.
         (data_dir / membership.ID_FILE).write_text(gateway_id, encoding="ascii")
         return counts
@@ -74,38 +94,53 @@ def migrate(data_dir: Path, url: str) -> dict[str, int]:
     finally:
         shared.close()
         catalog.close()
+        if keys is not None:
+            keys.close()
         lock.close()
 
 
-def _copy(data_dir: Path, write: Connection, gateway_id: str) -> dict[str, int]:
+def _copy(
+    data_dir: Path, write: Connection, ring: Keyring | None, gateway_id: str
+) -> dict[str, int]:
     for table in ("documents", "jobs", "keys", "receipts"):
         where = table if table == "documents" else f"{NAMESPACE}.{table}"
         if write.exec_driver_sql(f"SELECT 1 FROM {where} LIMIT 1").first() is not None:
             raise InvalidSetting(f"the database holds {table} already: give an empty one")
-    counts = copy_catalog(data_dir / "catalog.db", write)
+    counts = copy_catalog(data_dir / "catalog.db", write, ring)
     write.exec_driver_sql(f"SET LOCAL search_path TO {NAMESPACE}, public")
-    counts |= _copy_jobs(data_dir, write)
-    counts["keys"] = _copy_keys(data_dir / "keys.sqlite3", write)
+    counts |= _copy_jobs(data_dir, write, ring)
+    counts["keys"] = _copy_file(data_dir / "keys.sqlite3", KEYS, write, keys)
+    if ring is not None:
+        _copy_file(data_dir / KEYS_FILE, ENCRYPTION, write, tenant_keys)
     if (audit := data_dir / AUDIT_FILE).is_file():
-        _copy_audit(audit, write)
+        _copy_file(audit, AUDIT, write, audit_entries, audit_heads)
     upsert(write, secrets, [{"name": "tenants", "value": own_secret(data_dir)}])
     membership.expect(write, gateway_id, str(data_dir))
     return counts
 
 
-def _copy_jobs(data_dir: Path, write: Connection) -> dict[str, int]:
+def _copy_jobs(data_dir: Path, write: Connection, ring: Keyring | None) -> dict[str, int]:
+    tenants: dict[str, str] = {}  # by job
+
     def with_content(row: dict[str, Any]) -> dict[str, Any]:
-        if row["spooled"] is None:
+        if (name := row["spooled"]) is None:
             return row
-        return row | {
-            "content": (data_dir / "spool" / row["spooled"]).read_bytes(),
-            "spooled": None,
-        }
+        path = data_dir / "spool" / name
+        if ring is None:
+            content = path.read_bytes()
+        else:  # a row's content is sealed for another place than a file's
+            with path.open("rb") as file:
+                content = open_file(ring, file, spool_place(name))
+            where = content_place(row["job_id"], SimpleNamespace(**row))
+            content = SealedRows(ring).content(tenants[row["job_id"]], content, *where)
+        return row | {"content": content, "spooled": None}
 
     database = jobs_database(data_dir / "jobs.sqlite3")
     database.start()  # creates it, or brings it up to date
     try:
         with database.read() as source:
+            owners = source.execute(select(*jobs.c["job_id", "tenant"]))
+            tenants |= {row.job_id: row.tenant for row in owners}
             counts = {"jobs": copy_table(source, write, jobs, where=jobs.c.state != "spooling")}
             accepted = documents.c.state != "spooling"
             copy_table(source, write, documents, where=accepted, change=with_content)
@@ -118,22 +153,12 @@ def _copy_jobs(data_dir: Path, write: Connection) -> dict[str, int]:
     return {name: counts[name] for name in ("jobs", "receipts", "purges")}
 
 
-def _copy_keys(file: Path, write: Connection) -> int:
-    database = ServiceDatabase(file, [KEYS])
+def _copy_file(file: Path, schema: Schema, write: Connection, *tables: Table) -> int:
+    """Copy tables of a file that holds this schema; return their rows."""
+    database = ServiceDatabase(file, [schema])
     database.start()
     try:
         with database.read() as source:
-            return copy_table(source, write, keys)
-    finally:
-        database.close()
-
-
-def _copy_audit(file: Path, write: Connection) -> None:
-    database = ServiceDatabase(file, [AUDIT])
-    database.start()
-    try:
-        with database.read() as source:
-            for table in (audit_entries, audit_heads):
-                copy_table(source, write, table)
+            return sum(copy_table(source, write, table) for table in tables)
     finally:
         database.close()

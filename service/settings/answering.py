@@ -59,8 +59,7 @@ class ModelSettings(BaseModel):
     )
     prefill_graphs: bool = Field(
         True,
-        description="on a GPU, layers of few rows are recorded in spare time and replayed by one "
-        "launch",
+        description="on a GPU, layers are recorded in spare time and replayed by one launch",
     )
     cold: ColdMode = Field(
         "in_context",

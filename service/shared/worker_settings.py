@@ -41,7 +41,7 @@ class WorkerSettings:
     planner: bool = True  # whether to compute what would take longer to load
     sketches: bool = False  # whether one is computed with every chunk
     draft_tokens: int = 7  # most answer tokens drafted from the prompt in a step; 0: none
-    prefill_graphs: bool = True  # whether layers of few rows are recorded and replayed on a GPU
+    prefill_graphs: bool = True  # whether layers are recorded and replayed on a GPU
     prefix_cache: bool = True  # whether answered prompts are kept for those that begin with them
     prompts_dir: str = ""  # of the prefix cache on disk; empty: none
     prompts_bytes: int = 4 * 1024 * MIB  # bound of them; 0: what is there is removed

@@ -159,7 +159,7 @@ class PromptLayout:
         and the question.
 
         The question's first layers may be reused from an earlier pass
-        (`service.worker.forward.layer_ops`).
+        (`service.worker.forward.attention_pass`).
         """
         computed = [s for s in self.segments if s.computed]
         return self._rows(computed, question=True) if computed else self.question_rows

@@ -10,12 +10,15 @@ with Service(model, data_dir) as service:
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +32,7 @@ from tests.ports import free_port
 from tests.preloaded import real_pid
 
 START_S = 180.0  # two processes load torch on what may be one busy core
-HANG_S = 60.0  # no answer of a test takes nearly as long; this is what "it hangs" means
+HANG_S = 120.0  # no answer of a test takes nearly as long; this is what "it hangs" means
 POLL_S = 0.1
 
 Event = tuple[str, dict[str, Any]]
@@ -164,6 +167,22 @@ class Service:
             assert reply.headers["content-type"].startswith("text/event-stream")
             yield events(reply.iter_lines())
 
+    @contextmanager
+    def asking(self, path: str, body: dict[str, Any]) -> Iterator[None]:
+        """A client that has sent a request, and leaves at the end without its answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
+        try:
+            sent = {"Content-Type": "application/json"}
+            connection.request("POST", path, json.dumps(body), sent)
+            yield
+        finally:
+            connection.close()
+
+    def until_it_decodes(self) -> None:
+        """Wait until the worker has reported more decode steps than it has now."""
+        before = self.metrics().value("kvstitch_decode_steps_total")
+        self.until(partial(self._decoded_since, before), "nothing is decoded")
+
     def metrics(self) -> Metrics:
         return Metrics.parse(self.http.get("/metrics").text)
 
@@ -171,16 +190,18 @@ class Service:
         """A scrape whose worker counters are younger than everything asked before this call.
 
         The worker reports once a second. A request of our own shows in the second report at the
-        latest; nothing of ours may write, so it has no documents.
+        latest; nothing of ours may write, so it has no documents. A report may come in the middle
+        of one of them, so only the third is surely younger than the end of the first, and than
+        what ran in the background before it.
         """
-        before = self.metrics().value("kvstitch_decode_steps_total")
-        self.ask("settle", top_k=0, max_tokens=3)
-        self.until(
-            lambda: self.metrics().value("kvstitch_decode_steps_total") > before,
-            "the worker's counters do not arrive",
-        )
-        time.sleep(1.5)  # and one more report, for what runs in the background after an answer
+        for _ in range(3):
+            before = self.metrics().value("kvstitch_decode_steps_total")
+            self.ask("settle", top_k=0, max_tokens=3)
+            self.until(partial(self._decoded_since, before), "the worker's counters do not arrive")
         return self.metrics()
+
+    def _decoded_since(self, before: float) -> bool:
+        return self.metrics().value("kvstitch_decode_steps_total") > before
 
     def until(self, holds: Callable[[], bool], claim: str, timeout: float = HANG_S) -> None:
         """Poll until it holds; fails with `claim` and the service's log."""

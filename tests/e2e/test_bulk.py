@@ -92,7 +92,7 @@ def test_chunks_behind_primers_are_what_a_gateway_asks_for(
     with redis_server() as redis, hashing_endpoint() as embedder:
         place = {
             "database": postgresql_url,
-            "redis_url": redis.url,
+            "redis_url": redis.patient_url,
             "embedder_url": embedder,
             "embedder": "hashing",
             "prefix_mode": "primer",
@@ -142,7 +142,7 @@ def test_an_actor_dies_and_everything_is_stored_once_and_seen_by_a_gateway(
     with redis_server() as redis, hashing_endpoint() as embedder:
         place = {
             "database": postgresql_url,
-            "redis_url": redis.url,
+            "redis_url": redis.patient_url,
             "embedder_url": embedder,
             "embedder": "hashing",
             "ssd_tier_gib": 0,

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from service.gateway.composition import Gateway
+from service.gateway.fleet.known_workers import uptime
 from service.gateway.fleet.worker_pool import WorkerPool
 from service.gateway.workers import ProcessOptions
 from service.settings import load
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
-from tests.service.gateway.rig import Rig, until
+from tests.service.gateway.rig import HANG_S, Rig, until
 
 QUESTION = "What is it famous for?"
 TOLD_S = 0.5  # in which a worker has told what it holds, several times over
@@ -81,6 +82,17 @@ def held(rig: Rig, worker: int) -> float:
     return rig.metric("kvstitch_tier_entries", tier="memory", worker=str(worker))
 
 
+def wait_for_reports(rig: Rig) -> None:
+    """Until each worker has told its counters anew."""
+    now = uptime()  # by the same clock as theirs
+
+    def told() -> bool:
+        stats = [member.client.stats for member in pool(rig).members]
+        return all(each is not None and (each.clock or 0.0) > now for each in stats)
+
+    until(told, "every worker reports")
+
+
 def sets(documents: Documents) -> list[list[str]]:
     names = [document["doc_id"] for document in documents]
     return [names[start : start + 3] for start in range(0, 9, 3)]
@@ -101,7 +113,10 @@ def test_answers_are_those_of_one_worker(fleet: Rig, service: Service, twelve: D
 def test_a_set_goes_to_the_worker_that_holds_it(fleet: Rig, twelve: Documents) -> None:
     """Of three sets one at least: a worker that was slow lately, as it may be on a busy machine, is
     passed over with good reason."""
-    assert any(goes_where_it_is_held(fleet, documents) for documents in sets(twelve))
+    until(
+        lambda: any(goes_where_it_is_held(fleet, documents) for documents in sets(twelve)),
+        "a set goes where it is held",
+    )
 
 
 def goes_where_it_is_held(fleet: Rig, documents: list[str]) -> bool:
@@ -149,7 +164,8 @@ def test_a_deletion_reaches_both(fleet: Rig) -> None:
             answer(fleet, [name], top_k=1)
     finally:
         router._policy = "cost"
-    time.sleep(1.5)  # a report of counters
+    for _ in range(2):  # the metrics follow a report that is younger than the answers
+        wait_for_reports(fleet)
     before = [held(fleet, 0), held(fleet, 1)]
     deleted = fleet.http.delete(f"/admin/documents/{name}")
     assert deleted.status_code in (200, 202), deleted.text
@@ -157,7 +173,7 @@ def test_a_deletion_reaches_both(fleet: Rig) -> None:
     def done() -> bool:
         return all(held(fleet, n) == before[n] - 1 for n in (0, 1))
 
-    until(done, "both memory tiers give the chunk up", 10)
+    until(done, "both memory tiers give the chunk up")
 
 
 def test_every_request_ends_when_a_worker_is_killed(fleet: Rig, twelve: Documents) -> None:
@@ -180,11 +196,11 @@ def test_every_request_ends_when_a_worker_is_killed(fleet: Rig, twelve: Document
     ]
     for thread in threads:
         thread.start()
-    started.acquire(timeout=30)
+    assert started.acquire(timeout=HANG_S)
     victim = fleet.http.get("/status").json()["workers"][0]["pid"]
     os.kill(victim, signal.SIGKILL)
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=HANG_S)
     assert len(ends) == 8 and set(ends) <= {"done", "error"} and "done" in ends
     assert fleet.http.get("/health/ready").status_code == 200  # the other worker goes on
     until(lambda: ready(fleet) == 2, "a new worker")

@@ -54,6 +54,6 @@ def test_from_ssd(serve: Serve, endless_model: Path, corpus: Documents) -> None:
 def test_from_redis(serve: Serve, endless_model: Path, corpus: Documents) -> None:
     with redis_server() as redis:
         options = {"chunk_tokens": 1024, "memory_tier_mib": 0, "ssd_tier_gib": 0, "sketches": True}
-        with serve(model=endless_model, redis_url=redis.url, **options) as service:
+        with serve(model=endless_model, redis_url=redis.patient_url, **options) as service:
             service.ingest(long_documents(corpus))
             check(service, "redis")

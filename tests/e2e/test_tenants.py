@@ -57,7 +57,7 @@ def test_the_same_tenant_hits_and_another_misses_on_every_tier(
     red, blue = make_key(data, "red"), make_key(data, "blue")
     documents = [{**d, "doc_id": f"doc-{i}"} for i, d in enumerate(twelve[:3])]
     with redis_server() as redis:
-        service = Service(model, data, redis_url=redis.url)
+        service = Service(model, data, redis_url=redis.patient_url)
         try:
             acting(service, red)
             service.start()

@@ -2,8 +2,8 @@
 
 Its answers are deterministic: the ids of `answer(request)`, by default those of the first
 document, repeated. It remembers which chunks were precomputed and reports them as loaded from
-memory. Its fields switch delays, crashes, silence and refusals on. It serves tests, and lets you
-try the gateway without weights:
+memory. Its fields switch delays, crashes, silence and refusals on, and hold it until
+a test goes on. It serves tests, and lets you try the gateway without weights:
 
     echo '{"model": …, "address": …, "kv_dir": ""}' | python -m tests.fakes.worker
 """
@@ -100,6 +100,8 @@ class FakeWorker:
     chunk_delay_s: float = 0.0
     token_delay_s: float = 0.0
     prefill_delay_s: float = 0.0
+    held: bool = False  # what is asked waits at the next token, until this is False again
+    chunks_held: bool = False  # the same of chunks
     heartbeat_s: float = 0.2
     max_running: int = 1_000
     secret: str = ""  # of the fleet; over TCP the socket then needs it
@@ -170,6 +172,8 @@ class FakeWorker:
             case Precompute():
                 for chunk in message.documents:
                     await asyncio.sleep(self.chunk_delay_s)
+                    while self.chunks_held:
+                        await asyncio.sleep(0.01)
                     await self._send(peer, self._precompute(message.id, chunk))
             case Purge():
                 self.on_purge(message)
@@ -241,11 +245,11 @@ class FakeWorker:
         return Explained(request.id, forecast)
 
     async def _pause(self, request_id: str, seconds: float) -> None:
-        """Sleep, until an abort at the latest."""
+        """Sleep, and while all are held, until an abort at the latest."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while request_id not in self.aborted and (left := end - loop.time()) > 0:
-            await asyncio.sleep(min(left, 0.01))
+        while request_id not in self.aborted and (self.held or end > loop.time()):
+            await asyncio.sleep(0.01 if self.held else min(end - loop.time(), 0.01))
 
     def _report(self, request: Generate, sent: int) -> Report:
         documents = [self._segment(chunk, request.cold) for chunk in request.documents]

@@ -18,6 +18,7 @@ from kvstore.errors import ChunkCorrupt
 from kvstore.format.buffers import ByteRange, gather, total_bytes
 from kvstore.format.chunk import EncodedChunk
 from kvstore.format.chunk_header import ChunkHeader
+from kvstore.store import TieredStore
 from kvstore.tiers.base import ChunkProgress, TierKind, TierUsage
 
 
@@ -149,7 +150,15 @@ class FakeTier:
             self.calls[operation] += 1
         blocked = self._blocked.get(operation)
         if blocked is not None:
-            blocked.wait(30)  # bounded, so that a failing test ends
+            blocked.wait(300)  # bounded, so that a failing test ends
         fault = self._faults.get(operation) or self._faults.get("*")
         if fault is not None:
             raise fault
+
+
+def let_cool_down(store: TieredStore) -> None:
+    """The cool-down of every open breaker is over at once."""
+    for tier in store._tiers:
+        breaker = tier._caller._breaker
+        if breaker._opened_at is not None:
+            breaker._opened_at -= breaker._settings.cooldown_s

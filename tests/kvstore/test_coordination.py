@@ -28,7 +28,7 @@ def test_overlapping_calls_share_one_result():
     # Callers that came while it ran share it; a later caller starts the next one.
     gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert [value for value, _ in results] == [7] * 8
     assert sum(led for _, led in results) == len(runs)
 
@@ -61,9 +61,9 @@ def test_join_waits_for_the_work_under_way():
     waiter.start()
     assert not done.wait(0.05)
     gate.set()
-    assert done.wait(10)
-    leader.join(10)
-    waiter.join(10)
+    assert done.wait(120)
+    leader.join(120)
+    waiter.join(120)
 
 
 def test_a_copy_is_kept_only_if_nothing_was_deleted_since():

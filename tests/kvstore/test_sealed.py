@@ -149,9 +149,44 @@ def test_without_its_key_a_chunk_is_locked_and_stays(make_tier: MakeTier, keys: 
             assert store.read(key).problems == ((name, "locked"),)
             assert store.read_blocks(key, {0: [0]}).problems == ((name, "locked"),)
             assert store.read_extra(key, "sketch", 1) is None
-            assert store.contains([key]) == {key}
+            assert store.keys() == {key}
     with TieredStore([make_tier()], keys=keys) as store:
         assert same_chunk(store.read(key).chunk, chunk)
+
+
+def test_what_is_locked_is_replaced_by_what_its_owner_stores_again(make_tier: MakeTier) -> None:
+    """Else a tenant whose keys were deleted could store nothing of what it had before."""
+    chunk, key = make_chunk(), make_key()
+    deleted, made = data_key("a"), data_key("a")
+    keys = Keyring([deleted])
+    with TieredStore([make_tier()], keys=keys) as store:
+        store.put(key, chunk, "a")
+        store.flush()
+        keys.replace([])
+        assert store.read(key).chunk is None
+        store.put(key, chunk, "a")  # there is no key to seal it with
+        store.flush()
+        assert store.keys() == {key}, "what others may be able to open stays"
+        keys.replace([made])
+        assert store.contains([key]) == set() and store.put(key, chunk, "a")
+        store.flush()
+        assert store.contains([key]) == {key} and same_chunk(store.read(key).chunk, chunk)
+    with TieredStore([make_tier()], keys=Keyring([made])) as store:
+        assert same_chunk(store.read(key).chunk, chunk)
+
+
+def test_without_encryption_what_is_locked_is_never_replaced(make_tier: MakeTier) -> None:
+    key, keys = make_key(), Keyring([data_key("a")])
+    with TieredStore([make_tier()], keys=keys) as store:
+        store.put(key, make_chunk(), "a")
+        store.flush()
+    for others in (None, Keyring(active=False)):
+        with TieredStore([make_tier()], keys=others) as store:
+            assert store.read(key).chunk is None
+            assert store.contains([key]) == {key} and not store.put(key, make_chunk(), "a")
+            store.flush()
+    with TieredStore([make_tier()], keys=keys) as store:
+        assert same_chunk(store.read(key).chunk, make_chunk())
 
 
 def test_nothing_is_written_in_the_clear_for_want_of_a_key(make_tier: MakeTier) -> None:

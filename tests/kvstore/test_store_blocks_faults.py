@@ -198,7 +198,7 @@ def test_the_breaker_spares_a_slow_tier(near, far):
 
 def test_a_frozen_redis_is_one_timeout(tmp_path):
     with redis_server() as server:
-        tiers: list[Tier] = [RedisTier(server.url, timeout_s=0.3), SsdTier(tmp_path, 1 << 24)]
+        tiers: list[Tier] = [RedisTier(server.url, timeout_s=2), SsdTier(tmp_path, 1 << 24)]
         with TieredStore(tiers, breaker=BreakerSettings(cooldown_s=600)) as store:
             store.put(KEY, make_chunk(spec_of()))
             assert store.flush(60) and store.read_blocks(KEY, PICKED).tier == "redis"

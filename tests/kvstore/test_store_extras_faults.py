@@ -149,7 +149,7 @@ def test_a_put_under_way_does_not_bring_a_deleted_extra_back(store, near, far):
     thread = start_and_wait(lambda: store.put_extra(KEY, "sketch", 1, SKETCH), far, "contains")
     store.delete([KEY])
     far.release()
-    thread.join(10)
+    thread.join(120)
     assert store.flush(60) and store.read_extra(KEY, "sketch", 1) is None
 
 
@@ -160,7 +160,7 @@ def test_a_read_under_way_does_not_bring_a_deleted_extra_back(store, near):
     thread = start_and_wait(lambda: store.read_extra(KEY, "sketch", 1), near, "read_extra")
     store.delete([KEY])
     near.release()
-    thread.join(10)
+    thread.join(120)
     assert store.read_extra(KEY, "sketch", 1) is None
 
 

@@ -19,7 +19,7 @@ from kvstore import (
 from kvstore.circuit_breaker import BreakerSettings
 from kvstore.tiers.ssd.directory_scan import chunk_path
 from tests.kvstore.chunks import make_chunk, make_key, make_spec, same_chunk
-from tests.kvstore.fake_tier import FakeTier
+from tests.kvstore.fake_tier import FakeTier, let_cool_down
 from tests.redis_server import redis_server
 
 KEY = make_key()
@@ -128,7 +128,7 @@ def test_no_room_is_counted_and_no_fault(store, near, far):
 
 
 def test_the_breaker_spares_a_slow_tier(near, far):
-    with TieredStore([near, far], breaker=BreakerSettings(cooldown_s=1.0)) as store:
+    with TieredStore([near, far], breaker=BreakerSettings(cooldown_s=600)) as store:
         check_the_breaker(store, near, far)
 
 
@@ -138,11 +138,11 @@ def check_the_breaker(store, near, far):
     kinds = [read_whole(store).problems[0][1] for _ in range(4)]
     assert kinds == ["timeout", "unavailable", "unavailable", "unavailable"]
     assert near.calls["read"] == 1 and not store.stats().tier("near").healthy
-    time.sleep(1.1)
+    let_cool_down(store)
     assert read_whole(store).problems == (("near", "timeout"),)
     assert near.calls["read"] == 2, "one probe per cool-down"
     near.heal()
-    time.sleep(1.1)
+    let_cool_down(store)
     assert read_whole(store).problems == () and store.stats().tier("near").healthy
 
 
@@ -155,7 +155,7 @@ def test_a_delete_that_failed_is_kept_and_retried(store, near, far):
     assert store.contains([KEY]) == store.keys() == set(), "but nobody gets it"
     assert read_whole(store).chunk is None and read_some(store).blocks is None
     far.heal()
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + 120
     while far.contains([KEY]) and time.monotonic() < give_up_at:
         time.sleep(0.05)
     assert not far.contains([KEY])
@@ -173,7 +173,7 @@ def test_a_tier_too_slow_for_all_failed_deletes_at_once_gets_them_done(near):
         for key in keys:
             store.put(key, make_chunk())
         assert store.flush(60) and store.delete(keys) == {"near": 50}
-        give_up_at = time.monotonic() + 20
+        give_up_at = time.monotonic() + 120
         while store.stats().tier("far").pending_deletes and time.monotonic() < give_up_at:
             time.sleep(0.05)
         assert store.stats().tier("far").pending_deletes == 0
@@ -232,7 +232,7 @@ def test_a_full_disk_is_counted_not_raised(tmp_path, monkeypatch):
 def test_redis_dies_and_comes_back(tmp_path):
     with redis_server() as server:
         redis = RedisTier(server.url, timeout_s=5)
-        with TieredStore([redis], breaker=BreakerSettings(failures=2, cooldown_s=0.1)) as store:
+        with TieredStore([redis], breaker=BreakerSettings(failures=2, cooldown_s=600)) as store:
             assert store.put(KEY, make_chunk()) and store.flush(60)
             server.stop()
             kinds = [store.read(KEY).problems for _ in range(5)]
@@ -240,7 +240,7 @@ def test_redis_dies_and_comes_back(tmp_path):
             assert store.put(make_key(1), make_chunk()) and store.flush(60)
             assert not store.stats().tier("redis").healthy
             server.start()
-            time.sleep(0.15)
+            let_cool_down(store)
             assert store.read(KEY).problems == ()
             assert store.put(KEY, make_chunk()) and store.flush(60)
             assert same_chunk(store.read(KEY).chunk, make_chunk())
@@ -251,13 +251,11 @@ def test_a_frozen_redis_costs_one_timeout(tmp_path):
         tiers = [SsdTier(tmp_path, 1 << 24), RedisTier(server.url, timeout_s=0.3)]
         with TieredStore(tiers, breaker=BreakerSettings(cooldown_s=600)) as store:
             server.freeze()
-            begun = time.monotonic()
             for n in range(30):
                 assert store.put(make_key(n), make_chunk(seed=n))
                 assert store.read(make_key(n)).tier == "ssd"
                 assert store.read(make_key(100 + n)).chunk is None
             assert store.flush(60)
-            assert time.monotonic() - begun < 20, "90 operations would be 27 s of timeouts"
             redis = store.stats().tier("redis")
             assert sum(n for (_, outcome), n in redis.ops.items() if outcome == "timeout") == 1
             server.thaw()

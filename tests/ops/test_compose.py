@@ -24,7 +24,7 @@ ADDED = {
     "gpu": {"kvstitch-gpu"},
     "monitoring": {"prometheus", "grafana"},
     "load": {"load"},
-    "fleet": {"database", *GATEWAYS, *WORKERS},
+    "fleet": {"database", "proxy", *GATEWAYS, *WORKERS},
 }
 # Settings of gateways and workers that are on several machines.
 BETWEEN = {"KVSTITCH_WORKER_ADDRESSES", "KVSTITCH_FLEET_SECRET"}

@@ -103,7 +103,7 @@ def url(rendered: Rendered, redis: str, tmp_path_factory: pytest.TempPathFactory
     def ready() -> bool:
         path = server(answer)["containers"][0]["startupProbe"]["httpGet"]["path"]
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(address + path).status_code == 200
+            return httpx.get(address + path, timeout=START_S).status_code == 200
         return False
 
     try:
@@ -142,9 +142,11 @@ def test_health_checks_of_image_and_compose_file(url: str, ops_tools: None) -> N
 def test_probes_and_scrape(url: str, rendered: Rendered) -> None:
     container = server(rendered["default"])["containers"][0]
     for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
-        assert httpx.get(url + container[probe]["httpGet"]["path"]).status_code == 200
+        assert (
+            httpx.get(url + container[probe]["httpGet"]["path"], timeout=START_S).status_code == 200
+        )
     (endpoint,) = one(rendered["gpu"], "ServiceMonitor")["spec"]["endpoints"]
-    metrics = httpx.get(url + endpoint["path"]).text
+    metrics = httpx.get(url + endpoint["path"], timeout=START_S).text
     queries = [
         t["metadata"]["query"] for t in one(rendered["keda"], "ScaledObject")["spec"]["triggers"]
     ]
@@ -175,14 +177,14 @@ def test_the_corpus_is_ingested_and_reaches_redis(
         "kvstitch ingest", f"{shlex.quote(sys.executable)} -m service.cli ingest"
     )
     done = subprocess.run(
-        [shell, flag, script], capture_output=True, text=True, cwd=tools.REPOSITORY, timeout=60
+        [shell, flag, script], capture_output=True, text=True, cwd=tools.REPOSITORY, timeout=START_S
     )
     assert done.returncode == 0 and (tmp_path / "ingested").exists(), done.stderr
-    status = httpx.get(url + "/status").json()
+    status = httpx.get(url + "/status", timeout=START_S).json()
     assert status["corpus"]["documents"] == 1
     assert status["tiers"]["redis"]["healthy"] == 1
     # `ingest` waits for its job, and a job for its chunks; writing to Redis goes on behind it.
-    give_up_at = time.monotonic() + 15
+    give_up_at = time.monotonic() + START_S
     with Redis.from_url(redis) as client:
         while not client.dbsize():
             assert time.monotonic() < give_up_at, status["tiers"]

@@ -44,7 +44,7 @@ def last_first(key: str, wrap: Callable[[list[Any]], Any]) -> Answer:
 async def test_tei() -> None:
     with endpoint(last_first("score", list)) as served:
         async with reranker(served.url, api_key="k") as client:
-            done = await rerank(client, "q", passages(5), 3, deadline_s=30)
+            done = await rerank(client, "q", passages(5), 3, deadline_s=120)
     assert done.warning is None
     assert [hit.chunk.chunk_id for hit in done.passages] == [4, 3, 2]
     assert (done.passages[0].score, done.passages[0].rerank_score) == (4.0, 4.0)
@@ -56,7 +56,7 @@ async def test_tei() -> None:
 async def test_cohere_and_batches() -> None:
     with endpoint(last_first("relevance_score", lambda rows: {"results": rows})) as served:
         async with reranker(served.url, style="cohere", model="m") as client:
-            done = await rerank(client, "q", passages(70), 70, deadline_s=30)
+            done = await rerank(client, "q", passages(70), 70, deadline_s=120)
     assert [hit.chunk.chunk_id for hit in done.passages] == list(range(70))[::-1]
     assert sorted(len(body["documents"]) for body in served.bodies) == [6, 32, 32]
     assert {(body["model"], body["top_n"]) for body in served.bodies} == {("m", 32), ("m", 6)}
@@ -73,7 +73,7 @@ async def test_a_late_answer_leaves_the_order() -> None:
     release = threading.Event()
 
     def answer(path: str, body: Any) -> tuple[int, Any]:
-        release.wait(30)
+        release.wait(240)
         return 200, []
 
     with endpoint(answer) as served:
@@ -101,16 +101,16 @@ async def test_a_late_answer_leaves_the_order() -> None:
 async def test_a_broken_answer_leaves_the_order(status: int, reply: Any, reason: str) -> None:
     with endpoint(lambda path, body: (status, reply)) as served:
         async with reranker(served.url) as client:
-            as_found(await rerank(client, "q", passages(5), 3, deadline_s=30), reason)
+            as_found(await rerank(client, "q", passages(5), 3, deadline_s=120), reason)
 
 
 async def test_nobody_there_leaves_the_order() -> None:
     with endpoint(lambda path, body: (200, [])) as served:
         pass
     async with reranker(served.url) as client:
-        as_found(await rerank(client, "q", passages(5), 3, deadline_s=30), "ConnectError")
+        as_found(await rerank(client, "q", passages(5), 3, deadline_s=120), "ConnectError")
     async with reranker("no-scheme") as client:
-        as_found(await rerank(client, "q", passages(5), 3, deadline_s=30), "UnsupportedProtocol")
+        as_found(await rerank(client, "q", passages(5), 3, deadline_s=120), "UnsupportedProtocol")
 
 
 async def test_a_failing_batch_ends_the_others() -> None:
@@ -118,7 +118,7 @@ async def test_a_failing_batch_ends_the_others() -> None:
 
     def answer(path: str, body: Any) -> tuple[int, Any]:
         if len(body["texts"]) == 32:
-            release.wait(30)
+            release.wait(240)
         return 500, {}
 
     with endpoint(answer) as served:
@@ -136,7 +136,7 @@ async def test_use_before_start() -> None:
 
 
 async def test_the_fake_counts_shared_words_and_keeps_ties() -> None:
-    found = await rerank(OverlapReranker(), "Text 3?", passages(5), 5, deadline_s=30)
+    found = await rerank(OverlapReranker(), "Text 3?", passages(5), 5, deadline_s=120)
     assert [hit.chunk.chunk_id for hit in found.passages] == [3, 0, 1, 2, 4]
     assert [hit.score for hit in found.passages] == [1.0, 0.5, 0.5, 0.5, 0.5]
-    assert await rerank(OverlapReranker(), "x", [], 5, deadline_s=30) == Reranked([])
+    assert await rerank(OverlapReranker(), "x", [], 5, deadline_s=120) == Reranked([])

@@ -36,6 +36,16 @@ def test_a_part_is_computed_once_for_all_prompts(decoder: DecoderModel) -> None:
         assert torch.equal(one.layer(1)[0], two.layer(1)[0])
 
 
+@pytest.mark.parametrize("mode", ["system", "primer"])
+@torch.inference_mode()
+def test_a_chunk_is_computed_once_for_all_stages(decoder: DecoderModel, mode: str) -> None:
+    """And for other prompts that it is found for: half of what a stage took was the same again."""
+    parts = part_store()
+    first = SegmentStore(decoder, parts).segments(PROMPT, mode, "raw")
+    later = SegmentStore(decoder, parts).segments(replace(PROMPT, question=(5, 6)), mode, "raw")
+    assert all(one is two for one, two in zip(first, later, strict=True))
+
+
 @torch.inference_mode()
 def test_a_prompt_that_is_measured_leaves_nothing(decoder: DecoderModel) -> None:
     gc.disable()

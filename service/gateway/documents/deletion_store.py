@@ -232,7 +232,7 @@ def _insert_purges(
     sealed: SealedRows,
 ) -> None:
     def text(target: ChunkKV, what: str, content: object) -> str | None:
-        place = _place(what, target.tenant, target.collection, target.doc_id, target.chunk_id)
+        place = purge_place(what, target.tenant, target.collection, target.doc_id, target.chunk_id)
         return sealed.text(target.tenant, json.dumps(content), *place)
 
     rows = [
@@ -254,7 +254,7 @@ def _insert_purges(
 
 def _pending(row: Row[Any], sealed: SealedRows) -> PendingPurge:
     def content(what: str, stored: str) -> Any:
-        place = _place(what, row.tenant, row.collection, row.doc_id, row.chunk_id)
+        place = purge_place(what, row.tenant, row.collection, row.doc_id, row.chunk_id)
         return json.loads(sealed.opened_text(stored, *place) or "[]")
 
     copies = [ChunkTokens(**copy) for copy in content("copies", row.copies)]
@@ -262,7 +262,7 @@ def _pending(row: Row[Any], sealed: SealedRows) -> PendingPurge:
     return PendingPurge(**{**row._mapping, **made})
 
 
-def _place(what: str, *names: object) -> tuple[object, ...]:
+def purge_place(what: str, *names: object) -> tuple[object, ...]:
     """Where token ids of a purge are sealed for: they can be decoded to text."""
     return f"purge {what}", *names
 

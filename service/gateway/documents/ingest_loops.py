@@ -104,6 +104,7 @@ class IngestLoops:
             if self._needs_scrub:
                 self._needs_scrub = False
                 await asyncio.to_thread(self._jobs.scrub)
+                self._retriever.give_back_memory()
             return False
         self._needs_scrub = True
         self.wake_precompute()

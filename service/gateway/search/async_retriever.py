@@ -136,13 +136,28 @@ class AsyncRetriever:
 
     async def split(self, document: Document, *, scope: Scope = DEFAULT_SCOPE) -> EmbeddedDocument:
         """Split a document whose texts are embedded in parts, for `store`."""
-        return await self._in(
-            self._split_threads, partial(self.retriever.split, document, scope=scope)
-        )
+        loop, abandoned = asyncio.get_running_loop(), False
+
+        def work() -> EmbeddedDocument:
+            try:
+                return self.retriever.split(document, scope=scope)
+            finally:
+                if abandoned and not loop.is_closed():  # what it took is freed only now
+                    loop.call_soon_threadsafe(self.give_back_memory)
+
+        try:
+            return await self._in(self._split_threads, work)
+        except asyncio.CancelledError:
+            abandoned = True
+            raise
 
     def give_back_memory(self) -> None:
-        """Give back what a long document took, once what is being split has been."""
-        self._split_threads.submit(give_back)
+        """Give back soon what documents took.
+
+        Whoever needs memory meanwhile waits for the C library's lock, so it is not done behind
+        answers: a thread that comes last keeps the lock for half a second on a busy core.
+        """
+        asyncio.get_running_loop().run_in_executor(None, give_back)
 
     async def embed_part(self, embedded: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of what `split` returned, beside what others have embedded."""

@@ -175,9 +175,9 @@ def write_rows(
         v_all.index_copy_(1, rows, v.transpose(0, 1))
 
 
-def can_keep(kv: tuple[Tensor, Tensor], k: Tensor) -> bool:
-    """Return whether `write_and_rotate` can keep what it replaces in the layer's cache kv."""
-    return rotation_gpu.supports(k) and kv[0].dtype == k.dtype
+def can_keep(k_all: Tensor) -> bool:
+    """Return whether `write_and_rotate` can keep what it replaces in a cache like this."""
+    return rotation_gpu.supports(k_all)
 
 
 def write_and_rotate(

@@ -10,21 +10,15 @@ layer, `[kv_heads, n, head_dim]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import PromptKV, can_keep, write_and_rotate
-from service.worker.forward.prefill_graphs import PrefillGraphs
-from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import EVERYTHING_CACHED, RowWeights, Sight
+from service.worker.forward.kv_placement import write_and_rotate
 from service.worker.methods.layer_view import ProjectedRows, Replaced
-from service.worker.model.attention import attend_rows, attend_with_scores
+from service.worker.model.attention import attend_rows
 from service.worker.model.decoder import DecoderModel
-from service.worker.model.flops import FlopCount
 from service.worker.steps import Steps
 
 # Rows of a tile. On a CPU, weights are converted to fp32 once per tile: 512 rows take a fifth less
@@ -82,11 +76,11 @@ def project(
     """Compute queries, keys and values of `rows`, and write the latter two to the cache.
 
     Args:
-        keep: whether what they replace there is kept, where a kernel can do so meanwhile.
+        keep: whether what they replace there is kept; only where `can_keep`.
     """
     fresh_q, k, v = yield from qkv(decoder, layer, x)
     rope, replaced = decoder.ropes[layer], None
-    if keep and can_keep(kv, k):
+    if keep:
         replaced = Replaced(k.new_empty(k.shape), v.new_empty(v.shape), rope)
     q = write_and_rotate(rope, kv, fresh_q, k, v, rows, replaced=replaced)
     return ProjectedRows(q, fresh_q, k, v, replaced)
@@ -186,122 +180,3 @@ def attend(
         k, v = k_all[:, : last + 1], v_all[:, : last + 1]
         out[cut] = attend_rows(q[cut], k, v, rows[cut], decoder.scale, rule=rule)
     return out
-
-
-@dataclass(frozen=True)
-class AttentionPass:
-    """A pass of a few rows over the stitched cache, to measure which tokens they attend to.
-
-    Only these rows are computed (those of the question cost about one percent of a prefill), over
-    cached keys at their positions in the prompt. Uncached segments are not visible: their keys do
-    not exist yet. One softmax gives both the rows' attention and the scores. The pass pauses after
-    every layer, so it can run while the cache is still being loaded layer by layer.
-
-    Attributes:
-        flops: the prompt's FLOP count, to which the pass adds its work.
-        rows: prompt rows that are computed, ascending `[m]`.
-        layers: layers whose attention counts; the pass ends after the last of them.
-        weights: for a layer's number, how its attention becomes scores.
-        sight: which keys the rows see, and which share their attention.
-        place: called before each layer, to put its cached KV in place.
-        graphs: recorded layers of the decoder; None: every operation is launched by itself.
-    """
-
-    decoder: DecoderModel
-    layout: PromptLayout
-    kv: PromptKV
-    flops: FlopCount
-    rows: Tensor
-    layers: range
-    weights: Callable[[int], RowWeights]
-    sight: Sight
-    place: Callable[[int], Steps[None]]
-    graphs: PrefillGraphs | None = None
-
-    def run(self) -> Steps[Tensor]:
-        """Return scores `[layers that count, n]` fp32; 0 for tokens not cached or not scored."""
-        replayed = yield from self._replayed()
-        if replayed is not None:
-            return replayed
-        decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
-        n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
-        by_layer: list[Tensor] = []
-        x = decoder.embed(layout.ids[rows])
-        last_layer = self.layers.stop - 1
-        for layer in range(self.layers.stop):
-            yield from self.place(layer)
-            rule, rope = decoder.rules[layer], decoder.ropes[layer]
-            kv = self.kv.prompt_layer(layer, n)
-            q, k, v = decoder.qkv(layer, x)
-            q = write_and_rotate(rope, kv, q, k, v, rows)
-            self.flops.project(len(rows))
-            seen = cached if sight.seen is None else sight.seen(layer)
-            attended = None
-            if layer in self.layers:
-                scored = cached if sight.scored is None else sight.scored(layer)
-                keys, values, at = _chosen(*kv, scored)
-                attended, layer_scores = attend_with_scores(
-                    q, keys, values, rows, self.weights(layer), scale, key_rows=at, rule=rule
-                )
-                if decoder.ranks is not None:
-                    layer_scores = decoder.ranks.sum(layer_scores)
-                if len(scored) < n:
-                    of_scored, layer_scores = layer_scores, torch.zeros(n, device=rows.device)
-                    layer_scores.index_copy_(0, scored, of_scored)
-                by_layer.append(layer_scores)
-                self.flops.score(float(len(rows)) * len(scored))
-                if sight.seen is not None or sight.scored is not None:
-                    attended = None  # these keys are not those that the rows see
-            if layer < last_layer:  # nothing reads the output of the last layer
-                if attended is None:
-                    keys, values, at = _chosen(*kv, seen)
-                    attended = attend_rows(q, keys, values, rows, scale, key_rows=at, rule=rule)
-                    self.flops.score(float(len(rows)) * len(seen))
-                x = decoder.finish(layer, x, attended)
-                self.flops.score(float(len(rows)) * len(seen))  # the values cost as much as scoring
-                self.flops.finish(len(rows))
-            yield None
-        return torch.stack(by_layer)
-
-    def _replayed(self) -> Steps[Tensor | None]:
-        """Return the scores by recordings; None if there are none for such a pass."""
-        layout, m, n = self.layout, len(self.rows), self.layout.tokens
-        if self.graphs is None or self.sight is not EVERYTHING_CACHED:
-            return None
-        weights = [self.weights(layer) for layer in self.layers]
-        alike = weights[0] if all(each is weights[0] for each in weights) else None
-        if not isinstance(alike, Tensor) or len(layout.cached_rows) < n:
-            return None
-        stop, known = self.layers.stop, layout.on_host(self.rows)
-        shape = self.graphs.shape(m, 0, stop, scored=self.layers, tokens=n)
-        ids = layout.on_host(layout.ids)[known]
-        with self.graphs.replay(
-            shape, self.kv, rows=known, tokens=n, ids=ids, weights=alike
-        ) as replay:
-            if replay is None:
-                return None
-            for group in replay.shape.groups:
-                for layer in group:
-                    yield from self.place(layer)
-                    self._count(layer)
-                replay.play(group)
-                yield None
-            return replay.scores(n)
-
-    def _count(self, layer: int) -> None:
-        """Count the work of a layer that scores and sees everything, if it scores."""
-        m, pairs = len(self.rows), float(len(self.rows)) * self.layout.tokens
-        self.flops.project(m)
-        if layer in self.layers:
-            self.flops.score(pairs)
-        if layer + 1 < self.layers.stop:
-            if layer not in self.layers:
-                self.flops.score(pairs)
-            self.flops.score(pairs)
-            self.flops.finish(m)
-
-
-def _chosen(k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the keys and values of some rows, and the rows; without a copy, and None for the
-    rows, if they are all."""
-    return (k, v, None) if len(rows) == k.shape[1] else (k[:, rows], v[:, rows], rows)

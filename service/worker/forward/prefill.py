@@ -19,14 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import KVPlacer, PromptKV
-from service.worker.forward.layer_ops import AttentionPass, SparseRows, attend_and_finish, project
+from service.worker.forward.attention_pass import AttentionPass
+from service.worker.forward.kv_placement import KVPlacer, PromptKV, can_keep
+from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
 from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded_runs import RecordedRuns
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import EVERYTHING_CACHED, DenseMethod, RowWeights, Sight
+from service.worker.methods.bases.dense import (
+    EVERYTHING_CACHED,
+    DenseMethod,
+    Probes,
+    RowWeights,
+    Sight,
+)
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
 from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillResult, ProjectedRows
+from service.worker.methods.stored_kv import PlannedShift, Shift
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
 from service.worker.steps import Steps, on_all_ranks
@@ -175,36 +184,45 @@ class PromptLoop:
         n, last_layer = layout.tokens, decoder.layers - 1
         forced = layout.forced_rows
         rows = layout.union(rows, forced)
-        first = 0
-        x = decoder.embed(layout.ids if len(rows) == n else layout.ids[rows])
+        layer, x = 0, None
         observed: list[Tensor] = []
         rows_per_layer: list[int] = []
         memo: dict[str, Any] = {}
         if len(rows) == n and progress.x is not None:
-            first, x = progress.layer, progress.x
+            layer, x = progress.layer, progress.x
             observed, rows_per_layer = list(progress.observed), list(progress.rows_per_layer)
         if self._placed < method.layers_without_cache <= last_layer:
             self.placer.begin(method.layers_without_cache)
-        replayed_from = self._replayed_from(method)
-        for layer in range(first, decoder.layers):
-            if layer == replayed_from and len(rows) < n:
-                x, replayed = yield from self._replayed(layer, x, rows)
-                rows_per_layer += [len(rows)] * replayed
-            if len(rows_per_layer) > layer:
-                continue  # it was replayed
+        probes = method.probes(layout, rows, scores)
+        shift: Shift | None = None
+        recorded = self._recorded(method, rows, probes)
+        replay = (yield from recorded.run(0, rows)) if recorded and not layer else None
+        if x is None and replay is None:
+            x = decoder.embed(layout.ids if len(rows) == n else layout.ids[rows])
+        while True:
+            if replay is not None:
+                layer, x, final_rows = replay.stop, replay.x, rows
+                rows_per_layer += replay.rows_per_layer
+                if replay.logits is not None:
+                    logits = replay.logits
+                    break
+                replay = None
+            assert x is not None
             if len(rows) == n:
                 progress.layer, progress.x = layer, x
                 progress.observed, progress.rows_per_layer = list(observed), list(rows_per_layer)
-            if self.arrival is not None and layer >= max(method.layers_without_cache, self._placed):
-                yield from self.arrival(layer)
-            if len(rows) < n and layer >= self._placed:
-                self.placer.place(layer)
             k_all, v_all = self.kv.prompt_layer(layer, n)
-            keep = method.reads_replaced and len(rows) < n
+            shifted = probes is not None and layer > 0
+            keep = (shifted or method.reads_replaced(layer)) and can_keep(k_all)
+            yield from self._make_ready(method, layer, placed=keep or len(rows) < n)
             projected = yield from project(decoder, layer, x, rows, (k_all, v_all), keep=keep)
             flops.project(len(rows))
             q = projected.q
             view = self._view(layer, rows, projected, (k_all, v_all), scores, memo)
+            if probes is not None and shifted:
+                shift = shift or Shift.of(view, *probes)
+                if shift is not None:
+                    shift.apply(view)
             method.adjust(view)
             if self.capture is not None:
                 self.capture(view)
@@ -217,6 +235,10 @@ class PromptLoop:
             chosen = method.select(view)
             if chosen is not None:
                 x, q, rows = _restrict(x, q, rows, layout.union(chosen, forced), n)
+            if recorded and document_keys is None and recorded.may_follow(layer):
+                replay = yield from recorded.run(layer, rows, x=x, q=q)
+                if replay is not None:
+                    continue
             if layer == last_layer:
                 # After the last layer nothing reads the other rows' outputs.
                 final_rows = rows
@@ -231,42 +253,39 @@ class PromptLoop:
                 decoder, layer, x, q, rows, (k_all, v_all), sparse=sparse, known=known
             )
             yield None
+            layer += 1
+            if layer > last_layer:
+                logits = decoder.logits(x)[0]
+                break
         flops.unembed(1)
-        logits = decoder.logits(x)[0]
         return PrefillResult(logits, observed, rows_per_layer, final_rows, flops.total, layout)
 
-    def _replayed_from(self, method: DenseMethod) -> int | None:
-        """Return the first layer that recordings may compute; None if they may compute none."""
-        quiet = method.quiet_from
-        if self.graphs is None or quiet is None or self.capture or self.eviction:
+    def _make_ready(self, method: DenseMethod, layer: int, *, placed: bool) -> Steps[None]:
+        """Wait for stored KV of a layer, where the method needs it, and put it in place."""
+        if self.arrival is not None and layer >= max(method.layers_without_cache, self._placed):
+            yield from self.arrival(layer)
+        if placed and layer >= self._placed:
+            self.placer.place(layer)
+
+    def _recorded(
+        self, method: DenseMethod, rows: Tensor, probes: Probes | None
+    ) -> RecordedRuns | None:
+        """Return what computes layers by recordings; None if no layer may be computed so."""
+        if self.graphs is None or self.capture is not None or self.eviction is not None:
             return None
-        # The last layer computes only the last row.
-        return self.graphs.first_recorded(quiet, self.decoder.layers - 1)
-
-    def _replayed(self, first: int, x: Tensor, rows: Tensor) -> Steps[tuple[Tensor, int]]:
-        """Compute all layers from `first` on but the last by recordings, if there are any.
-
-        Returns:
-            Hidden states `[m, hidden]`, and the number of layers that were computed.
-        """
-        layout, known = self.layout, self.layout.on_host(rows)
-        assert self.graphs is not None
-        shape = self.graphs.shape(len(rows), first, self.decoder.layers - 1)
-        start = {"x": x} if first else {"ids": layout.on_host(layout.ids)[known]}
-        with self.graphs.replay(
-            shape, self.kv, rows=known, tokens=layout.tokens, **start
-        ) as replay:
-            if replay is None:
-                return x, 0
-            for group in replay.shape.groups:
-                for layer in group:
-                    yield from self._place_for_pass(layer)
-                    self._flops.project(len(rows))
-                    self._flops.finish(len(rows))
-                    self._flops.attend_causally(known)
-                replay.play(group)
-                yield None
-            return replay.x, self.decoder.layers - 1 - first
+        shift = None
+        if probes is not None:
+            shift = PlannedShift.of(self.layout, self.cached, rows, *probes)
+        return RecordedRuns(
+            graphs=self.graphs,
+            layout=self.layout,
+            kv=self.kv,
+            flops=self._flops,
+            method=method,
+            layers=self.decoder.layers,
+            shift=shift if shift is not None and shift.documents else None,
+            ready=lambda layer, placed: self._make_ready(method, layer, placed=placed),
+        )
 
     def _view(
         self,

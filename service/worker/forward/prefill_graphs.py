@@ -1,17 +1,17 @@
-"""Layers of few rows over a prompt's KV, recorded on a GPU and replayed: a launch for many layers.
+"""Layers over a prompt's KV, recorded on a GPU and replayed: a launch for many layers.
 
-    numbers     ids [M] ‖ positions [M] ‖ per layer where the prompt lies in the pool   one upload
     groups      layers │ 0 │ 1 2 3 │ 4 .. 15 │ 16 .. │        a recording each, x kept between them
 
 Launching the operations of a layer takes longer than computing few rows. Which rows they are and
-where their prompt lies only stands in `numbers`, so a recording serves every prompt. It is for a
-number of rows, its *bucket*: rows behind those given see nothing and write nothing. Layers are
-placed in the cache before the group that reads them is replayed.
+where their prompt lies only stands in one tensor (`graph_tensors`), so a recording serves every
+prompt. It is for a number of rows, its *bucket*: rows behind those given see nothing and write
+nothing. Layers are placed in the cache before the group that reads them is replayed.
 
 Nothing is recorded while a request waits: what a prompt would have used is recorded in spare time
 (this is a job of `service.worker.engine.idle_work`), and compared there with the layer loop's own
 functions. If one differs or cannot be recorded, all prefills run unrecorded from then on, and a
-warning is logged.
+warning is logged. Recordings that take longer than the layer loop, which pads nothing, are not
+used.
 """
 
 from __future__ import annotations
@@ -20,93 +20,28 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from service.worker.forward.kv_placement import write_and_rotate
-from service.worker.forward.recording import CudaGraphs, Play, Record
-from service.worker.forward.transfers import GROUPS
-from service.worker.kernels.gpu import (
-    attention_scores_gpu,
-    index_causal_attention,
-    rotation_gpu,
-)
-from service.worker.kernels.gpu.index_causal_attention import EXTENT
+from service.worker.forward.graph_shapes import Shape, bucket, key_bucket
+from service.worker.forward.graph_tensors import Given, Tensors, has_room
+from service.worker.forward.recorded_layers import compute, unrecorded
+from service.worker.forward.recording import CudaGraphs, Play, Recorder
 from service.worker.kv.pool import KVPool, SequenceKV
-from service.worker.model.attention import attend_rows, attend_with_scores
-from service.worker.model.attention_rule import PLAIN
+from service.worker.methods.stored_kv import PlannedShift, Probed
 from service.worker.model.decoder import DecoderModel
 
 log = logging.getLogger("kvstitch.prefill")
 
-MAX_ROWS = 512
-"""More rows take longer to compute than to launch."""
-MIN_KEYS = 2048
-"""Smallest number of keys that scores are recorded for; larger ones are powers of two."""
+MAX_SHAPES = 64
+"""Shapes whose recordings are kept; the one that was not used for longest is given up."""
 SPARE_KEYS = 100
 """Keys before the rows of the prompt that a recording is compared on."""
 TOLERANCE = 2**-5
 """Allowed difference as a share of the largest number: the same products by other kernels, rounded
 to bfloat16 in up to a group's layers."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a recording is for.
-
-    Attributes:
-        rows: that are computed, padding included.
-        first: the first layer.
-        stop: the layer after the last.
-        scored: layers whose attention is scored. Of the last of them nothing but the scores is
-            computed. Empty: no scores.
-        keys: that are scored, padding included.
-    """
-
-    rows: int
-    first: int
-    stop: int
-    scored: range = range(0)
-    keys: int = 0
-
-    @property
-    def groups(self) -> list[range]:
-        """The layers that are replayed at once."""
-        return [
-            range(max(group.start, self.first), min(group.stop, self.stop))
-            for group in layer_groups(self.stop)
-            if group.stop > self.first
-        ]
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """What a shape's recordings read and write, on the device; named as in `Shape`.
-
-    Attributes:
-        numbers: the file's header says what stands where, int64.
-        x: hidden states before the group that is replayed next `[rows, hidden]`.
-        weights: of the rows' attention in scores `[rows]` fp32.
-        scores: by scored layer and KV head `[layers, kv_heads, keys]` fp32.
-    """
-
-    numbers: Tensor
-    x: Tensor
-    weights: Tensor
-    scores: Tensor
-
-    @property
-    def ids(self) -> Tensor:
-        return self.numbers[: len(self.x)]
-
-    @property
-    def positions(self) -> Tensor:
-        return self.numbers[len(self.x) : 2 * len(self.x)]
-
-    def extent(self, layer: int) -> Tensor:
-        return self.numbers[2 * len(self.x) :][EXTENT * layer : EXTENT * (layer + 1)]
 
 
 @dataclass
@@ -115,11 +50,13 @@ class _Recorded:
 
     Attributes:
         taken: whether a prefill is between two groups.
+        saved_s: seconds by which the groups are faster than the layer loop.
     """
 
     tensors: Tensors
     groups: dict[range, Play] = field(default_factory=dict)
     taken: bool = False
+    saved_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -140,6 +77,11 @@ class Replay:
         """Hidden states after the last group that was played `[rows, hidden]`."""
         return self.tensors.x[: self.rows].clone()
 
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the last row after the last group `[vocabulary]` fp32."""
+        return self.tensors.logits[0].clone()
+
     def scores(self, tokens: int) -> Tensor:
         """Return the scores of the prompt's tokens, by layer `[scored layers, tokens]` fp32."""
         return self.tensors.scores[:, :, :tokens].sum(1)
@@ -149,39 +91,24 @@ class PrefillGraphs:
     """Recordings for one decoder and the prompts in one pool; a `Job` that makes them.
 
     Args:
-        record: how layers are recorded; by default as CUDA graphs.
+        record: how layers are recorded and timed; by default as CUDA graphs.
     """
 
-    def __init__(self, decoder: DecoderModel, pool: KVPool, record: Record | None = None) -> None:
+    def __init__(self, decoder: DecoderModel, pool: KVPool, record: Recorder | None = None) -> None:
         self._decoder = decoder
         self._pool = pool
         self._record = record or CudaGraphs()
-        self._recorded: dict[Shape, _Recorded] = {}
+        self._recorded: dict[Shape, _Recorded] = {}  # the one that was used last is the last
         self._wanted: deque[Shape] = deque()
         self._off = False
 
     @contextmanager
-    def replay(
-        self,
-        shape: Shape | None,
-        kv: object,
-        *,
-        rows: Tensor,
-        tokens: int,
-        ids: Tensor | None = None,
-        x: Tensor | None = None,
-        weights: Tensor | None = None,
-    ) -> Iterator[Replay | None]:
+    def replay(self, shape: Shape | None, kv: object, given: Given) -> Iterator[Replay | None]:
         """Begin to compute rows of a prompt; None if they must be computed unrecorded.
 
         Args:
             shape: what `shape` returned.
             kv: the prompt's KV.
-            rows: in host memory, ascending `[m]`.
-            tokens: of the prompt.
-            ids: of the rows, in host memory `[m]`, for shapes from layer 0 on.
-            x: hidden states of the rows before `shape.first`, for all others.
-            weights: of the rows' attention in scores, for shapes with any.
         """
         known = None if shape is None else self._ready(shape)
         in_pool = isinstance(kv, SequenceKV) and kv.pool is self._pool
@@ -191,35 +118,56 @@ class PrefillGraphs:
         assert isinstance(kv, SequenceKV)
         known.taken = True
         try:
-            _fill(known.tensors, kv, rows, tokens, ids=ids, x=x, weights=weights)
-            yield Replay(shape, known.tensors, len(rows), known.groups)
+            known.tensors.fill(kv, given)
+            yield Replay(shape, known.tensors, len(given.rows), known.groups)
         finally:
             known.taken = False
 
-    def first_recorded(self, first: int, stop: int) -> int | None:
-        """Return the first layer from `first` on at which a recording can begin."""
-        starts = (group.start for group in layer_groups(stop) if group.start >= first)
-        return None if self._off else next(starts, None)
-
     def shape(
-        self, rows: int, first: int, stop: int, *, scored: range = range(0), tokens: int = 0
+        self,
+        rows: int,
+        first: int,
+        stop: int,
+        *,
+        tokens: int,
+        scored: range = range(0),
+        from_attention: bool = False,
+        shift: PlannedShift | None = None,
+        copied_from: int = 0,
     ) -> Shape | None:
         """Return the shape that so many rows fit best; None if none fits them well.
 
         Args:
-            first: what `first_recorded` returned.
+            tokens: of the prompt.
+
+        The other arguments are as in `Shape`.
         """
         padded = bucket(rows)
         if self._off or padded is None:
             return None
-        keys = max(MIN_KEYS, 1 << (tokens - 1).bit_length()) if len(scored) else 0
-        return Shape(padded, first, stop, scored, keys)
+        every = rows == tokens and not from_attention and not len(scored)
+        shape = Shape(
+            rows=padded,
+            first=first,
+            stop=stop,
+            keys=padded if every else key_bucket(tokens),
+            scored=scored,
+            every=every,
+            from_attention=from_attention,
+            shifted=shift is not None,
+            answers=stop == self._decoder.layers and not len(scored),
+            copied_from=0 if every else copied_from,
+        )
+        return shape if shift is None or has_room(shape, shift) else None
 
     def _ready(self, shape: Shape) -> _Recorded | None:
-        """Return a shape's recordings if they are complete; else they are wanted from now on."""
-        known = self._recorded.get(shape)
-        if known is not None and len(known.groups) == len(shape.groups):
-            return known
+        """Return a shape's recordings if they are complete and faster than the layer loop; where
+        they are not complete, they are wanted from now on."""
+        known = self._recorded.pop(shape, None)
+        if known is not None:
+            self._recorded[shape] = known
+            if len(known.groups) == len(shape.groups):
+                return known if known.saved_s >= 0 else None
         if shape not in self._wanted and not self._off:
             self._wanted.append(shape)
         return None
@@ -236,16 +184,16 @@ class PrefillGraphs:
         shape = self._wanted[0]
         recorded = self._recorded.get(shape)
         if recorded is None:
-            recorded = self._recorded[shape] = _Recorded(self._tensors(shape))
+            self._make_room()
+            recorded = self._recorded[shape] = _Recorded(Tensors.of(shape, self._decoder))
         missing = [group for group in shape.groups if group not in recorded.groups]
-        kv = self._pool.reserve(shape.rows + SPARE_KEYS) if missing else None
+        given = _example(self._decoder, shape)
+        kv = self._pool.reserve(given.tokens) if missing else None
         if kv is None:  # done, or wanted again by the next such prompt
             self._wanted.popleft()
             return
         try:
-            recorded.groups[missing[0]] = self._record_group(
-                shape, recorded.tensors, missing[0], kv
-            )
+            self._record_group(shape, recorded, missing[0], kv, given)
         finally:
             kv.release()
 
@@ -256,180 +204,73 @@ class PrefillGraphs:
         self._wanted.clear()
         self._recorded.clear()
 
-    def _tensors(self, shape: Shape) -> Tensors:
-        decoder, device = self._decoder, self._decoder.device
-        numbers = 2 * shape.rows + EXTENT * decoder.layers
-        scores = len(shape.scored), decoder.kv_heads, shape.keys
-        return Tensors(
-            torch.zeros(numbers, dtype=torch.int64, device=device),
-            torch.zeros(shape.rows, decoder.hidden, dtype=decoder.dtype, device=device),
-            torch.zeros(shape.rows, device=device),
-            torch.zeros(scores, device=device),
-        )
+    def _make_room(self) -> None:
+        """Give up recordings, so that there is room for another shape's."""
+        free = [shape for shape, known in self._recorded.items() if not known.taken]
+        for shape in free[: max(0, len(self._recorded) + 1 - MAX_SHAPES)]:
+            del self._recorded[shape]
 
-    def _record_group(self, shape: Shape, tensors: Tensors, group: range, kv: SequenceKV) -> Play:
+    def _record_group(
+        self, shape: Shape, recorded: _Recorded, group: range, kv: SequenceKV, given: Given
+    ) -> None:
         """Record a group; raises RuntimeError if it gives another result than the layer loop."""
-        given = shape.rows - shape.rows // 5  # some rows are padding
-        tokens = given + SPARE_KEYS
+        decoder, tensors = self._decoder, recorded.tensors
+        stored = [x for layer in group for x in kv.prompt_layer(layer, given.tokens)]
         random = torch.Generator().manual_seed(group.start)
-        rows = torch.arange(SPARE_KEYS, tokens)
-        ids = torch.randint(self._decoder.vocabulary, (given,), generator=random)
-        hidden = torch.randn(given, self._decoder.hidden, generator=random)
-        hidden = hidden.to(self._decoder.device, self._decoder.dtype)
-        weights = torch.rand(given, generator=random).to(self._decoder.device)
-        for layer in group:
-            for x in kv.prompt_layer(layer, tokens):
-                x.copy_(torch.randn(x.shape, generator=random).to(x.device, x.dtype))
+        for x in stored:
+            x.copy_(torch.randn(x.shape, generator=random).to(x.device, x.dtype))
+        before = [x.clone() for x in stored]
 
-        def fill() -> None:
-            _fill(tensors, kv, rows, tokens, ids=ids, x=hidden, weights=weights)
+        def by_loop() -> list[Tensor]:
+            return unrecorded(decoder, shape, group, kv, given)
 
-        start = hidden if group.start else self._decoder.embed(ids.to(self._decoder.device))
-        expected = self._unrecorded(shape, group, kv, rows, start, weights)
-        fill()
-        _, play = self._record(lambda: self._compute(shape, tensors, group))
-        for layer in group:  # what the rows wrote before
-            for x in kv.prompt_layer(layer, tokens):
-                x[:, SPARE_KEYS:] = 0.0
-        fill()
+        wanted = by_loop()
+        wanted += [x.clone() for x in stored]
+        tensors.fill(kv, given)
+        out, play = self._record(lambda: compute(decoder, self._pool, shape, tensors, group))
+        for x, was in zip(stored, before, strict=True):
+            x.copy_(was)
+        tensors.fill(kv, given)
         play()
-        found = [tensors.x[:given], *self._written(kv, group, tokens)]
-        scores = [layer for layer in group if layer in shape.scored]
-        found += [tensors.scores[layer - shape.scored.start, :, :tokens].sum(0) for layer in scores]
-        for ours, theirs in zip(found, expected, strict=True):
+        count = len(wanted[0])
+        scored = [layer - shape.scored.start for layer in group if layer in shape.scored]
+        found = [out[:count], *(tensors.scores[i, :, : given.tokens].sum(0) for i in scored)]
+        for ours, theirs in zip([*found, *stored], wanted, strict=True):
             off = _difference(ours, theirs)
             if not off <= TOLERANCE:  # also for NaN
                 raise RuntimeError(f"recorded layers of {shape.rows} rows are off by {off:.3g}")
-        return play
-
-    def _written(self, kv: SequenceKV, group: range, tokens: int) -> list[Tensor]:
-        return [x.clone() for layer in group for x in kv.prompt_layer(layer, tokens)]
-
-    def _unrecorded(
-        self, shape: Shape, group: range, kv: SequenceKV, rows: Tensor, x: Tensor, weights: Tensor
-    ) -> list[Tensor]:
-        """Return hidden states after the group, the KV of its layers, and the scores, all by what
-        computes them where nothing is recorded."""
-        decoder, tokens = self._decoder, int(rows[-1]) + 1
-        there, scores = rows.to(decoder.device), []
-        for layer in group:
-            layer_kv = kv.prompt_layer(layer, tokens)
-            q, k, v = decoder.qkv(layer, x)
-            q = write_and_rotate(decoder.ropes[layer], layer_kv, q, k, v, there)
-            if layer in shape.scored:
-                attended, scored = attend_with_scores(q, *layer_kv, there, weights, decoder.scale)
-                scores.append(scored)
-            else:
-                attended = attend_rows(q, *layer_kv, there, decoder.scale)
-            if _goes_on(shape, layer):
-                x = decoder.finish(layer, x, attended)
-        return [x, *self._written(kv, group, tokens), *scores]
-
-    def _compute(self, shape: Shape, tensors: Tensors, group: range) -> Tensor:
-        """Compute the layers of a group from what stands in the tensors; this is recorded."""
-        decoder, pool, kv_heads = self._decoder, self._pool, self._decoder.kv_heads
-        x, positions = tensors.x, tensors.positions
-        if not group.start:
-            x = decoder.embed(tensors.ids)
-        for layer in group:
-            q, k, v = decoder.qkv(layer, x)
-            rope, extent = decoder.ropes[layer], tensors.extent(layer)
-            # The start of the layer's memory, for every head: `extent` says what lies where.
-            k_all, v_all = (x[layer][:1].expand(kv_heads, -1, -1) for x in (pool.k, pool.v))
-            q = rotation_gpu.write_with_queries(
-                q,
-                k,
-                v,
-                k_all,
-                v_all,
-                positions=positions,
-                cos=rope.cos,
-                sin=rope.sin,
-                extent=extent,
-            )
-            if layer in shape.scored:
-                attended = attention_scores_gpu.fill_scores(
-                    q, k_all, v_all, positions, tensors.weights, decoder.scale,
-                    tensors.scores[layer - shape.scored.start], extent=extent,
-                )  # fmt: skip
-            else:
-                attended = index_causal_attention.attend(
-                    q, k_all, v_all, positions, decoder.scale, extent=extent
-                )
-            if _goes_on(shape, layer):
-                x = decoder.finish(layer, x, attended)
-        tensors.x.copy_(x)
-        return tensors.x
+        recorded.groups[group] = play
+        recorded.saved_s += self._record.seconds(by_loop) - self._record.seconds(play)
 
 
-def supports(decoder: DecoderModel, pool: KVPool) -> bool:
-    """Return whether layers of this decoder can be recorded: all they do is on a GPU, and does not
-    depend on numbers."""
-    if decoder.device.type != "cuda" or decoder.ranks is not None or decoder.lead is not None:
-        return False
-    if any(rule is not PLAIN for rule in decoder.rules):
-        return False
-    q = pool.all_k.new_empty(1, decoder.heads, decoder.head_dim)
-    return rotation_gpu.supports(q) and attention_scores_gpu.supports(q, decoder.head_dim)
+def _example(decoder: DecoderModel, shape: Shape) -> Given:
+    """Return rows of a made-up prompt that are a fifth fewer than the shape's, so that some are
+    padding."""
+    count = shape.rows - shape.rows // 5
+    start = 0 if shape.every else SPARE_KEYS
+    tokens = start + count
+    random = torch.Generator().manual_seed(shape.first)
 
+    def some(*size: int) -> Tensor:
+        return torch.randn(*size, generator=random).to(decoder.device, decoder.dtype)
 
-def bucket(rows: int) -> int | None:
-    """Return how many rows are computed instead of so many: 8, 10, 12, 14, 16, 20, 24, 28, 32, ...
-
-    None if there are too many, or if that is more than a third more.
-    """
-    if rows > MAX_ROWS:
-        return None
-    step = max(2, 1 << (max(rows, 1) - 1).bit_length() >> 3)
-    padded = max(8, -(-rows // step) * step)
-    return None if 3 * padded > 4 * rows else padded
-
-
-def layer_groups(layers: int) -> list[range]:
-    """Cut so many layers as they are copied to the device, if all have arrived."""
-    groups: list[range] = []
-    first = 0
-    while first < layers:
-        size = GROUPS[min(len(groups), len(GROUPS) - 1)]
-        groups.append(range(first, min(first + size, layers)))
-        first += size
-    return groups
+    given = Given(
+        rows=torch.arange(start, tokens),
+        tokens=tokens,
+        ids=torch.randint(decoder.vocabulary, (count,), generator=random),
+        x=some(count, decoder.hidden),
+        q=some(count, decoder.heads, decoder.head_dim) if shape.from_attention else None,
+        weights=torch.rand(count, generator=random).to(decoder.device),
+    )
+    if not shape.shifted:
+        return given
+    # A document before the rows, the first of which are among its tokens.
+    places = torch.arange(4)
+    moved = torch.arange(tokens) < start
+    document = Probed(0, slice(0, start + 4), start + places, places)
+    return replace(given, shift=PlannedShift([document], moved, 0.25))
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
     """Return the largest difference as a share of the largest number."""
     return float((ours.float() - theirs.float()).abs().max() / theirs.abs().max())
-
-
-def _goes_on(shape: Shape, layer: int) -> bool:
-    return not len(shape.scored) or layer + 1 < shape.stop
-
-
-def _fill(
-    tensors: Tensors,
-    kv: SequenceKV,
-    rows: Tensor,
-    tokens: int,
-    *,
-    ids: Tensor | None,
-    x: Tensor | None,
-    weights: Tensor | None,
-) -> None:
-    """Write what a prompt's recordings read; the arguments are those of `PrefillGraphs.replay`."""
-    given, padded = len(rows), len(tensors.x)
-    start, capacity = kv.start[:, 0], kv.capacity[:, 0]
-    d = kv.pool.k[0].shape[1]
-    numbers = torch.zeros(len(tensors.numbers), dtype=torch.int64)
-    if ids is not None:
-        numbers[:given] = ids
-    numbers[padded : padded + given] = rows
-    extents = numbers[2 * padded :].view(-1, EXTENT)
-    extents[:, 0], extents[:, 1] = start * d, capacity * d
-    extents[:, 2], extents[:, 3] = tokens, given
-    if numbers.device != tensors.numbers.device:
-        numbers = numbers.pin_memory()
-    tensors.numbers.copy_(numbers, non_blocking=True)
-    if x is not None:
-        tensors.x[:given].copy_(x)
-    if weights is not None:
-        tensors.weights[:given].copy_(weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from service.worker.device_copies import to_device
 from service.worker.kernels.gpu import shift_gpu
 from service.worker.kernels.gpu.shift_gpu import ShiftPlan
+from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import CachedSegment, LayerView
 
 
@@ -19,12 +21,72 @@ class Probed:
     """Tokens of a document whose fresh KV is known.
 
     Attributes:
-        stored: KV of the document.
+        segment: number of the document among the prompt's segments.
+        span: its rows in the prompt.
         tokens: of the document `[p]`; on the host, where most KV is: only they go to the device.
+        places: of these among the computed rows `[p]`, on the host.
     """
 
-    stored: CachedSegment
+    segment: int
+    span: slice
     tokens: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True)
+class PlannedShift:
+    """What a shift knows before anything is computed, in host memory.
+
+    Attributes:
+        documents: that have probes, in order.
+        moved: whether a row of the prompt is of such a document and not computed `[n]`.
+        weight: of every row that is moved.
+    """
+
+    documents: Sequence[Probed]
+    moved: Tensor
+    weight: Tensor | float
+
+    @classmethod
+    def of(
+        cls,
+        layout: PromptLayout,
+        cached: Sequence[CachedSegment | None],
+        computed: Tensor,
+        probes: Tensor,
+        weight: Tensor | float,
+    ) -> PlannedShift:
+        """Plan a shift by `probes`, ascending document rows `[p]`, of the rows that are not
+        `computed` `[m]`, both known in host memory."""
+        computed, probes = layout.on_host(computed), layout.on_host(probes)
+        moved = torch.zeros(layout.tokens, dtype=torch.bool)
+        places = torch.searchsorted(computed, probes)
+        documents: list[Probed] = []
+        first = 0
+        counts = layout.count_rows(probes)
+        for number, (segment, stored, count) in enumerate(
+            zip(layout.segments, cached, counts, strict=True)
+        ):
+            mine = slice(first, first + count)
+            first += count
+            if not count or stored is None or segment.uncached:
+                continue
+            span = slice(segment.start, segment.end)
+            moved[span] = True
+            documents.append(Probed(number, span, probes[mine] - span.start, places[mine]))
+        moved[computed] = False
+        return cls(documents, moved, weight)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """All probes' places among the computed rows `[p]`."""
+        return torch.cat([document.places for document in self.documents])
+
+    @cached_property
+    def lines(self) -> Tensor:
+        """The programs of the kernel that shifts on a GPU `[programs, 4]`."""
+        spans = [document.span for document in self.documents]
+        return shift_gpu.programs(spans, [len(document.tokens) for document in self.documents])
 
 
 @dataclass(frozen=True)
@@ -65,43 +127,25 @@ class Shift:
             None if there is nothing to shift.
         """
         layout, device = view.layout, view.k.device
-        computed, probes = layout.on_host(view.rows), layout.on_host(probes)
-        document_of = torch.zeros(layout.tokens, dtype=torch.int64)
-        moved = torch.zeros(layout.tokens, dtype=torch.bool)
-        places = torch.searchsorted(computed, probes)
-        documents: list[Probed] = []
-        fresh: list[Tensor] = []
-        spans: list[slice] = []
-        first = 0
-        for segment, stored, count in zip(
-            layout.segments, view.cached, layout.count_rows(probes), strict=True
-        ):
-            of_segment = slice(first, first + count)
-            first += count
-            if not count or stored is None or segment.uncached:
-                continue
-            span = slice(segment.start, segment.end)
-            moved[span] = True
-            document_of[span] = len(documents)
-            documents.append(Probed(stored, probes[of_segment] - segment.start))
-            fresh.append(places[of_segment])
-            spans.append(span)
+        planned = PlannedShift.of(layout, view.cached, view.rows, probes, weights)
+        documents = planned.documents
         if not documents:
             return None
-        moved[computed] = False
-        rows = slice(spans[0].start, spans[-1].stop)
+        rows = slice(documents[0].span.start, documents[-1].span.stop)
         given = weights[rows] if isinstance(weights, Tensor) else torch.tensor(weights)
-        each = to_device(moved[rows], device) * given.to(view.k.dtype)
+        each = to_device(planned.moved[rows], device) * given.to(view.k.dtype)
         plan = None
         if view.replaced is not None and shift_gpu.supports(view.k):
-            numbers = [len(part) for part in fresh]
-            plan = ShiftPlan.of(spans, numbers, torch.cat(fresh), each, device)
+            plan = ShiftPlan.of(planned.lines, planned.places, each, rows.start, device)
+        document_of = torch.zeros(rows.stop - rows.start, dtype=torch.int64)
+        for number, document in enumerate(documents):
+            document_of[document.span.start - rows.start : document.span.stop - rows.start] = number
         return cls(
             documents,
-            to_device(torch.cat(fresh), device),
-            to_device(_averages([len(part) for part in fresh]), device),
+            to_device(planned.places, device),
+            to_device(_averages([len(document.tokens) for document in documents]), device),
             rows,
-            to_device(document_of[rows], device),
+            to_device(document_of, device),
             each[:, None],
             layout.all_rows[rows],
             plan,
@@ -116,7 +160,7 @@ class Shift:
                 cos=rope.cos, sin=rope.sin, keys=keys, values=values,
             )  # fmt: skip
             return
-        stored = [document.stored.layer(view.layer) for document in self.documents]
+        stored = [_layer_of(view, document) for document in self.documents]
         if keys:
             by = self._by(view.fresh_k, self._old([kv[0] for kv in stored]))
             view.k[:, self.rows].add_(view.rotate(by, self.positions).transpose(0, 1))
@@ -146,6 +190,12 @@ class Shift:
         return by.view(-1, *fresh.shape[1:])
 
 
+def _layer_of(view: LayerView, document: Probed) -> tuple[Tensor, Tensor]:
+    stored = view.cached[document.segment]
+    assert stored is not None, "only documents with stored KV have probes"
+    return stored.layer(view.layer)
+
+
 def _averages(counts: Sequence[int]) -> Tensor:
     """Return a matrix `[len(counts), sum(counts)]` that takes the mean of each group of
     neighbours."""
@@ -166,6 +216,10 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
         was not computed at this layer.
     """
     if view.k.device.type == "cuda":
+        if view.replaced is not None and not keys and len(view.rows) == view.layout.tokens:
+            gap = (view.fresh_v.float() - view.replaced.v).square().sum((1, 2))
+            # Where nothing is stored, anything may have stood.
+            return view.over_all_heads(torch.where(_stored(view), gap, 0.0))
         return view.over_all_heads(_in_one_pass(view, keys=keys, values=values))
     # Index of every token's row in `view.rows`, -1 for tokens that are not computed here.
     row_of_token = torch.full((view.layout.tokens,), -1, device=view.rows.device)
@@ -194,10 +248,6 @@ def _in_one_pass(view: LayerView, *, keys: bool, values: bool) -> Tensor:
         for segment, stored in zip(layout.segments, view.cached, strict=True)
         if stored is not None and not segment.uncached and segment.tokens
     ]
-    of_stored = torch.zeros(layout.tokens)
-    for segment, _ in segments:
-        of_stored[segment.start : segment.end] = 1
-    weight = layout.once("whether KV is stored", lambda: of_stored)
     for number, fresh in enumerate((view.fresh_k, view.fresh_v)):
         if not (keys, values)[number]:
             continue
@@ -207,7 +257,19 @@ def _in_one_pass(view: LayerView, *, keys: bool, values: bool) -> Tensor:
             old[segment.start : segment.end].copy_(stored[number], non_blocking=True)
         gap = (fresh.float() - (old if every else old[view.rows])).square().sum((1, 2))
         deviation = deviation + gap if every else deviation.index_add(0, view.rows, gap)
-    return deviation * weight
+    return torch.where(_stored(view), deviation, 0.0)
+
+
+def _stored(view: LayerView) -> Tensor:
+    """Return whether KV is stored of each token of the prompt `[n]`."""
+
+    def make() -> Tensor:
+        found = torch.zeros(view.layout.tokens, dtype=torch.bool)
+        for segment, stored in zip(view.layout.segments, view.cached, strict=True):
+            found[segment.start : segment.end] = stored is not None and not segment.uncached
+        return found
+
+    return view.layout.once("whether KV is stored", make)
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:

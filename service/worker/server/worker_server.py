@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from encryption.keyring import DataKey, Keyring
 from service.errors import InvalidRequest, KvstitchError, Overloaded, WorkerUnavailable
@@ -35,6 +37,7 @@ from service.messages.requests import (
 from service.worker.engine.engine import Engine
 from service.worker.methods.registry import reads_whole_chunks
 from service.worker.model.addressing import Address
+from service.worker.server.gateway_keys import GatewayKeys
 from service.worker.server.leases import Leases
 from service.worker.server.link import Inbox
 from service.worker.server.reply_sender import ReplySender
@@ -73,6 +76,7 @@ class WorkerServer:
         """
         self._engine = engine
         self._keys = keys
+        self._gateway_keys = None if keys is None else GatewayKeys(keys)
         self._inbox = inbox
         self._replies = replies
         self._reporter = reporter
@@ -161,6 +165,7 @@ class WorkerServer:
             self._replies.send(*(Failed.of(id, UNHEARD) for id in asked))
             del self._pinged[gateway]
             self._reporter.remove(gateway)
+            self._change_keys(partial(GatewayKeys.silent, gateway=gateway))
         if self._leases.over():
             self._engine.forget_all()
             if not self._engine.store.delete_own():
@@ -183,8 +188,9 @@ class WorkerServer:
                     self._leases.renew(domain, lease_s, clock)
                     self._reporter.add(gateway)
                     self._pinged[gateway] = time.monotonic()
+                    self._change_keys(lambda keys: keys.heard(gateway))
             case Keys():
-                self._take_keys(message)
+                self._take_keys(gateway, message)
             case Generate() | Precompute() if self._gave_back_at is not None:
                 self._replies.send_to(gateway, Failed.of(message.id, DRAINING))
             case Generate():
@@ -214,14 +220,18 @@ class WorkerServer:
                 if self._leases is None:  # else others use this worker, too
                     self.stop()
 
-    def _take_keys(self, message: Keys) -> None:
-        """Seal and open with these keys from now on; nothing stays in memory of a tenant whose
+    def _take_keys(self, gateway: bytes, message: Keys) -> None:
+        taken = [DataKey(k.id, k.tenant, k.secret, k.purpose) for k in message.keys]
+        alone = self._leases is None
+        self._change_keys(lambda keys: keys.take(gateway, taken, alone=alone))
+
+    def _change_keys(self, change: Callable[[GatewayKeys], bool]) -> None:
+        """Seal and open with other keys from now on; nothing stays in memory of a tenant whose
         keys were deleted."""
-        if self._keys is None:
+        if self._keys is None or self._gateway_keys is None:
             return
         before = self._keys.owners()
-        taken = [DataKey(k.id, k.tenant, k.secret, k.purpose) for k in message.keys]
-        if not self._keys.replace(taken):
+        if not change(self._gateway_keys):
             return
         if before - self._keys.owners():
             self._engine.forget_all()

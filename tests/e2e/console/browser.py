@@ -9,12 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from kvstitch.client import server_sent_events as events
 from tests.e2e.service import HANG_S, Service
 
 ASKED = "/v1/rag/generate"
+# What Chromium gives up when some container of the machine begins or ends while it loads a page.
+_NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
+expect.set_options(timeout=1000 * HANG_S)  # not five seconds
 
 # Chromium keeps no body of a response that was read as a stream: the page keeps a copy.
 KEEP_STREAMS = """
@@ -40,7 +51,9 @@ def chromium() -> Iterator[Browser]:
         raise RuntimeError("Chromium is not installed: scripts/install-chromium.sh")
     with sync_playwright() as playwright:
         # In a container there is no second sandbox to be had.
-        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=binary, args=["--no-sandbox"], timeout=2000 * HANG_S
+        )
         yield browser
         browser.close()
 
@@ -74,7 +87,12 @@ class Console:
     # Nothing here may wait for an expression: that is an `eval`, which the policy refuses.
 
     def open(self, tab: str = "ask") -> Page:
-        self.page.goto(f"http://127.0.0.1:{self.service.port}/ui/#/{tab}")
+        for _ in range(10):
+            self.page.goto(f"http://127.0.0.1:{self.service.port}/ui/#/{tab}")
+            if not any(_NETWORK_CHANGED in line for line in self.wrong):
+                break
+            self.wrong.clear()
+            self.page.goto("about:blank")  # else it would be the same page
         return self.page
 
     def ready(self, tab: str = "ask") -> Page:

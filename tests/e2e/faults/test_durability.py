@@ -79,7 +79,7 @@ def test_kill_nine_without_redis(serve: Serve, twelve: Documents) -> None:
 
 def test_kill_nine_with_redis_and_with_the_disk_lost(serve: Serve, twelve: Documents) -> None:
     """With Redis the disk is read first; when the SSD folder is gone, Redis has every chunk."""
-    with redis_server() as redis, serve(redis_url=redis.url) as service:
+    with redis_server() as redis, serve(redis_url=redis.patient_url) as service:
         service.ingest(twelve)
         before = answers(service, twelve)
         service.until(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import preloaded
 
-WAIT_S = 120  # two processes load torch on what may be one busy core
+WAIT_S = 300  # two processes load torch on what may be one busy core
 
 
 def truncate(folder: Path) -> None:

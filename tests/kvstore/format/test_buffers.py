@@ -173,7 +173,7 @@ def test_a_pool_of_several_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(240)
     assert not wrong
 
 

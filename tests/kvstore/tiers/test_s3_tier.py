@@ -31,6 +31,7 @@ from tests.kvstore.chunks import (
     make_spec,
     same_chunk,
 )
+from tests.kvstore.fake_tier import let_cool_down
 from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
 
 KEY = make_key()
@@ -264,8 +265,8 @@ def test_killed_frozen_and_started_again(monkeypatch):
         monkeypatch.setenv(name, value)
     chunks = {make_key(n): make_chunk(seed=n) for n in range(8)}
     with s3_server() as server:
-        tier = S3Tier(server.place(), waits=Waits(silence=0.5))
-        with TieredStore([tier], breaker=BreakerSettings(cooldown_s=2)) as store:
+        tier = S3Tier(server.place(), waits=Waits(silence=2))
+        with TieredStore([tier], breaker=BreakerSettings(cooldown_s=600)) as store:
             for key, chunk in chunks.items():
                 store.put(key, chunk)
             assert store.flush(60)
@@ -284,13 +285,15 @@ def test_killed_frozen_and_started_again(monkeypatch):
                 thread.start()
             time.sleep(0.2)
             server.stop()
-            time.sleep(1)  # three failed reads, each of which tries again a few times
+            give_up_at = time.monotonic() + 120
+            while store.stats().tier("s3").healthy and time.monotonic() < give_up_at:
+                time.sleep(0.01)  # three failed reads, each of which tries again a few times
             killed.set()
             for thread in threads:
-                thread.join(20)
+                thread.join(120)
             assert not wrong and not store.stats().tier("s3").healthy
             server.start()
-            time.sleep(2.1)
+            let_cool_down(store)
             assert store.read(KEY).problems == (), "empty now: a plain miss"
             store.put(KEY, chunks[KEY])
             assert store.flush(60) and same_chunk(store.read(KEY).chunk, chunks[KEY])
@@ -298,7 +301,7 @@ def test_killed_frozen_and_started_again(monkeypatch):
             assert store.read(KEY).problems == (("s3", "timeout"),)
             assert store.read(KEY).problems == (("s3", "unavailable"),)
             server.thaw()
-            time.sleep(2.1)
+            let_cool_down(store)
             assert same_chunk(store.read(KEY).chunk, chunks[KEY])
 
 

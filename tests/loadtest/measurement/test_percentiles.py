@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.measurement.percentiles import (
@@ -16,11 +16,13 @@ from loadtest.measurement.percentiles import (
 SAMPLES = st.lists(st.floats(0, 1e4, allow_subnormal=False), min_size=1, max_size=80)
 
 
+@settings(deadline=None)
 @given(SAMPLES, st.floats(0, 100))
 def test_percentiles_are_numpys(samples: list[float], q: float) -> None:
     assert percentile(samples, q) == pytest.approx(np.percentile(samples, q), rel=1e-9, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(SAMPLES)
 def test_mean_and_deviation_are_numpys(samples: list[float]) -> None:
     assert mean(samples) == pytest.approx(np.mean(samples), rel=1e-9, abs=1e-12)

@@ -101,18 +101,18 @@ def test_changes_while_lists_are_built_are_kept(
 
     def slow(*args: object) -> object:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(120)
         return build(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr("retriever.index.vector_index.build", slow)
     thread = threading.Thread(target=index.rebuild, args=(DEFAULT_SCOPE,))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(120)
     index.remove([17, 18])
     index.replace([19], [9_000, 18], vectors[[19, 40]])
     assert index.search(vectors[19], 1)[0][0] == 9_000  # searched meanwhile, exactly
     go_on.set()
-    thread.join(60)
+    thread.join(120)
     assert index.recall < 1.0001 and index._parts[DEFAULT_SCOPE].reads is not None
     assert {i for i, _ in index.search(vectors[0], COUNT + 5)} == index.ids
     assert index.ids == set(range(COUNT)) - {17, 19} | {9_000}

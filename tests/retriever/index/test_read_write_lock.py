@@ -41,7 +41,7 @@ def test_readers_share_and_a_writer_is_alone() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=120)
     assert not any(thread.is_alive() for thread in threads)
     assert broken == []
     assert most_readers > 1

@@ -107,7 +107,7 @@ def test_bash_completes_while_one_types(bash_file: Path) -> None:
         os.close(terminal)
 
 
-def read_until(terminal: int, pattern: str, timeout_s: float = 10.0) -> str:
+def read_until(terminal: int, pattern: str, timeout_s: float = 240.0) -> str:
     seen = ""
     end = time.monotonic() + timeout_s
     while not re.search(pattern, seen):

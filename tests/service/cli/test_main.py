@@ -105,7 +105,7 @@ def test_unreachable_service(capsys: pytest.CaptureFixture[str]) -> None:
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "service.cli", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 def test_serve_says_what_is_wrong(folder: Path, data: Path) -> None:

@@ -21,7 +21,7 @@ from service.errors import InvalidSetting, ModelRefused
 from service.shared.worker_settings import WorkerSettings
 
 FAKE = (sys.executable, "-m", "tests.fakes.worker")
-LONG_S = 60.0
+LONG_S = 240.0
 
 
 class Prepared:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -21,6 +23,9 @@ from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
 
 T = TypeVar("T")
+HANG_S = (
+    180.0  # nothing takes nearly as long, on a busy machine either; what ends sooner ends the wait
+)
 DOCUMENTS = [
     {"doc_id": "oslo", "title": "Oslo", "text": "Oslo is the capital of Norway, by the fjord."},
     {"doc_id": "bergen", "title": "Bergen", "text": "Bergen is rainy and has a fish market."},
@@ -38,12 +43,12 @@ class Rig:
         self._started = threading.Event()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-        self.http = httpx.Client(timeout=20)
+        self.http = httpx.Client(timeout=HANG_S)
         self.failure: BaseException | None = None
 
     def start(self, *, wait_ready: bool = True) -> None:
         self._thread.start()
-        assert self._started.wait(20), "the service did not start"
+        assert self._started.wait(HANG_S), "the service did not start"
         if self.failure is not None:
             raise self.failure
         (socket,) = self._server.servers[0].sockets
@@ -56,7 +61,7 @@ class Rig:
         self.http.close()
         if self._thread.is_alive():
             self._server.should_exit = True
-            self._thread.join(20)
+            self._thread.join(HANG_S)
             assert not self._thread.is_alive(), "the service did not stop"
 
     def call(self, run: Callable[[], Awaitable[T]]) -> T:
@@ -65,7 +70,7 @@ class Rig:
         async def go() -> T:
             return await run()
 
-        return asyncio.run_coroutine_threadsafe(go(), self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(go(), self._loop).result(HANG_S)
 
     def wait_ready(self) -> None:
         until(lambda: self.http.get("/health/ready").status_code == 200, "ready")
@@ -120,7 +125,7 @@ def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
     return server_sent_events(response.iter_lines())
 
 
-def until(condition: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:
+def until(condition: Callable[[], T | None], what: str, timeout_s: float = HANG_S) -> T:
     """The first true value of `condition`."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -128,6 +133,40 @@ def until(condition: Callable[[], T | None], what: str, timeout_s: float = 60.0)
             return value
         time.sleep(0.02)
     raise AssertionError(f"timed out: {what}")
+
+
+async def until_true(condition: Callable[[], object], what: str) -> None:
+    """Wait on an event loop until `condition` holds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + HANG_S
+    while not condition():
+        assert loop.time() < end, f"timed out: {what}"
+        await asyncio.sleep(0.02)
+
+
+@contextmanager
+def asking(
+    rig: Rig, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> Iterator[None]:
+    """A client that has sent a request, and leaves at the end of the block without its answer."""
+    address = httpx.URL(rig.url)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=HANG_S)
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    connection.request("POST", path, json.dumps(body), sent)
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+def pinged(lines: Iterator[str], worker: FakeWorker, pings: int = 2) -> str:
+    """All of a stream whose worker is held until there were so many pings."""
+    seen: list[str] = []
+    for line in lines:
+        seen.append(line)
+        if seen.count(": ping") >= pings:
+            worker.held = False
+    return "\n".join(seen)
 
 
 @contextmanager
@@ -154,7 +193,8 @@ def running(
         embedder=embedder or HashingEmbedder(),
         processes=ProcessOptions(
             address="" if command else address,
-            heartbeat_timeout_s=4.0,  # a busy machine may leave the fake worker waiting
+            # A busy machine may leave the fake worker waiting. The end of a process is noticed.
+            heartbeat_timeout_s=60.0 if command else 4.0,
             restart_backoff_s=(0.05, 0.2),
             **options,
         ),

@@ -14,11 +14,11 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from service.gateway.server import listen, with_deadlines
-from tests.service.gateway.rig import until
+from tests.service.gateway.rig import HANG_S, until
 
 PIECE = bytes(1 << 18)
 PIECES = 40  # 10 MiB: far more than the system takes for a client that does not read
-READING_S = 1.0
+READING_S = 3.0  # whoever reads slowly must have its turn within it
 
 
 class LongAnswer:
@@ -46,7 +46,7 @@ def app() -> LongAnswer:
 @pytest.fixture
 def port(app: LongAnswer) -> Iterator[int]:
     """Where `app` is served with a deadline for readers."""
-    deadlines = with_deadlines(header_s=20, reading_s=READING_S)
+    deadlines = with_deadlines(header_s=HANG_S, reading_s=READING_S)
     config = uvicorn.Config(app, http=deadlines, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     bound = listen("127.0.0.1", 0)
@@ -64,7 +64,7 @@ def port(app: LongAnswer) -> Iterator[int]:
 def asking(port: int) -> Iterator[socket.socket]:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(20)
+        connection.settimeout(HANG_S)
         connection.connect(("127.0.0.1", port))
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         yield connection
@@ -82,6 +82,6 @@ def test_whoever_reads_slowly_gets_everything(app: LongAnswer, port: int) -> Non
         started = time.monotonic()
         while part := connection.recv(1 << 20):
             received += len(part)
-            slow_until = started + 3 * READING_S * received / (len(PIECE) * PIECES)
+            slow_until = started + 1.5 * READING_S * received / (len(PIECE) * PIECES)
             time.sleep(max(0.0, slow_until - time.monotonic()))
     assert received > len(PIECE) * PIECES

@@ -99,21 +99,21 @@ def test_two_that_want_the_same_make_it_once(cache: ModelCache, said: list[str])
 
     def slow(folder: Path) -> dict[str, Any]:
         began.set()
-        assert go_on.wait(30)
+        assert go_on.wait(240)
         return write(folder)
 
     first = threading.Thread(target=lambda: made.append(cache.make(WANTED, slow)))
     second = threading.Thread(target=lambda: made.append(cache.make(WANTED, never)))
     first.start()
-    assert began.wait(30)
+    assert began.wait(240)
     second.start()
-    for _ in range(3000):
+    for _ in range(24_000):
         if said:
             break
         time.sleep(0.01)
     go_on.set()
-    first.join(30)
-    second.join(30)
+    first.join(240)
+    second.join(240)
     assert made == [cache.find(WANTED)] * 2
     assert said == ["another process prepares tiny; waiting for it"]
 

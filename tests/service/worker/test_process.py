@@ -42,7 +42,7 @@ from tests import preloaded
 from tests.service.worker.tiny import D1, D2, D3, Q, S, random_model, tiny_config
 
 DOCUMENTS = [ChunkTokens(1, D1), ChunkTokens(2, D2), ChunkTokens(3, D3)]
-START_S = 60
+START_S = 240  # of a process that loads torch beside many others
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ CODECS = ("raw", "int8")
 ROWS = 32
 # No fused multiply-add: it rounds once less than torch does, and results must be equal bit by bit.
 OPTIONS = {"enable_fp_fusion": False}
-MAX_HEAD_DIM = 256
 # Numbers by which a program finds its rows: see `_programs`.
 COLUMNS = 8
 
@@ -120,13 +119,7 @@ def _programs(segments: Sequence[StagedSegment], itemsize: int, scaled: bool) ->
 
 def supports(kv: Tensor) -> bool:
     """Return whether the kernel can write to a cache `[kv_heads, tokens, head_dim]` like this."""
-    on_gpu = _kernel is not None and kv.device.type == "cuda"
-    fits = (
-        kv.dtype in triton_support.HALF_PRECISION
-        and kv.shape[2] <= MAX_HEAD_DIM
-        and kv.stride(2) == 1
-    )
-    return on_gpu and fits and is_verified(kv.device)
+    return triton_support.takes_heads(_kernel, kv) and is_verified(kv.device)
 
 
 @cache

@@ -19,18 +19,11 @@ from service.worker.kernels.gpu.triton_support import tl
 ROWS = 16
 # No fused multiply-add: it rounds once less than torch does, and results must be equal bit by bit.
 OPTIONS = {"enable_fp_fusion": False}
-MAX_HEAD_DIM = 256
 
 
 def supports(x: Tensor) -> bool:
     """Return whether the kernels take x `[rows, heads, head_dim]`."""
-    on_gpu = _rotate is not None and x.device.type == "cuda"
-    fits = (
-        x.dtype in triton_support.HALF_PRECISION
-        and x.shape[-1] <= MAX_HEAD_DIM
-        and x.stride(-1) == 1
-    )
-    return on_gpu and fits and is_verified(x.device)
+    return triton_support.takes_heads(_rotate, x) and is_verified(x.device)
 
 
 @cache

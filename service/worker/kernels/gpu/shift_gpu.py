@@ -26,7 +26,6 @@ from service.worker.kernels.gpu.triton_support import tl
 # Rows of a program, and probes that it reads at once.
 ROWS, PROBES = 64, 16
 OPTIONS = {"enable_fp_fusion": False}
-MAX_HEAD_DIM = 256
 COLUMNS = 4
 # Allowed difference in the check before the first use: a bfloat16 rounding of values up to 4.
 TOLERANCE = 2**-6
@@ -52,41 +51,38 @@ class ShiftPlan:
 
     @classmethod
     def of(
-        cls,
-        documents: Sequence[slice],
-        probes: Sequence[int],
-        places: Tensor,
-        weights: Tensor,
-        device: torch.device,
+        cls, lines: Tensor, places: Tensor, weights: Tensor, first: int, device: torch.device
     ) -> ShiftPlan:
         """Plan the shift.
 
         Args:
-            documents: rows of each document that has probes, in order.
-            probes: how many each has, at least one.
+            lines: what `programs` returned.
             places: of all probes among the computed rows, document by document `[p]`, in host
                 memory.
-            weights: of every row from the first document's first to the last one's last.
+            weights: of every row from `first` on.
         """
-        lines, at = [], 0
-        for document, count in zip(documents, probes, strict=True):
-            for row in range(document.start, document.stop, ROWS):
-                lines.append((row, min(ROWS, document.stop - row), at, count))
-            at += count
-        table = torch.tensor(lines, dtype=torch.int64).flatten()
-        packed = to_device(torch.cat([table, places]), device)
-        return cls(packed, len(lines), weights.contiguous(), documents[0].start)
+        packed = to_device(torch.cat([lines.flatten(), places]), device)
+        return cls(packed, len(lines), weights.contiguous(), first)
+
+
+def programs(documents: Sequence[slice], probes: Sequence[int]) -> Tensor:
+    """Return a line for every program `[programs, 4]`, in host memory.
+
+    Args:
+        documents: rows of each document that has probes, in order.
+        probes: how many each has, at least one.
+    """
+    lines, at = [], 0
+    for document, count in zip(documents, probes, strict=True):
+        for row in range(document.start, document.stop, ROWS):
+            lines.append((row, min(ROWS, document.stop - row), at, count))
+        at += count
+    return torch.tensor(lines, dtype=torch.int64).view(-1, COLUMNS)
 
 
 def supports(kv: Tensor) -> bool:
     """Return whether the kernel can shift a cache `[kv_heads, tokens, head_dim]` like this."""
-    on_gpu = _kernel is not None and kv.device.type == "cuda"
-    fits = (
-        kv.dtype in triton_support.HALF_PRECISION
-        and kv.shape[2] <= MAX_HEAD_DIM
-        and kv.stride(2) == 1
-    )
-    return on_gpu and fits and is_verified(kv.device)
+    return triton_support.takes_heads(_kernel, kv) and is_verified(kv.device)
 
 
 @cache
@@ -105,9 +101,8 @@ def _compared(device: torch.device) -> tuple[Tensor, Tensor]:
     rows = torch.tensor([4, 30, 70], device=device)
     fresh, old = torch.randn(2, 2, 3, heads, d, generator=random, device=device).bfloat16()
     weights = torch.full((90,), 0.5, dtype=torch.bfloat16, device=device)
-    plan = ShiftPlan.of(
-        [slice(5, 65), slice(65, 95)], [1, 1], torch.tensor([1, 2]), weights, device
-    )
+    lines = programs([slice(5, 65), slice(65, 95)], [1, 1])
+    plan = ShiftPlan.of(lines, torch.tensor([1, 2]), weights, 5, device)
     shift(
         plan, ours[0], ours[1], (fresh[0], fresh[1]), (old[0], old[1]), rows, cos=angles.cos(),
         sin=angles.sin(), keys=True, values=True,
@@ -139,6 +134,7 @@ def shift(
     sin: Tensor,
     keys: bool,
     values: bool,
+    extent: Tensor | None = None,
 ) -> None:
     """Shift keys and values of a layer in place.
 
@@ -152,26 +148,29 @@ def shift(
         sin: table like `cos`.
         keys: whether keys are shifted.
         values: whether values are.
+        extent: where the cache lies in the memory that `k_all` and `v_all` are the start of
+            (`index_causal_attention.EXTENT`).
     """
     assert k_all.stride() == v_all.stride()
     fresh_k, fresh_v = fresh
     half = cos.shape[1]
     _kernel[(plan.number, k_all.shape[0])](
         k_all, v_all, fresh_k, fresh_v, *replaced, rows, plan.programs, plan.weights, cos, sin,
-        plan.number, plan.first, k_all.stride(0), k_all.stride(1), fresh_k.stride(0),
-        fresh_k.stride(1), fresh_v.stride(0), fresh_v.stride(1),
-        OF_KEYS=keys, OF_VALUES=values, HALF=half, WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS,
-        PROBES=PROBES, COLUMNS=COLUMNS, **OPTIONS,
+        rows if extent is None else extent, plan.number, plan.first, k_all.stride(0),
+        k_all.stride(1), fresh_k.stride(0), fresh_k.stride(1), fresh_v.stride(0),
+        fresh_v.stride(1),
+        OF_KEYS=keys, OF_VALUES=values, PLACED=extent is not None, HALF=half,
+        WIDTH=1 << (half - 1).bit_length(), ROWS=ROWS, PROBES=PROBES, COLUMNS=COLUMNS, **OPTIONS,
     )  # fmt: skip
 
 
 def _shift_block(
     k_all: tl.tensor, v_all: tl.tensor, fresh_k: tl.tensor, fresh_v: tl.tensor, old_k: tl.tensor,
     old_v: tl.tensor, rows: tl.tensor, programs: tl.tensor, weights: tl.tensor, cos: tl.tensor,
-    sin: tl.tensor, number: tl.tensor, first_row: tl.tensor, of_head: tl.tensor, of_row: tl.tensor,
-    k_row: tl.tensor, k_head: tl.tensor, v_row: tl.tensor, v_head: tl.tensor,
-    OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, PROBES: tl.constexpr, COLUMNS: tl.constexpr,
+    sin: tl.tensor, extent: tl.tensor, number: tl.tensor, first_row: tl.tensor, of_head: tl.tensor,
+    of_row: tl.tensor, k_row: tl.tensor, k_head: tl.tensor, v_row: tl.tensor, v_head: tl.tensor,
+    OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr, PLACED: tl.constexpr, HALF: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, PROBES: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     mine = programs + tl.program_id(0) * COLUMNS
@@ -218,6 +217,9 @@ def _shift_block(
     weight = tl.load(weights + row - first_row, mask=inside, other=0.0)
     moved = (weight != 0.0)[:, None] & wide
     place = head * of_head + row[:, None] * of_row + width[None, :]
+    if PLACED:
+        place = head * tl.load(extent + 1) + row[:, None] * (2 * HALF) + width[None, :]
+        place += tl.load(extent)
     # Rounded where torch rounds: the mean, the product, the rotated product.
     kind = k_all.dtype.element_ty
     by = weight.to(tl.float32)[:, None]

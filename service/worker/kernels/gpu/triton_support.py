@@ -19,11 +19,12 @@ try:  # comes with torch's CUDA builds
 except ImportError:
     triton = tl = None
 
-__all__ = ["HALF_PRECISION", "jit", "matches_torch", "tl"]
+__all__ = ["HALF_PRECISION", "jit", "matches_torch", "takes_heads", "tl"]
 
 log = logging.getLogger("kvstitch.kernels")
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
 
 
 def jit(function: Callable[..., None], *unspecialised: str) -> Any:
@@ -36,6 +37,13 @@ def jit(function: Callable[..., None], *unspecialised: str) -> Any:
             the kernel again for those that are 1 or a multiple of 16.
     """
     return None if triton is None else triton.jit(function, do_not_specialize=unspecialised)
+
+
+def takes_heads(kernel: Any, x: Tensor) -> bool:
+    """Return whether a kernel that moves whole heads could take x `[.., .., head_dim]`: it exists,
+    and x is on a GPU, in half precision, each head in one piece."""
+    fits = x.dtype in HALF_PRECISION and x.shape[-1] <= MAX_HEAD_DIM and x.stride(-1) == 1
+    return kernel is not None and x.device.type == "cuda" and fits
 
 
 def matches_torch(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,19 @@ class Sight:
 
 
 EVERYTHING_CACHED = Sight()
+
+
+class Probes(NamedTuple):
+    """Computed rows that show how wrong the stored KV of their document is.
+
+    Attributes:
+        rows: of documents, ascending `[p]`.
+        weight: times the mean of fresh minus stored over a document's probes is what all its rows
+            that are not computed are moved by.
+    """
+
+    rows: Tensor
+    weight: float
 
 
 class LayerLoop(Protocol):
@@ -101,9 +114,6 @@ class LayerLoop(Protocol):
 class DenseMethod(FusionMethod):
     """Base: computes only the question, with cached keys at their positions in the prompt."""
 
-    reads_replaced: ClassVar[bool] = False
-    """Whether `adjust` reads `LayerView.replaced`."""
-
     @property
     def layers_without_cache(self) -> int:
         """Number of first layers that need no stored KV: they can run while it is being loaded."""
@@ -117,13 +127,15 @@ class DenseMethod(FusionMethod):
         """
         return 0
 
-    @property
-    def quiet_from(self) -> int | None:
-        """The first layer from which on `adjust`, `select` and `document_keys` do nothing, so that
-        layers need not be computed one by one; None: they may do something at every layer."""
+    def is_quiet(self, layer: int) -> bool:
+        """Return whether `adjust`, `select` and `document_keys` do nothing at this layer, so that
+        it need not be computed by itself."""
         hooks = ("adjust", "select", "document_keys")
-        own = all(getattr(type(self), hook) is getattr(DenseMethod, hook) for hook in hooks)
-        return 0 if own else None
+        return all(getattr(type(self), hook) is getattr(DenseMethod, hook) for hook in hooks)
+
+    def reads_replaced(self, layer: int) -> bool:
+        """Return whether a hook reads `LayerView.replaced` at this layer."""
+        return False
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
         """Return rows to compute, starting from their embeddings."""
@@ -140,6 +152,16 @@ class DenseMethod(FusionMethod):
     def adjust(self, view: LayerView) -> None:
         """Change the stored KV of rows that are not computed at this layer, in `view.k` and
         `view.v`, before anything attends to it. Called before `select`."""
+
+    def probes(self, layout: PromptLayout, rows: Tensor, scores: Tensor | None) -> Probes | None:
+        """Return by what stored rows that are not computed are shifted at every layer but 0, where
+        KV depends on the token alone; None: they stay as they are.
+
+        Args:
+            rows: that are computed at all layers `[m]`.
+            scores: what earlier passes measured `[n]`.
+        """
+        return None
 
     def document_keys(self, view: LayerView) -> Tensor | None:
         """Return the only keys that computed rows before the question may attend to, as ascending

@@ -50,9 +50,8 @@ class Method(DenseMethod):
     def full_layers(self) -> int:
         return self.selection_layer
 
-    @property
-    def quiet_from(self) -> int:
-        return self.selection_layer + 1
+    def is_quiet(self, layer: int) -> bool:
+        return layer != self.selection_layer
 
     def check(self, model: ModelFacts) -> None:
         self.check_layer_exists("selection_layer", self.selection_layer, model)

@@ -17,7 +17,6 @@ Source:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,8 +36,6 @@ CHECK_LAYER = 1
 class Method(DenseMethod):
     """Recompute the document tokens whose stored KV differs most from the true one at layer 1, and
     shift all others by the mean difference that these show at every later layer."""
-
-    reads_replaced: ClassVar[bool] = True
 
     ratio: float = parameter(
         0.1, "share of the documents' tokens to recompute", ge=0, le=1, auto=True
@@ -66,6 +63,9 @@ class Method(DenseMethod):
             view.layout.cached_document_rows, view.memo["deviations"]
         )
         return union(*view.memo["probes"], view.layout.question_rows)
+
+    def reads_replaced(self, layer: int) -> bool:
+        return layer > CHECK_LAYER
 
     def adjust(self, view: LayerView) -> None:
         if view.layer <= CHECK_LAYER or "probes" not in view.memo:

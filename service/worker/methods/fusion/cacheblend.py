@@ -66,9 +66,11 @@ class Method(DenseMethod):
     def full_layers(self) -> int:
         return self.check_layer
 
-    @property
-    def quiet_from(self) -> int:
-        return self.check_layer + max(1, len(self.schedule))
+    def is_quiet(self, layer: int) -> bool:
+        return not 0 <= layer - self.check_layer < max(1, len(self.schedule))
+
+    def reads_replaced(self, layer: int) -> bool:
+        return layer == self.check_layer and self.metric == "V"
 
     def check(self, model: ModelFacts) -> None:
         self.check_layer_exists("check_layer", self.check_layer, model)

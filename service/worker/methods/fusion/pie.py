@@ -33,9 +33,8 @@ class Method(DenseMethod):
     def full_layers(self) -> int:
         return max(0, self.exact_layers - 1)
 
-    @property
-    def quiet_from(self) -> int:
-        return self.exact_layers
+    def is_quiet(self, layer: int) -> bool:
+        return layer != self.exact_layers - 1
 
     def start_rows(self, layout: PromptLayout) -> Tensor:
         return layout.all_rows if self.exact_layers else layout.question_rows

@@ -21,27 +21,23 @@ full prefill.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from service.shared.parameters import parameter
 from service.worker.layout import PromptLayout
-from service.worker.methods.bases.dense import RowWeights
+from service.worker.methods.bases.dense import Probes, RowWeights
 from service.worker.methods.bases.fusion import share_of
 from service.worker.methods.bases.two_pass import TwoPassMethod
 from service.worker.methods.layer_view import LayerView
 from service.worker.methods.scores import stable_topk
-from service.worker.methods.stored_kv import Shift
 
 
 @dataclass(frozen=True)
 class Method(TwoPassMethod):
     """Recompute what the question attends to in the layers in which answers are read, and shift
     the rest of every document by how wrong that was; no layer is computed for every token."""
-
-    reads_replaced: ClassVar[bool] = True
 
     ratio: float = parameter(
         0.15, "share of the prompt's tokens to recompute", ge=0, le=1, auto=True
@@ -81,17 +77,11 @@ class Method(TwoPassMethod):
         candidates = layout.stale_document_rows
         return candidates[stable_topk(scores[candidates], share_of(layout, self.ratio))]
 
-    def adjust(self, view: LayerView) -> None:
-        # The KV of layer 0 depends on the token alone: nothing stored is wrong there.
-        if not self.shift or view.layer == 0 or view.attention_scores is None:
-            return
-        if "shift" not in view.memo:
-            layout = view.layout
-            rows, stale = layout.on_host(view.rows), layout.on_host(layout.stale_document_rows)
-            probes = layout.on_device(rows[torch.isin(rows, stale)])
-            view.memo["shift"] = Shift.of(view, probes, self.shift)
-        if view.memo["shift"] is not None:
-            view.memo["shift"].apply(view)
+    def probes(self, layout: PromptLayout, rows: Tensor, scores: Tensor | None) -> Probes | None:
+        if not self.shift or scores is None:
+            return None
+        computed, stale = layout.on_host(rows), layout.on_host(layout.stale_document_rows)
+        return Probes(layout.on_device(computed[torch.isin(computed, stale)]), self.shift)
 
     def ranking(self, view: LayerView) -> Tensor | None:
         return view.attention_scores if view.layer == 0 else None

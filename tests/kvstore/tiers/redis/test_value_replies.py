@@ -36,7 +36,7 @@ def receiving(sent: bytes, cuts=(), *, close=False, deadline=30.0, pause=0.0, si
     thread.start()
     with ours, theirs:
         yield ValueReplies(connected(ours), time.monotonic() + deadline)
-        thread.join(10)
+        thread.join(240)
 
 
 def connected(ours):

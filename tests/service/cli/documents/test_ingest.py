@@ -166,4 +166,4 @@ def test_without_waiting(rig: Rig, files: Path, capsys: pytest.CaptureFixture[st
     jobs = capsys.readouterr().out.split()
     assert len(jobs) == 2
     with Client(rig.url) as client:
-        assert all(client.wait(job_id, timeout_s=60).ended for job_id in jobs)
+        assert all(client.wait(job_id, timeout_s=240).ended for job_id in jobs)

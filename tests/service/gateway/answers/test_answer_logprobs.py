@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.gateway.answers.answer_logprobs import AnswerLogprobs
@@ -87,6 +87,7 @@ def test_the_words_that_begin_an_answer_were_not_sampled() -> None:
     assert sent[0][0] == "It is " and first.token == " " and first.text_offset == 5
 
 
+@settings(deadline=None)
 @given(
     st.text("ab 🎉é\n", max_size=20),
     st.lists(st.text("ab 🎉\n", min_size=1, max_size=3), max_size=2),

@@ -30,6 +30,11 @@ TOKENS_100 = Rate("tokens_per_minute", "tenant", "red", "", 100)
 Pass = Callable[[float], None]
 
 
+def nearly(full_s: float, begun: float) -> Any:
+    """A wait that was so long at `begun`: Redis's clock went on meanwhile."""
+    return pytest.approx(full_s, abs=1e-3 + time.monotonic() - begun)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with redis_server() as server:
@@ -68,11 +73,12 @@ async def test_a_quiet_minute_allows_a_burst_of_its_size_and_no_more(
     kind: tuple[RateCounters, Pass],
 ) -> None:
     counters, let_pass = kind
+    begun = time.monotonic()
     for _ in range(3):
         assert await counters.admit([KEY_3], []) is None
     refused = await counters.admit([KEY_3], [])
     assert refused is not None and refused.rate == KEY_3
-    assert 19 < refused.wait_s <= 20
+    assert refused.wait_s == nearly(20, begun)
     let_pass(refused.wait_s)
     assert await counters.admit([KEY_3], []) is None
     assert await counters.admit([KEY_3], []) is not None
@@ -84,6 +90,7 @@ async def test_a_quiet_minute_allows_a_burst_of_its_size_and_no_more(
 
 async def test_a_refused_request_counts_nowhere(kind: tuple[RateCounters, Pass]) -> None:
     counters, _ = kind
+    begun = time.monotonic()
     for _ in range(3):
         assert await counters.admit([KEY_3, TENANT_4], []) is None
     for _ in range(5):
@@ -92,7 +99,8 @@ async def test_a_refused_request_counts_nowhere(kind: tuple[RateCounters, Pass])
     other = Rate("requests_per_minute", "key", "red", "k2", 3)
     assert await counters.admit([other, TENANT_4], []) is None
     refused = await counters.admit([other, TENANT_4], [])
-    assert refused is not None and refused.rate == TENANT_4 and 14 < refused.wait_s <= 15
+    assert refused is not None and refused.rate == TENANT_4
+    assert refused.wait_s == nearly(15, begun)
     assert await counters.admit([Rate("requests_per_minute", "key", "blue", "k1", 3)], []) is None
 
 
@@ -100,6 +108,7 @@ async def test_tokens_may_overdraw_once_and_are_paid_back(
     kind: tuple[RateCounters, Pass],
 ) -> None:
     counters, let_pass = kind
+    begun = time.monotonic()
     assert await counters.admit([], [TOKENS_100]) is None
     counters.spend([TOKENS_100], 99)
     assert await counters.admit([], [TOKENS_100]) is None
@@ -107,11 +116,13 @@ async def test_tokens_may_overdraw_once_and_are_paid_back(
         counters.spend([TOKENS_100], 1)
     refused = await counters.admit([KEY_3], [TOKENS_100])
     assert refused is not None and refused.rate == TOKENS_100
-    assert 89 < refused.wait_s <= 90  # 249 used of 100: credit for one more after 150 more
-    let_pass(89)
+    assert refused.wait_s == nearly(
+        90, begun
+    )  # 249 used of 100: credit for one more after 150 more
+    let_pass(75)
     refused = await counters.admit([KEY_3], [TOKENS_100])
     assert refused is not None and refused.rate == TOKENS_100, "tokens, not the request, count"
-    let_pass(1)
+    let_pass(15)
     for _ in range(3):
         assert await counters.admit([KEY_3], [TOKENS_100]) is None
 
@@ -122,9 +133,9 @@ async def test_another_limit_counts_from_the_next_request_on(
     counters, _ = kind
     for _ in range(3):
         assert await counters.admit([KEY_3], []) is None
-    raised = Rate("requests_per_minute", "key", "red", "k1", 60)
+    raised = Rate("requests_per_minute", "key", "red", "k1", 6)
     refused = await counters.admit([raised], [])  # a minute is used, whatever the limit
-    assert refused is not None and 0 < refused.wait_s <= 1
+    assert refused is not None and 0 < refused.wait_s <= 10
 
 
 async def test_of_many_at_once_as_many_pass_as_the_limit_says(

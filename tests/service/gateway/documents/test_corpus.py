@@ -17,7 +17,7 @@ from service.gateway.documents.purge_queue import CHUNKS_PER_CALL
 from service.messages.requests import ChunkTokens, Precompute, Purge
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.model_folders import byte_tokenizer
-from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
+from tests.service.gateway.rig import DOCUMENTS, HANG_S, Rig, running, until
 
 
 def fake(rig: Rig) -> FakeWorker:
@@ -231,7 +231,7 @@ def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None
 
     def slow(texts: Sequence[str]) -> Vectors:
         reached.set()
-        assert go_on.wait(20)
+        assert go_on.wait(HANG_S)
         return embed(texts)
 
     embedder.embed = slow  # type: ignore[method-assign]
@@ -240,7 +240,7 @@ def test_deletions_and_cancellations_do_not_wait_for_embedding(rig: Rig) -> None
         rig.http.post("/admin/precompute", json={"documents": [document]}).json()["job_id"]
         for document in documents
     ]
-    assert reached.wait(20)
+    assert reached.wait(HANG_S)
     assert rig.http.delete("/admin/documents/oslo").status_code == 200
     assert rig.http.delete("/admin/documents/rome").status_code == 200
     assert rig.http.delete(f"/admin/jobs/{jobs[1]}").status_code == 200

@@ -162,7 +162,7 @@ def test_uploads_at_the_same_moment_exceed_no_quota_together(
         own = stores[number % len(stores)]
         job_id = own.begin("t")
         own.spool(job_id, [IngestDocument(f"d{number}", "c", "text", b"x" * 30)])
-        all_spooled.wait(10)
+        all_spooled.wait(120)
         try:
             own.accept(job_id, None, b"digest", check=check)
         except QuotaExceeded:

@@ -15,10 +15,10 @@ import httpx
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.service_database import jobs_database
-from service.messages.requests import Precompute, Purge
+from service.messages.requests import ChunkTokens, Precompute, Purge
 from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
-from tests.service.gateway.rig import DOCUMENTS, Rig, running, until
+from tests.service.gateway.rig import DOCUMENTS, HANG_S, Rig, running, until
 
 BOTH_DATABASES = True  # every test with the rig holds for each (see conftest.py)
 
@@ -52,7 +52,7 @@ def test_a_key_whose_request_is_under_way_is_a_conflict(rig: Rig) -> None:
     def slowly() -> Iterator[bytes]:
         yield json.dumps({"doc_id": "a", "text": "one"}).encode() + b"\n"
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(HANG_S)
         yield json.dumps({"doc_id": "b", "text": "two"}).encode()
 
     headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": "k"}
@@ -60,11 +60,11 @@ def test_a_key_whose_request_is_under_way_is_a_conflict(rig: Rig) -> None:
 
     def send() -> None:
         url = f"{rig.url}/admin/precompute"
-        replies.append(httpx.post(url, content=slowly(), headers=headers, timeout=30))
+        replies.append(httpx.post(url, content=slowly(), headers=headers, timeout=HANG_S))
 
     sending = threading.Thread(target=send)
     sending.start()
-    assert begun.wait(20)
+    assert begun.wait(HANG_S)
     try:
         until(lambda: rig.gateway.corpus.jobs._keys_in_use, "the first request is under way")
         conflict = post(rig, DOCUMENTS, "k")
@@ -84,7 +84,7 @@ class SlowToStart(HashingEmbedder):
         self.go_on = threading.Event()
 
     def start(self) -> None:
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(HANG_S)
 
 
 def test_documents_that_come_in_while_the_index_is_loaded(folder: Path, data: Path) -> None:
@@ -102,12 +102,12 @@ def test_documents_that_come_in_while_the_index_is_loaded(folder: Path, data: Pa
 
         def send() -> None:
             url, headers = f"{rig.url}/admin/precompute", {"Content-Type": "application/x-ndjson"}
-            replies.append(httpx.post(url, content=slowly(), headers=headers, timeout=30))
+            replies.append(httpx.post(url, content=slowly(), headers=headers, timeout=HANG_S))
 
         sending = threading.Thread(target=send)
         sending.start()
         try:
-            assert begun.wait(20)
+            assert begun.wait(HANG_S)
             until(lambda: spooling(data), "the job is begun")
         finally:
             embedder.go_on.set()
@@ -273,7 +273,14 @@ def test_jobs_that_ended_long_ago_are_forgotten(folder: Path, data: Path) -> Non
 def test_an_open_job_says_how_long_it_takes(folder: Path, data: Path) -> None:
     """The worker takes its time for every chunk; a later job has to wait for the earlier one."""
     with running(folder, data) as rig:
-        fake(rig).chunk_delay_s = 0.1
+        worker, came = fake(rig), 0
+
+        def slowly(chunk: ChunkTokens) -> None:
+            nonlocal came
+            came += 1
+            worker.chunks_held = came == 20  # both jobs stay open until they were looked at
+
+        worker.chunk_delay_s, worker.on_chunk = 0.1, slowly
         many = [{"doc_id": str(n), "text": f"document {n} says {n}"} for n in range(44)]
         first, second = (post(rig, part).json() for part in (many[:40], many[40:]))
         assert first["eta_s"] is None
@@ -283,8 +290,10 @@ def test_an_open_job_says_how_long_it_takes(folder: Path, data: Path) -> None:
             return found
 
         until(lambda: eta(first) is not None, "it is known how long the first job takes")
-        of_second, of_first = eta(second), eta(first)
+        until(lambda: worker.chunks_held, "the worker stands still")
+        of_first, of_second = eta(first), eta(second)  # the later, the longer
+        worker.chunks_held = False
         assert of_first is not None and of_second is not None
-        assert 0 < of_first < of_second < 60
+        assert 0 < of_first < of_second < 600
         ended = rig.finished(second["job_id"])
         assert ended["state"] == "succeeded" and ended["eta_s"] is None

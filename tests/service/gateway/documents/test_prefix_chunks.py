@@ -161,17 +161,19 @@ def test_while_another_mode_is_made_ready_prompts_take_what_is_stored(
     with running(folder, data, prefix_mode="system") as first:
         first.ingest(CORPUS)
         stored = set(fake(first).stored)
-    worker = FakeWorker("", chunk_delay_s=0.2)
+    worker = FakeWorker("", chunks_held=True)  # until it was asked in between
     worker.stored = stored
     with running(
         folder, data, worker=worker, prefix_mode="primer", companions=2, primers=1
     ) as again:
         seen = set()
+        assert not settled(again)
         while not settled(again):
             for question in TOPICS:
                 for chunk in asked(again, question)[1:]:
                     assert stored_key(chunk) in worker.stored
                     seen.add(len(chunk.behind))
+            worker.chunks_held = False
         assert seen >= {0}, "it was asked in between"
         assert all(chunk.behind for chunk in asked(again)[1:])
 

@@ -25,7 +25,7 @@ from service.gateway.prometheus import GatewayMetrics
 from service.gateway.service_database import jobs_database
 from service.gateway.tables import events as events_table
 from service.settings import load
-from tests.service.gateway.rig import DOCUMENTS, running, until
+from tests.service.gateway.rig import DOCUMENTS, HANG_S, running, until
 
 SECRET = "a secret of 16 characters"
 
@@ -47,7 +47,7 @@ class Receiver:
             signed = headers["Kvstitch-Timestamp"].encode() + b"." + body
             right = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
             assert headers["Kvstitch-Signature"] == f"sha256={right}"
-            assert abs(time.time() - int(headers["Kvstitch-Timestamp"])) < 60
+            assert abs(time.time() - int(headers["Kvstitch-Timestamp"])) < 600
             assert headers["Kvstitch-Event-Id"] == json.loads(body)["event_id"]
 
 
@@ -169,13 +169,15 @@ async def test_it_is_tried_again_with_longer_pauses(
 async def test_it_is_given_up(events: EventStore, receiver: Receiver) -> None:
     receiver.statuses = [500] * 100
     metrics = GatewayMetrics({})
-    sender = WebhookSender(events, receiver.url, SECRET, metrics, first_retry_s=0.05, give_up_s=1.5)
+    sender = WebhookSender(events, receiver.url, SECRET, metrics, first_retry_s=0.05, give_up_s=600)
     sender.start()
     try:
+        await until_async(lambda: count(metrics, "retried") >= 2)
+        sender._give_up_s = 0.0  # so much time has passed
         await until_async(lambda: owed(events) == 0)
     finally:
         await sender.close()
-    assert count(metrics, "failed") == 1 and count(metrics, "retried") >= 1
+    assert count(metrics, "failed") == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/", "http://no.such.host.invalid/", "http://["])
@@ -197,7 +199,7 @@ def count(metrics: GatewayMetrics, outcome: str) -> float:
 
 
 async def until_async(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while not condition():
             await asyncio.sleep(0.02)
 

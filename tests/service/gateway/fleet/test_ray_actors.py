@@ -14,7 +14,7 @@ import pytest
 from service.errors import InvalidSetting
 from service.gateway.fleet.discovery import RayActors
 
-LONG_S = 60.0
+LONG_S = 240.0
 # Each run prints the next of these lists and what Ray might print, then ends as if Ray were away.
 SCRIPT = """
 import json, pathlib, sys

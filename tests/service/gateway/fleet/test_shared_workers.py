@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,14 @@ import msgspec
 import pytest
 
 from service.errors import WorkerUnavailable
+from service.gateway.fleet.member import Member
 from service.gateway.fleet.shared_workers import SharedWorkers, label
 from service.gateway.prometheus import GatewayMetrics
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.requests import ChunkTokens, Hello, Ping, Purge, Shutdown
 from service.settings import load
 from tests.fakes.worker import READY, FakeWorker
+from tests.service.gateway.rig import until_true
 from tests.service.gateway.worker_client.test_client import request
 
 SECRET = "0123456789abcdef" * 2
@@ -77,33 +79,25 @@ async def fleet(data: Path, *workers: FakeWorker, **settings: Any) -> AsyncItera
             await worker.stop()
 
 
-async def until(holds: Callable[[], object], claim: str, timeout: float = 60.0) -> None:
-    loop = asyncio.get_running_loop()
-    end = loop.time() + timeout
-    while not holds():
-        assert loop.time() < end, claim
-        await asyncio.sleep(0.02)
-
-
 async def test_workers_come_and_leave_and_no_gateway_ends_them(data: Path) -> None:
     first, second = FakeWorker(""), FakeWorker("")
     async with fleet(data, first, second) as made:
-        await until(lambda: made.ready() == 2, "both are ready")
+        await until_true(lambda: made.ready() == 2, "both are ready")
         assert made.counts[-1] == 2
         for number in range(4):
             assert isinstance((await made.run(f"r{number}"))[-1], Done)
-        await until(lambda: first.seen(Ping) and second.seen(Ping), "leases are renewed")
+        await until_true(lambda: first.seen(Ping) and second.seen(Ping), "leases are renewed")
         hello = first.seen(Hello)[0]
         assert isinstance(hello, Hello) and hello.lease_s == 5 and "database" not in hello.domain
         names = {str(sample.labels["worker"]) for sample in _samples(made.metrics)}
         assert names == {label(first.address), label(second.address)}
         made.listed.write(second)
-        await until(lambda: len(made.shared.states()) == 1, "the first has left")
+        await until_true(lambda: len(made.shared.states()) == 1, "the first has left")
         assert made.ready() == 1 and made.counts[-1] == 1
         assert isinstance((await made.run("after"))[-1], Done)
         assert {str(sample.labels["worker"]) for sample in _samples(made.metrics)} <= names
         made.listed.write(second, first)
-        await until(lambda: made.ready() == 2, "it is back")
+        await until_true(lambda: made.ready() == 2, "it is back")
         assert {member.number for member in made.pool.members} == {1, 2}
     assert not first.seen(Shutdown) and not second.seen(Shutdown)
 
@@ -118,69 +112,72 @@ def _samples(metrics: GatewayMetrics) -> list[Any]:
 
 
 async def test_what_a_worker_that_leaves_had_not_begun_moves(data: Path) -> None:
-    slow, other = FakeWorker("", prefill_delay_s=30), FakeWorker("")
+    slow, other = FakeWorker("", held=True), FakeWorker("")
     async with fleet(data, slow, other) as made:
-        await until(lambda: made.ready() == 2, "both are ready")
+        await until_true(lambda: made.ready() == 2, "both are ready")
         running = asyncio.create_task(made.run("r"))
-        await until(lambda: made.pool.members[0].requests, "it is there")
+        await until_true(lambda: made.pool.members[0].requests, "it is there")
         made.listed.write(other)
         assert isinstance((await asyncio.wait_for(running, 60))[-1], Done)
 
 
 async def test_a_connection_that_breaks_is_noticed_at_once(data: Path) -> None:
     """Not after the heartbeat's silence: what was under way is lost with the connection."""
-    slow, other = FakeWorker("", prefill_delay_s=30), FakeWorker("")
+    slow, other = FakeWorker("", held=True), FakeWorker("")
     async with fleet(data, slow, other) as made:
         made.shared._heartbeat_timeout_s = 600
-        await until(lambda: made.ready() == 2, "both are ready")
+        await until_true(lambda: made.ready() == 2, "both are ready")
         running = asyncio.create_task(made.run("r"))
-        await until(lambda: made.pool.members[0].requests, "it is there")
+        await until_true(lambda: made.pool.members[0].requests, "it is there")
         await slow.stop()
         assert isinstance((await asyncio.wait_for(running, 60))[-1], Done)
-        slow.prefill_delay_s = 0.0
+        slow.held = False
         await slow.start()  # at the same address
-        await until(lambda: made.ready() == 2, "it is back")
+        await until_true(lambda: made.ready() == 2, "it is back")
 
 
 async def test_a_worker_that_drains_gets_nothing_new_and_its_returns_move_on(data: Path) -> None:
     first, second, third = FakeWorker(""), FakeWorker(""), FakeWorker("")
     async with fleet(data, first, second, third) as made:
-        await until(lambda: made.ready() == 3, "all are ready")
+        await until_true(lambda: made.ready() == 3, "all are ready")
         # They give back what arrives, also before the gateway has heard that they drain.
         first.draining = second.draining = True
-        await until(lambda: sum(m.draining for m in made.pool.members) == 2, "it has heard")
+        await until_true(lambda: sum(m.draining for m in made.pool.members) == 2, "it has heard")
         events = [await made.run(f"r{number}") for number in range(3)]
         assert all(isinstance(each[-1], Done) for each in events)
         assert made.metrics.registry.get_sample_value("kvstitch_moved_requests_total") == 0
         assert [state.draining for state in made.shared.states()] == [True, True, False]
         third.draining = True
-        await until(lambda: all(m.draining for m in made.pool.members), "it has heard")
+        await until_true(lambda: all(m.draining for m in made.pool.members), "it has heard")
         with pytest.raises(WorkerUnavailable, match="about to end"):
             await made.run("nobody")
 
 
 async def test_returns_of_workers_that_drain_do_not_count_as_moves(data: Path) -> None:
-    workers = [FakeWorker("", heartbeat_s=0.05) for _ in range(4)]
+    workers = [FakeWorker("", heartbeat_s=0.05, held=True) for _ in range(4)]
     async with fleet(data, *workers) as made:
-        await until(lambda: made.ready() == 4, "all are ready")
-        for worker in workers:
-            worker.prefill_delay_s = 1.5
+        await until_true(lambda: made.ready() == 4, "all are ready")
 
-        async def drain(worker: FakeWorker) -> None:
+        async def drain(member: Member) -> None:
             """As a real one: tell first, then give back."""
+            worker = workers[member.number]
+            await until_true(lambda: worker._running, "it has arrived")
             worker.draining = True
-            await asyncio.sleep(0.3)
+            await until_true(lambda: member.draining, "it has heard")
             for id, task in list(worker._running.items()):
                 task.cancel()
                 for peer in worker._peers:
                     await worker._send(peer, Failed(id, "overloaded", "shutting down"))
 
         running = asyncio.create_task(made.run("r"))
-        by_number = dict(enumerate(workers))
         for _ in range(3):
-            await until(lambda: any(m.requests for m in made.pool.members if not m.draining), "it")
+            await until_true(
+                lambda: any(m.requests for m in made.pool.members if not m.draining), "it"
+            )
             at = next(m for m in made.pool.members if m.requests)
-            await drain(by_number[at.number])
+            await drain(at)
+        for worker in workers:
+            worker.held = False
         assert isinstance((await asyncio.wait_for(running, 60))[-1], Done)
         assert made.metrics.registry.get_sample_value("kvstitch_moved_requests_total") == 3
 
@@ -194,11 +191,11 @@ async def test_who_speaks_another_protocol_or_serves_another_model_is_refused_by
     other = FakeWorker("", ready=msgspec.structs.replace(READY, model=model))
     async with fleet(data, good, newer, other) as made:
         made.listed.write(good)
-        await until(lambda: made.ready() == 1, "the first is ready")
+        await until_true(lambda: made.ready() == 1, "the first is ready")
         made.listed.write(good, newer, other)
-        await until(lambda: "serves" in _reason(made, other), "the other model is refused")
+        await until_true(lambda: "serves" in _reason(made, other), "the other model is refused")
         assert "other (ffff" in _reason(made, other) and "fake (0000" in _reason(made, other)
-        await until(lambda: "protocol" in _reason(made, newer), "the protocol is refused")
+        await until_true(lambda: "protocol" in _reason(made, newer), "the protocol is refused")
         assert "99" in _reason(made, newer) and "1" in _reason(made, newer)
         assert isinstance((await made.run("r"))[-1], Done)
 
@@ -213,7 +210,7 @@ async def test_with_another_secret_the_reason_says_so(
     monkeypatch.setattr("service.gateway.worker_client.connection.UNHEARD_S", 0.3)
     worker = FakeWorker("", secret="f" * 32)
     async with fleet(data, worker) as made:
-        await until(lambda: "KVSTITCH_FLEET_SECRET" in made.pool.reason, "it says so")
+        await until_true(lambda: "KVSTITCH_FLEET_SECRET" in made.pool.reason, "it says so")
         assert worker.address in made.pool.reason and not worker.received
         with pytest.raises(WorkerUnavailable, match="KVSTITCH_FLEET_SECRET"):
             made.pool.require()
@@ -224,25 +221,28 @@ async def test_an_address_that_others_reach_is_left_alone_without_a_secret(data:
     async with fleet(data, fleet_secret="") as made:
         worker.address = "tcp://192.0.2.1:5700"  # of the documentation: nobody is there
         made.listed.write(worker)
-        await until(lambda: "KVSTITCH_FLEET_SECRET" in _reason(made, worker), "it is refused")
+        await until_true(lambda: "KVSTITCH_FLEET_SECRET" in _reason(made, worker), "it is refused")
 
 
 async def test_a_deletion_waits_for_who_may_hold_some(data: Path) -> None:
     there, silent = FakeWorker(""), FakeWorker("")
     async with fleet(data, there, silent) as made:
-        await until(lambda: made.ready() == 2, "both are ready")
+        known = made.shared._known
+        assert known is not None
+        known._clock = lambda: 0.0  # no lease ends meanwhile
+        await until_true(lambda: made.ready() == 2, "both are ready")
         chunks = [ChunkTokens(1, [1])]
         assert (await made.pool.purge(Purge("x", [0], chunks))).copies == {"memory": 0}
         silent._tasks[1].cancel()  # no heartbeat, as if the network were cut
         silent._tasks[0].cancel()
-        await until(lambda: made.ready() == 1, "its silence is noticed")
+        await until_true(lambda: made.ready() == 1, "its silence is noticed")
         with pytest.raises(WorkerUnavailable):  # listed: it must answer
             await made.pool.purge(Purge("x", [0], chunks))
         made.listed.write(there)
-        await until(lambda: len(made.pool.members) == 1, "it is not listed any more")
+        await until_true(lambda: len(made.pool.members) == 1, "it is not listed any more")
         with pytest.raises(WorkerUnavailable, match=silent.address):
             await made.pool.purge(Purge("x", [0], chunks))
         assert len(there.seen(Purge)) == 3  # it has deleted meanwhile
         # Its lease is over, and the worker has dropped what only it holds.
-        made.shared._known._clock = lambda: 10**9  # type: ignore[union-attr]
+        known._clock = lambda: 1e9
         assert (await made.pool.purge(Purge("x", [0], chunks))).unreached == []

@@ -20,6 +20,7 @@ from service.messages.replies import Done, Failed, Purged, Stats, TokenItem
 from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from service.shared.worker_settings import WorkerSettings
 from tests.fakes.worker import FakeWorker
+from tests.service.gateway.rig import until_true
 from tests.service.gateway.worker_client.test_client import request
 
 
@@ -52,19 +53,22 @@ def moved(metrics: GatewayMetrics) -> float | None:
 
 
 async def test_what_has_not_begun_moves_and_what_has_begun_ends_in_an_error(data: Path) -> None:
-    slow = FakeWorker("", prefill_delay_s=30)
-    begun = FakeWorker("", token_delay_s=0.05)
+    slow = FakeWorker("", held=True)
+    begun = FakeWorker("", token_delay_s=0.5)
     third = FakeWorker("")
     async with pooled(data, slow, begun, third) as (pool, _, metrics):
 
         async def run(sent: Generate) -> list[TokenItem | Done | Failed]:
             return [event async for event in pool.submit(sent)]
 
+        sent: list[int] = []
+        begun.on_token = lambda request, number: sent.append(number)
         waiting, streaming = (
             asyncio.create_task(run(request("first", 3))),
             asyncio.create_task(run(request("second", 500))),
         )
-        await asyncio.sleep(0.3)
+        await until_true(lambda: pool.members[1].requests and len(sent) > 1, "the second has begun")
+        await until_true(lambda: slow.seen(Generate), "the first has arrived")
         assert [len(member.requests) for member in pool.members] == [1, 1, 0]
         for member in pool.members[:2]:
             member.client.disconnect("the worker was restarted")
@@ -77,14 +81,14 @@ async def test_what_has_not_begun_moves_and_what_has_begun_ends_in_an_error(data
 
 
 async def test_with_nobody_left_a_request_ends_in_an_error(data: Path) -> None:
-    workers = [FakeWorker("", prefill_delay_s=30) for _ in range(2)]
+    workers = [FakeWorker("", held=True) for _ in range(2)]
     async with pooled(data, *workers) as (pool, _, _metrics):
 
         async def run() -> list[TokenItem | Done | Failed]:
             return [event async for event in pool.submit(request("r", 3))]
 
         task = asyncio.create_task(run())
-        await asyncio.sleep(0.1)
+        await until_true(lambda: any(worker.seen(Generate) for worker in workers), "it has arrived")
         for member in pool.members:
             member.client.disconnect("gone")
         (event,) = await asyncio.wait_for(task, 60)
@@ -96,7 +100,7 @@ async def test_with_nobody_left_a_request_ends_in_an_error(data: Path) -> None:
 
 
 async def test_an_abort_goes_where_the_request_is(data: Path) -> None:
-    workers = [FakeWorker("", token_delay_s=0.02) for _ in range(2)]
+    workers = [FakeWorker("", token_delay_s=0.2) for _ in range(2)]
     async with pooled(data, *workers) as (pool, _, _metrics):
         streams = [pool.submit(request(name, 1000)) for name in ("r", "s")]
         for stream in streams:

@@ -48,7 +48,8 @@ async def cancelled(app: ASGIApp) -> list[Message]:
         sent.append(message)
 
     task = asyncio.create_task(context(scope, receive, send))
-    await asyncio.sleep(0.05)
+    for _ in range(1000):  # until it has nothing left to do: it waits for no one else
+        await asyncio.sleep(0)
     task.cancel()
     await task
     return sent

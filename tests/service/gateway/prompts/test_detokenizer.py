@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -25,6 +25,7 @@ def encode(text: str) -> list[int]:
     return ids
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40).filter(lambda text: "\ufffd" not in text))
 def test_pieces_add_up_and_no_character_is_cut(text: str) -> None:
     detokenizer = Detokenizer(decode)
@@ -82,6 +83,7 @@ def test_stop_strings(stops: list[str], pieces: list[str], out: str, stopped: bo
     assert text + watch.finish() == out and watch.stopped is stopped
 
 
+@settings(deadline=None)
 @given(
     st.text("ab", max_size=30),
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
@@ -18,6 +18,7 @@ BYTE_LEVEL = byte_tokenizer()
 BYTE_PIECES = pieces(BYTE_LEVEL)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_bytes_of_a_byte_level_vocabulary_add_up_to_the_text(text: str) -> None:
     found = [BYTE_PIECES(id).bytes for id in BYTE_LEVEL.encode(text, add_special_tokens=False).ids]

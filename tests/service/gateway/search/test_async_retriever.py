@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +23,7 @@ from retriever import (
     parse_filter,
 )
 from service.errors import InvalidRequest, PromptTooLong
+from service.gateway.search import async_retriever
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder, make_reranker
 from service.gateway.search.passage_search import FoundPassages, PassageSearch
 from service.gateway.search.search_query import SearchQuery
@@ -187,3 +188,33 @@ async def test_a_large_collection_gets_lists_while_it_is_used(
     assert "rebuilt" not in caplog.text and "lists" not in caplog.text
     assert await best(again) != "d7-11"
     await again.close()
+
+
+class SlowToSplit:
+    """Splits until it is told to end."""
+
+    catalog = None
+
+    def __init__(self) -> None:
+        self.began, self.end = threading.Event(), threading.Event()
+
+    def split(self, document: Document, *, scope: Scope) -> None:
+        self.began.set()
+        self.end.wait()
+
+
+async def test_memory_is_given_back_when_an_abandoned_split_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread cannot be cancelled: what it holds is freed after whoever waited for it has gone."""
+    given, slow = threading.Event(), SlowToSplit()
+    monkeypatch.setattr(async_retriever, "give_back", given.set)
+    retriever = AsyncRetriever(cast(Any, slow))
+    waiting = asyncio.create_task(retriever.split(DOCUMENTS[0]))
+    await asyncio.to_thread(slow.began.wait)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled() and not given.is_set()
+    slow.end.set()
+    assert await asyncio.to_thread(given.wait, 60.0)
+    await retriever.close()

@@ -18,7 +18,7 @@ from retriever.embedders.base import CountedVectors
 from service.gateway.search.text_calls import BATCH_TEXTS, MAX_CALLS
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.http_endpoint import endpoint
-from tests.service.gateway.rig import Rig, running, until
+from tests.service.gateway.rig import HANG_S, Rig, asking, running, until
 
 TEXTS = ["the red fox", "an owl at night", "the red fox"]
 
@@ -97,21 +97,23 @@ def test_an_endpoint_says_how_many_tokens_it_read(folder: Path, data: Path) -> N
 
 def test_a_call_whose_client_is_gone_is_given_up_between_batches(folder: Path, data: Path) -> None:
     done: list[int] = []
+    begun = threading.Event()
 
     class Slow(HashingEmbedder):
         def embed_counted(self, texts: Any) -> CountedVectors:
             if texts[0].startswith("slow"):
+                begun.set()
                 time.sleep(0.2)
                 done.append(len(texts))
             return super().embed_counted(texts)
 
     with running(folder, data, embedder=Slow()) as rig:
         texts = ["slow"] * (50 * BATCH_TEXTS)
-        with pytest.raises(httpx.ReadTimeout):
-            rig.http.post("/v1/embeddings", json={"input": texts}, timeout=1.0)
+        with asking(rig, "/v1/embeddings", {"input": texts}):
+            assert begun.wait(HANG_S)
         # Another call is not held up by the rest: it would take ten seconds.
-        assert rig.http.post("/v1/embeddings", json={"input": "quick"}, timeout=30).is_success
-        assert len(done) < 40
+        assert rig.http.post("/v1/embeddings", json={"input": "quick"}).is_success
+        assert len(done) < 50
 
 
 def test_so_many_calls_at_a_time_and_answers_are_not_held_up(folder: Path, data: Path) -> None:
@@ -120,7 +122,7 @@ def test_so_many_calls_at_a_time_and_answers_are_not_held_up(folder: Path, data:
     class Stuck(HashingEmbedder):
         def embed_counted(self, texts: Any) -> CountedVectors:
             if texts[0] == "stuck":
-                assert release.wait(30)
+                assert release.wait(HANG_S)
             return super().embed_counted(texts)
 
     with running(folder, data, embedder=Stuck()) as rig, ThreadPoolExecutor(MAX_CALLS) as pool:

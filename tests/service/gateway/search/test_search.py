@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.fakes.models import HashingEmbedder
 from tests.fakes.worker import FakeWorker
 from tests.retriever.http_endpoint import endpoint
 from tests.service.gateway.documents.pdfs import make_pdf
-from tests.service.gateway.rig import Rig, running
+from tests.service.gateway.rig import HANG_S, Rig, running
 
 NORWAY = "What is the capital of Norway?"
 
@@ -112,7 +112,7 @@ def reranked(folder: Path, data: Path, status: int = 200, **more: Any) -> Iterat
 
     with (
         endpoint(scores) as model,
-        running(folder, data, reranker_url=model.url, rerank_deadline_s=20, **more) as rig,
+        running(folder, data, reranker_url=model.url, rerank_deadline_s=HANG_S, **more) as rig,
     ):
         rig.ingest()
         yield rig
@@ -214,10 +214,12 @@ def test_results_say_where_in_their_document_they_are(rig: Rig) -> None:
 
 
 def test_a_deadline_that_passes_is_a_504(folder: Path, data: Path) -> None:
+    release = threading.Event()
+
     class Slow(HashingEmbedder):
         def embed_counted(self, texts: Any) -> Any:
             if "slow" in texts[0]:
-                time.sleep(1.0)
+                assert release.wait(HANG_S)
             return super().embed_counted(texts)
 
     with running(folder, data, embedder=Slow()) as rig:
@@ -228,3 +230,4 @@ def test_a_deadline_that_passes_is_a_504(folder: Path, data: Path) -> None:
         )
         assert reply.status_code == 504 and reply.json()["error"]["code"] == "deadline_exceeded"
         assert rig.gateway.limiter.in_flight == 0
+        release.set()

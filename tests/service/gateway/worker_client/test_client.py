@@ -34,11 +34,11 @@ def request(name: str, tokens: int = 5) -> Generate:
 
 @asynccontextmanager
 async def connected(
-    data: Path, worker: FakeWorker | None = None
+    data: Path, worker: FakeWorker | None = None, heartbeat_timeout_s: float = 3.0
 ) -> AsyncIterator[tuple[WorkerClient, FakeWorker]]:
     worker = worker or FakeWorker("")
     worker.address = f"ipc://{data}/w.sock"
-    client = WorkerClient(heartbeat_timeout_s=3.0, hello_every_s=0.05)
+    client = WorkerClient(heartbeat_timeout_s=heartbeat_timeout_s, hello_every_s=0.05)
     await worker.start()
     client.connect(worker.address)
     await asyncio.wait_for(client.wait_ready(), 30)
@@ -94,15 +94,15 @@ async def test_silence_fails_what_is_open_and_recovers(data: Path) -> None:
 
 
 async def test_a_long_prefill_is_no_silence(data: Path) -> None:
-    async with connected(data, FakeWorker("", prefill_delay_s=1.5)) as (client, _):
+    async with connected(data, FakeWorker("", prefill_delay_s=2.5), 2.0) as (client, _):
         events = [e async for e in client.submit(request("r", 1))]
         assert isinstance(events[-1], Done)
 
 
 async def test_a_gateway_that_stood_still_blames_no_worker(data: Path) -> None:
-    async with connected(data) as (client, _):
+    async with connected(data, heartbeat_timeout_s=2.0) as (client, _):
         ready = client.require()
-        time.sleep(1.5)
+        time.sleep(2.5)
         await asyncio.sleep(0.3)
         assert client.require() is ready
 
@@ -172,5 +172,5 @@ def test_closing_waits_for_what_a_disconnect_has_cancelled() -> None:
 
     leaving = threading.Thread(target=lambda: asyncio.run(leave()), daemon=True)
     leaving.start()
-    leaving.join(30)
+    leaving.join(240)
     assert not leaving.is_alive()

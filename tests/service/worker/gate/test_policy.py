@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.worker.gate.policy import (
@@ -134,6 +134,7 @@ def test_checks_that_come_late_count_nothing() -> None:
     assert drift.level == 2 and not drift.checks_at_level and not drift.checks_below
 
 
+@settings(deadline=None)
 @given(bounds, st.integers(1, 4), st.lists(st.tuples(observations, st.booleans()), max_size=80))
 def test_moves_are_earned(bounds: Bounds, top: int, told: list[tuple[Observation, bool]]) -> None:
     """Whatever is observed: one level at a time, never outside, up only after `min_checks` of this
@@ -167,6 +168,7 @@ def test_moves_are_earned(bounds: Bounds, top: int, told: list[tuple[Observation
             here, below = [], []
 
 
+@settings(deadline=None)
 @given(bounds, st.integers(1, 3), st.integers(0, 60))
 def test_perfect_checks_never_move(bounds: Bounds, top: int, count: int) -> None:
     drift = DriftMonitor(bounds, top)

@@ -18,7 +18,7 @@ from service.worker.model.load import load
 from service.worker.model.supported import why_not_served
 from tests.service.worker.tiny import FAMILIES, random_model, tiny_config
 
-START_S = 60
+START_S = 240
 
 
 @pytest.fixture

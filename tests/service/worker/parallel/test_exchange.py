@@ -47,5 +47,5 @@ def test_every_exchange_in_every_dtype(tmp_path: Path, monkeypatch: pytest.Monke
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(60)
+        rank.join(240)
     assert [rank.exitcode for rank in ranks] == [0] * RANKS

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.messages.reports import Report
@@ -229,6 +229,7 @@ def test_no_more_prompts_are_kept_than_are_compared(model: Tiny) -> None:
         assert share == pytest.approx(MAX_PROMPTS * (7 + 40 + 8 + 2) / 8000)
 
 
+@settings(deadline=None)
 @given(
     text=st.lists(st.integers(0, 300), max_size=40),
     part=st.lists(st.integers(0, 300), min_size=1, max_size=3),

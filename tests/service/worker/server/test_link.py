@@ -27,7 +27,7 @@ def test_what_is_queued_is_sent_before_it_stops(tmp_path: Path) -> None:
     def received(identity: bytes, _: bytes) -> None:
         gateways.append(identity)
         came.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
 
     link = Link(address, received)
     link.start()
@@ -36,7 +36,7 @@ def test_what_is_queued_is_sent_before_it_stops(tmp_path: Path) -> None:
     try:
         gateway.connect(address)
         gateway.send(b"hello")
-        assert came.wait(30)  # the link's thread stands still from here on
+        assert came.wait(120)  # the link's thread stands still from here on
         outlet = link.outlet()
         for number in range(MESSAGES):
             outlet.send(gateways[0], b"%d" % number)
@@ -46,9 +46,9 @@ def test_what_is_queued_is_sent_before_it_stops(tmp_path: Path) -> None:
         closing.join(0.2)  # its request to stop is queued too
         go_on.set()
         sent: list[int] = []
-        while len(sent) < MESSAGES and gateway.poll(10_000):
+        while len(sent) < MESSAGES and gateway.poll(60_000):
             sent.append(int(gateway.recv()))
-        closing.join(30)
+        closing.join(120)
         assert sent == list(range(MESSAGES))
     finally:
         context.destroy(linger=0)
@@ -67,10 +67,11 @@ def _says(context: zmq.Context[zmq.Socket[bytes]], address: str, server: str, ow
         socket.curve_serverkey = fleet_secret.curve_keys(server, "worker").public
     socket.connect(address)
     try:
-        if not socket.poll(1000 if own == server == SECRET else 400, zmq.POLLOUT):
+        let_in = own == server == SECRET
+        if not socket.poll(60_000 if let_in else 400, zmq.POLLOUT):
             return b""
         socket.send(b"hello")
-        return socket.recv() if socket.poll(2000) else b""
+        return socket.recv() if socket.poll(60_000 if let_in else 1000) else b""
     finally:
         socket.close(linger=0)
 
@@ -128,7 +129,7 @@ def test_a_message_that_arrives_meanwhile_is_among_them() -> None:
 def test_an_empty_inbox_does_not_wait_unless_it_is_asked_to() -> None:
     started = time.monotonic()
     assert list(Inbox().messages(0.0)) == []
-    assert time.monotonic() - started < 20.0
+    assert time.monotonic() - started < 60.0
 
 
 def test_what_is_no_message_is_ignored_and_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,12 +4,14 @@
 
 #include "bfloat16.h"
 
-#include <sched.h>
+#include <linux/futex.h>
 #include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-/* About 10 us. Who waits longer gives the core to others: where cores are shared, the thread that
- * it waits for may need it. */
-#define SPINS 500
+/* About 40 us: longer than a thread waits whose partner is running, shorter than any time slice. */
+#define SPINS 2000
+#define EVERYBODY 0x7fffffff
 
 /* Takes the next strips for a thread, *first..*end, out of *next..all; returns 0 when none is left.
  * Runs are long at first, which reads memory fastest, and get ever shorter, so that a slower thread
@@ -29,23 +31,32 @@ INLINE int next_run(ptrdiff_t *next, ptrdiff_t all, int threads, ptrdiff_t *firs
 
 /* A point that all threads reach before any goes on. Zeros at first. */
 struct barrier {
-    int arrived, passed;
+    int arrived, passed, asleep;
 };
 
-/* The OpenMP library's own barriers sleep at once where its wait policy is passive. */
+/* Who waits longer than others compute sleeps, because where cores are shared the thread that it
+ * waits for may need this one. It must not yield instead: that gives away the rest of a thread's
+ * share, not only its turn, and whoever is there takes whole time slices, whatever its priority.
+ * The OpenMP library's own barriers sleep at once where its wait policy is passive. */
 INLINE void wait_for_all(struct barrier *barrier, int threads)
 {
     int passed = __atomic_load_n(&barrier->passed, __ATOMIC_ACQUIRE);
     if (__atomic_add_fetch(&barrier->arrived, 1, __ATOMIC_ACQ_REL) == threads) {
         __atomic_store_n(&barrier->arrived, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&barrier->passed, passed + 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&barrier->passed, passed + 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&barrier->asleep, __ATOMIC_SEQ_CST))
+            syscall(SYS_futex, &barrier->passed, FUTEX_WAKE_PRIVATE, EVERYBODY, NULL, NULL, 0);
         return;
     }
-    for (int spins = 0; __atomic_load_n(&barrier->passed, __ATOMIC_ACQUIRE) == passed; spins++)
-        if (spins < SPINS)
-            _mm_pause();
-        else
-            sched_yield();
+    for (int spins = 0; spins < SPINS; spins++) {
+        if (__atomic_load_n(&barrier->passed, __ATOMIC_ACQUIRE) != passed)
+            return;
+        _mm_pause();
+    }
+    __atomic_add_fetch(&barrier->asleep, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&barrier->passed, __ATOMIC_SEQ_CST) == passed)
+        syscall(SYS_futex, &barrier->passed, FUTEX_WAIT_PRIVATE, passed, NULL, NULL, 0);
+    __atomic_sub_fetch(&barrier->asleep, 1, __ATOMIC_SEQ_CST);
 }
 
 #endif

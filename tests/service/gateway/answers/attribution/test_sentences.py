@@ -6,7 +6,7 @@ import time
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.gateway.answers.attribution.marks import marks_in, with_marks, without_marks
@@ -36,6 +36,7 @@ def test_sentences(text: str, expected: list[str]) -> None:
     assert split(text) == expected
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab A.!?\n[1,2]\u3002\"' ", max_size=80))
 def test_sentences_lie_in_order_and_hold_every_letter(text: str) -> None:
     spans = sentences(text)

@@ -16,7 +16,7 @@ from service.gateway.documents.jobs.spool_folder import INLINE_BYTES, SpoolFolde
 from service.gateway.service_database import jobs_database
 from service.gateway.tables import documents, freed_files
 from tests.service.gateway.documents.pdfs import make_pdf
-from tests.service.gateway.rig import Rig, running, until
+from tests.service.gateway.rig import HANG_S, Rig, running, until
 
 WORDS = "The kettle of the north is warm. "
 LARGE = (WORDS * 5000).encode()  # 165 kB
@@ -120,13 +120,15 @@ def test_an_upload_that_is_cut_off_leaves_no_file(rig: Rig, data: Path) -> None:
 
     def body() -> Iterator[bytes]:
         yield head + LARGE
-        assert go_on.wait(20)
+        assert go_on.wait(HANG_S)
         raise CutOff
 
     def send() -> None:
         headers = {"Content-Type": "multipart/form-data; boundary=b"}
         with pytest.raises(CutOff):
-            httpx.post(f"{rig.url}/admin/precompute", content=body(), headers=headers, timeout=30)
+            httpx.post(
+                f"{rig.url}/admin/precompute", content=body(), headers=headers, timeout=HANG_S
+            )
 
     sending = threading.Thread(target=send)
     sending.start()

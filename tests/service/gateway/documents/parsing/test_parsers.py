@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 import zlib
 
 import pytest
@@ -151,3 +155,17 @@ async def test_what_nobody_reads_as_text_is_not_stored_as_text(content: bytes, s
         await DocumentParser(LIMITS).document(IngestDocument("a.x", "default", "text", content))
     said = b"Files of Word once began with {\\rtf1, those for printers with %!PS."
     assert await DocumentParser(LIMITS).document(IngestDocument("a", "default", "text", said))
+
+
+def test_reading_a_file_takes_only_what_others_leave() -> None:
+    """A lower priority of the usual class keeps a core for milliseconds when an answer wants it."""
+    module = "service.gateway.documents.parsing.parser_process"
+    limits = ["9", "999", "60", str(1 << 30), "0"]
+    command = [sys.executable, "-m", module, "text", "", *limits]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        give_up_at = time.monotonic() + 120.0
+        while os.sched_getscheduler(process.pid) != os.SCHED_IDLE:  # until it waits for its file
+            assert process.poll() is None and time.monotonic() < give_up_at
+            time.sleep(0.02)
+        text, _ = process.communicate(b"A line.")
+    assert b"A line." in text

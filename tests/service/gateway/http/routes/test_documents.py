@@ -68,7 +68,7 @@ RUSSIAN = "Каждая чашка стоит на полке у окна, и у
 def wait(rig: Rig, sent: Any) -> dict[str, Any]:
     assert sent.status_code == 202, sent.text
     with Client(rig.url) as client:
-        return dict(client.wait(sent.json()["job_id"], timeout_s=60).raw)
+        return dict(client.wait(sent.json()["job_id"], timeout_s=240).raw)
 
 
 def test_what_is_stored_and_what_is_not(rig: Rig) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from service.shared.metrics import TTFT_BUCKETS
 from tests.fakes.worker import FakeWorker
-from tests.service.gateway.rig import Rig, events, running, until
+from tests.service.gateway.rig import Rig, events, pinged, running, until
 
 
 def test_models_and_methods(shared: Rig) -> None:
@@ -120,12 +120,14 @@ def test_client_and_server_agree_on_ttft_within_a_bucket(rig: Rig, delay: float)
     rig.worker.prefill_delay_s = delay
     rig.ask(max_tokens=1)  # warms up both ends
     apart = []
-    for _ in range(5):  # on a busy machine either end may be held up once
+    for _ in range(50):  # on a busy machine either end may be held up
         before = rig.metric("kvstitch_request_ttft_seconds_sum")
         seen, reported = streamed_ttft(rig)
         counted = rig.metric("kvstitch_request_ttft_seconds_sum") - before
         assert abs(counted - reported) < 1e-6 and reported >= delay
         apart.append(abs(bucket(seen) - bucket(reported)))
+        if apart[-1] <= 1:
+            break
     assert min(apart) <= 1
 
 
@@ -149,10 +151,10 @@ def test_openapi_is_served(shared: Rig) -> None:
 
 
 def test_idle_streams_are_pinged(folder: Path, data: Path) -> None:
-    worker = FakeWorker("", prefill_delay_s=0.5)
+    worker = FakeWorker("", held=True)
     with running(folder, data, worker=worker, stream_ping_s=0.1) as rig:
         body = {"question": "x", "stream": True, "max_tokens": 1}
         with rig.http.stream("POST", "/v1/rag/generate", json=body) as response:
-            text = response.read().decode()
+            text = pinged(response.iter_lines(), worker)
     assert text.count(": ping\n\n") >= 2
     assert text.index("event: sources") < text.index(": ping") < text.index("event: done")

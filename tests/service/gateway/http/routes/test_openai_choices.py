@@ -4,6 +4,7 @@ gets them."""
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from service.messages.requests import Abort, Generate
@@ -55,15 +56,22 @@ def test_n_choices_have_seeds_one_after_another(rig: Rig) -> None:
 
 def test_choices_of_a_stream_come_interleaved(rig: Rig) -> None:
     says(rig, "abcdefgh")
-    fake(rig).token_delay_s = 0.01
-    *chunks, _ = frames(chat(rig, stream=True, n=2, kvstitch={"top_k": 0}).text)
+    worker = fake(rig)
+    worker.token_delay_s, worker.held = 0.01, True
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(chat, rig, stream=True, n=2, kvstitch={"top_k": 0})
+        try:
+            until(lambda: len(worker.seen(Generate)) == 2, "the worker has both")
+        finally:
+            worker.held = False
+        *chunks, _ = frames(asked.result().text)
     order = [c["choices"][0]["index"] for c in chunks if c["choices"][0]["delta"].get("content")]
     assert order.count(0) == order.count(1) == 8
     assert order != sorted(order)
 
 
 def test_all_choices_end_when_one_fails_or_the_client_leaves(rig: Rig) -> None:
-    fake(rig).token_delay_s = 0.05
+    fake(rig).token_delay_s = 0.5
     body = {"messages": ASK, "n": 3, "stream": True, "max_tokens": 1000}
     with rig.http.stream("POST", CHAT, json=body) as response:
         next(response.iter_lines())

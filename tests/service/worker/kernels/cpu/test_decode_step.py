@@ -3,6 +3,10 @@ step operation by operation, and that a sequence's result is its own."""
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +183,38 @@ def test_threads_change_nothing(
             assert steps(decoder).equal(expected)
     finally:
         torch.set_num_threads(1)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """All threads of this process share a core, and those that it starts."""
+    before = os.sched_getaffinity(0)
+    threads = [int(name) for name in os.listdir("/proc/self/task")]
+    try:
+        for thread in threads:
+            os.sched_setaffinity(thread, {min(before)})
+        yield
+    finally:
+        for name in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(name), before)
+
+
+def test_threads_that_wait_sleep(by_kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that yields instead gives its share of the core away to whatever else runs there:
+    beside four processes of the lowest priorities a decode step took eight times as long."""
+    monkeypatch.setattr(decode_step, "MIN_PARALLEL", 0)
+    layers = 32
+    decoder = model_of("llama", num_hidden_layers=layers)
+    try:
+        torch.set_num_threads(2)
+        steps(decoder)
+        with one_core():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+            steps(decoder)
+            slept = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+    finally:
+        torch.set_num_threads(1)
+    assert slept > 2 * layers  # there are eight places to wait in each
 
 
 @pytest.mark.parametrize("columns", [192, 1568])

@@ -4,6 +4,7 @@ which needs no GPU, and on the GPU where there is one."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from service.worker.kernels.gpu import shift_gpu
+from service.worker.kernels.gpu.shift_gpu import ShiftPlan
 from service.worker.layout import PromptLayout
 from service.worker.methods.layer_view import LayerView, Replaced
-from service.worker.methods.stored_kv import Shift
+from service.worker.methods.stored_kv import PlannedShift, Shift
 from service.worker.model.flops import FlopCount
 from service.worker.model.rope import RotaryTable
 from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
@@ -77,9 +79,40 @@ def compare(device: str) -> None:
                 assert_close("shifted", ours.float().cpu(), theirs.float().cpu(), allowed)
 
 
+def compare_placed(device: str) -> None:
+    """Raises AssertionError where a cache that lies in a pool is shifted otherwise."""
+    view, probes = prompt(device, torch.float16)
+    planned = PlannedShift.of(view.layout, view.cached, view.rows, probes, 0.5)
+    weights = (planned.moved * 0.5).to(device, torch.float16)
+    # Programs that fill up a recording shift nothing.
+    lines = torch.cat([planned.lines, torch.zeros(3, 4, dtype=torch.int64)])
+    plan = ShiftPlan.of(lines, planned.places, weights, 0, torch.device(device))
+    heads, n, d = view.k.shape
+    before, gap = 7, n + 5
+    pool = torch.randn(2, before + heads * gap, d, device=device).half()
+    of_head = [slice(before + head * gap, before + head * gap + n) for head in range(heads)]
+    for x, cache in zip(pool, (view.k, view.v), strict=True):
+        for span, rows in zip(of_head, cache, strict=True):
+            x[span] = rows
+    was, expected = pool.clone(), pool.clone()
+    assert view.replaced is not None
+    old_k, old_v, rope = view.replaced
+    both: dict[str, Any] = {"cos": rope.cos, "sin": rope.sin, "keys": True, "values": True}
+    parts = plan, (view.fresh_k, view.fresh_v), (old_k, old_v), view.rows
+    extent = torch.tensor([before * d, gap * d, n, len(view.rows)], device=device)
+    k_all, v_all = (x[:1].expand(heads, -1, -1) for x in pool)
+    shift_gpu.shift(parts[0], k_all, v_all, *parts[1:], **both, extent=extent)
+    shift_gpu.shift(parts[0], view.k, view.v, *parts[1:], **both)
+    for x, cache in zip(expected, (view.k, view.v), strict=True):
+        for span, rows in zip(of_head, cache, strict=True):
+            x[span] = rows
+    assert pool.equal(expected) and not pool.equal(was)
+
+
 @needs_triton
 def test_in_the_interpreter() -> None:
     run_interpreted(__name__, "compare")
+    run_interpreted(__name__, "compare_placed")
 
 
 @pytest.mark.gpu
@@ -87,6 +120,7 @@ def test_in_the_interpreter() -> None:
 def test_on_the_gpu() -> None:
     assert shift_gpu.is_verified(torch.device("cuda"))
     compare("cuda")
+    compare_placed("cuda")
 
 
 def test_a_cpu_is_left_to_others() -> None:
