@@ -70,8 +70,8 @@ class FileLimits:
 
     @property
     def wall_s(self) -> float:
-        """Seconds to wait for the process, which takes only what others leave of the machine."""
-        return 30.0 * (self.cpu_s + self.ocr_pages * PAGE_CPU_S) + 10.0
+        """Seconds to wait for the process, which gets a ninth of a core that answers keep busy."""
+        return 10.0 * (self.cpu_s + self.ocr_pages * PAGE_CPU_S) + 10.0
 
 
 async def parse_file(

@@ -24,7 +24,7 @@ from service.gateway.documents.parsing.parsed_file import (
     ParseWarning,
 )
 from service.gateway.documents.parsing.pdf.ocr_limits import MEMORY_BYTES, PAGE_CPU_S
-from service.shared.priority import last_of_all
+from service.shared.priority import behind_answers
 
 # Module and function that read a kind. Office's formats and EPUB are told apart
 # by what is in them.
@@ -44,7 +44,7 @@ TEXTS = ("adoc", "csv", "html", "md", "rst", "text")
 
 
 def main() -> None:
-    last_of_all()
+    behind_answers()
     kind, charset, *limits = sys.argv[1:]
     pages, chars, cpu_s, memory, ocr_pages = map(int, limits)
     most_memory = memory + (MEMORY_BYTES if ocr_pages else 0)
