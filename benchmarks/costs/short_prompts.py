@@ -95,7 +95,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(given)
     torch.set_num_threads(1)
-    decoder = load_model(args.model or demo_model())
+    decoder = load_model(str(args.model or demo_model()))
     found = {str(tokens): measured(decoder, tokens, args.rounds) for tokens in args.tokens}
     for tokens, methods in found.items():
         for name, figures in methods.items():
