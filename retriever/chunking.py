@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from retriever.errors import InvalidDocument
+from retriever.errors import InvalidDocument, SplitStopped
 from retriever.text_boundaries import TextBoundaries
 from retriever.token_starts import TokenOffsets, TokenStarts
 
@@ -91,7 +91,9 @@ class ChunkSettings:
                 break
         return short.rstrip(" ,;:-–—") + "…"
 
-    def split(self, text: str, title: str = "") -> list[ChunkSpan]:
+    def split(
+        self, text: str, title: str = "", stopped: Callable[[], bool] | None = None
+    ) -> list[ChunkSpan]:
         """Split a text with these settings; see the function `split`."""
         return split(
             text,
@@ -99,6 +101,7 @@ class ChunkSettings:
             max_tokens=self.max_tokens,
             render=self.render,
             title=title,
+            stopped=stopped,
         )
 
 
@@ -109,6 +112,7 @@ def split(
     max_tokens: int = 512,
     render: Render = plain,
     title: str = "",
+    stopped: Callable[[], bool] | None = None,
 ) -> list[ChunkSpan]:
     """Split `text` into spans that cover it without gap or overlap.
 
@@ -117,10 +121,14 @@ def split(
     characters. Boundaries further back are not used, because chunks would get nearly empty; but a
     row of a table that fits into a chunk is never divided.
 
+    Args:
+        stopped: Asked before each chunk; true ends the work.
+
     Returns:
         The spans; none if the text holds only whitespace.
 
     Raises:
+        SplitStopped: `stopped` said so.
         InvalidDocument: A single character does not fit beside the rendered title.
     """
     if not text.strip():
@@ -137,6 +145,8 @@ def split(
     spans: list[ChunkSpan] = []
     position = 0
     while position < len(text):
+        if stopped is not None and stopped():
+            raise SplitStopped("nobody waits for the chunks")
         span = splitter.next_span(position, budget)
         spans.append(span)
         position = span.end

@@ -1,6 +1,7 @@
 """Every error that the retriever raises.
 
 RetrieverError
+├── SplitStopped
 ├── InvalidDocument
 │   └── DocumentHidden
 ├── InvalidQuery
@@ -24,6 +25,10 @@ RetrieverError
 
 class RetrieverError(Exception):
     """Base of every error of this package."""
+
+
+class SplitStopped(RetrieverError):
+    """Nobody waits for the chunks of this document any more."""
 
 
 class InvalidDocument(RetrieverError):

@@ -7,7 +7,7 @@ leave this half out of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -19,7 +19,13 @@ from retriever.catalog.catalog import Catalog
 from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
-from retriever.errors import CatalogUnreachable, EmbedderError, InvalidDocument, RetrieverError
+from retriever.errors import (
+    CatalogUnreachable,
+    EmbedderError,
+    InvalidDocument,
+    RetrieverError,
+    SplitStopped,
+)
 from retriever.heading_paths import heading_paths
 from retriever.scope import Scope
 
@@ -129,10 +135,15 @@ def split_document(
     embedder: Embedder,
     catalog: Catalog,
     scope: Scope,
+    stopped: Callable[[], bool] | None = None,
 ) -> EmbeddedDocument:
-    """Split a document whose chunks `embed_part` embeds; arguments as of `embed_documents`."""
+    """Split a document whose chunks `embed_part` embeds; arguments as of `embed_documents`.
+
+    Raises:
+        SplitStopped: `stopped`, which is asked before each chunk, said so.
+    """
     item = EmbeddedDocument(document)
-    if _split(item, chunking, chunking.fingerprint, catalog, scope):
+    if _split(item, chunking, chunking.fingerprint, catalog, scope, stopped):
         item.vectors = np.zeros((len(item.spans), embedder.dim), dtype=np.float32)
     return item
 
@@ -154,6 +165,7 @@ def _split(
     fingerprint: str,
     catalog: Catalog | None,
     scope: Scope,
+    stopped: Callable[[], bool] | None = None,
 ) -> bool:
     """Validate and split a document; False if it is stored already or invalid."""
     document = item.document
@@ -165,8 +177,8 @@ def _split(
         item.revision = document_revision(document, fingerprint)
         if catalog is not None and catalog.revision(document.doc_id, scope=scope) == item.revision:
             return False
-        item.spans = chunking.split(document.text, document.title)
-    except CatalogUnreachable:
+        item.spans = chunking.split(document.text, document.title, stopped)
+    except (CatalogUnreachable, SplitStopped):
         raise  # that is no fault of the document
     except RetrieverError as error:
         item.error = error

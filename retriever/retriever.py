@@ -13,7 +13,7 @@ others' changes: a search sees all that was committed before it began.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,9 +185,21 @@ class Retriever:
         """The long half of `ingest`: it changes nothing."""
         return list(self._embedded(documents, scope))
 
-    def split(self, document: Document, *, scope: Scope = DEFAULT_SCOPE) -> EmbeddedDocument:
-        """Split a document that is to be embedded in parts; without chunks if it is stored."""
-        return split_document(document, self._chunking, self._embedder, self.catalog, scope)
+    def split(
+        self,
+        document: Document,
+        *,
+        scope: Scope = DEFAULT_SCOPE,
+        stopped: Callable[[], bool] | None = None,
+    ) -> EmbeddedDocument:
+        """Split a document that is to be embedded in parts; without chunks if it is stored.
+
+        Raises:
+            SplitStopped: `stopped`, which is asked before each chunk, said so.
+        """
+        return split_document(
+            document, self._chunking, self._embedder, self.catalog, scope, stopped
+        )
 
     def embed_part(self, item: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of what `split` returned. Raises EmbedderError."""

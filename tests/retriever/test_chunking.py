@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from retriever import token_starts
 from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
-from retriever.errors import InvalidDocument
+from retriever.errors import InvalidDocument, SplitStopped
 from retriever.text_boundaries import is_inside_character
 from retriever.token_starts import WINDOW
 from tests.fakes.models import TokenizerCounter, WordCounter
@@ -104,6 +104,18 @@ def test_a_piece_with_more_tokens_than_within_the_text_still_fits() -> None:
 @pytest.mark.parametrize("text", ["", " ", "\n\r\n\t \u3000"])
 def test_nothing_to_read_gives_no_chunks(text: str) -> None:
     assert split(text, tokenizer=WordCounter()) == []
+
+
+def test_work_for_nobody_ends_before_the_next_chunk() -> None:
+    asked = []
+
+    def stopped() -> bool:
+        asked.append(True)
+        return len(asked) > 2
+
+    with pytest.raises(SplitStopped):
+        split("a b c d e f g h", tokenizer=WordCounter(), max_tokens=2, stopped=stopped)
+    assert len(asked) == 3
 
 
 def test_what_fits_is_one_chunk() -> None:

@@ -135,12 +135,13 @@ class AsyncRetriever:
         return await self._in(self._embed_thread, work)
 
     async def split(self, document: Document, *, scope: Scope = DEFAULT_SCOPE) -> EmbeddedDocument:
-        """Split a document whose texts are embedded in parts, for `store`."""
+        """Split a document whose texts are embedded in parts, for `store`; ends soon if it is
+        cancelled."""
         loop, abandoned = asyncio.get_running_loop(), False
 
         def work() -> EmbeddedDocument:
             try:
-                return self.retriever.split(document, scope=scope)
+                return self.retriever.split(document, scope=scope, stopped=lambda: abandoned)
             finally:
                 if abandoned and not loop.is_closed():  # what it took is freed only now
                     loop.call_soon_threadsafe(self.give_back_memory)
