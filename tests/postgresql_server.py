@@ -89,13 +89,14 @@ class PostgresqlServer:
                 raise RuntimeError("PostgreSQL's processes outlive their server")
             time.sleep(0.02)
 
-    def database(self) -> str:
+    def database(self, encoding: str = "UTF8") -> str:
         """The address of a new, empty database."""
         import psycopg
 
         name = f"test_{next(self._numbers)}"
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+            options = f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+            connection.execute(f"CREATE DATABASE {name} {options}".encode())
         return self._url(name)
 
     def _url(self, name: str) -> str:

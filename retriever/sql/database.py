@@ -217,9 +217,15 @@ class Database:
                 "psycopg is not installed: pip install 'kvstitch[postgresql]'"
             ) from error
         connection = psycopg.connect(
-            str(self._where), connect_timeout=CONNECT_S, autocommit=True, **CLIENT_KEEPALIVE
-        )
+            str(self._where), connect_timeout=CONNECT_S, autocommit=True, client_encoding="utf8",
+            **CLIENT_KEEPALIVE,
+        )  # fmt: skip
         try:
+            if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
+                raise DatabaseError(
+                    f"the database stores {encoding}, which cannot hold every text: make one with "
+                    "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+                )
             # `public` is where extensions are.
             connection.execute(f"SET search_path TO {self._namespace}, public".encode())
             for name, value in SERVER_KEEPALIVE.items():

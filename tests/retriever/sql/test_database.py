@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from retriever.sql.database import Database
 from retriever.sql.errors import DatabaseError
 from retriever.sql.revisions import Schema
+from tests.postgresql_server import PostgresqlServer
 
 BOTH_DATABASES = True  # every test here holds for each (see conftest.py)
 
@@ -78,3 +79,10 @@ def test_a_session_that_cannot_be_set_up_is_closed(
     with pytest.raises(DatabaseError):
         refused.start()
     assert [connection.closed for connection in made] == [True]
+
+
+def test_a_database_that_cannot_hold_every_text_is_refused(
+    postgresql_server: PostgresqlServer, tmp_path: Path
+) -> None:
+    with pytest.raises(DatabaseError, match=r"SQL_ASCII.*ENCODING 'UTF8'"):
+        opened(postgresql_server.database("SQL_ASCII"), tmp_path)
