@@ -274,7 +274,8 @@ class FaultTolerantTier:
 
     def stats(self) -> TierStats:
         """Return the counters, and what the tier holds now if it answers."""
-        result = self._caller.ask("usage", self._tier.usage)
+        at_home = not self._tier.usage_is_asked
+        result = self._caller.ask("usage", self._tier.usage, at_home=at_home)
         ops, nbytes, seconds = self._caller.counted()
         with self._lock:
             pending = len(self._pending_deletes)

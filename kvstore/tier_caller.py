@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -60,19 +61,24 @@ class TierCaller:
         """Whether the circuit breaker turns calls away."""
         return self._breaker.state == "open"
 
-    def call(self, op: str, work: Callable[[], T | None]) -> CallResult[T]:
+    def call(
+        self, op: str, work: Callable[[], T | None], *, at_home: bool = False
+    ) -> CallResult[T]:
         """Do the work unless the breaker is open; every fault becomes a problem in the result.
+
+        Args:
+            at_home: The work asks nobody: it shows nothing about the tier, and is always done.
 
         Raises:
             ChunkSpecError: raised by `work`; it is a mistake of the caller, not of the tier.
         """
-        if not self._breaker.allow():
+        if not at_home and not self._breaker.allow():
             return CallResult(None, "unavailable")
         started = time.perf_counter()
         value: T | None = None
         problem: str | None = None
         try:
-            with self._breaker.watching(_answered):
+            with nullcontext() if at_home else self._breaker.watching(_answered):
                 value = work()
         except ChunkSpecError:
             raise
@@ -85,9 +91,11 @@ class TierCaller:
             self._seconds[op] += time.perf_counter() - started
         return CallResult(value, problem)
 
-    def ask(self, op: str, work: Callable[[], T | None], nbytes: int = 0) -> CallResult[T]:
+    def ask(
+        self, op: str, work: Callable[[], T | None], nbytes: int = 0, *, at_home: bool = False
+    ) -> CallResult[T]:
         """Do the work like `call`, and count it under its problem, or as ok with these bytes."""
-        result = self.call(op, work)
+        result = self.call(op, work, at_home=at_home)
         self.count(op, result.problem or "ok", nbytes if result.problem is None else 0)
         return result
 

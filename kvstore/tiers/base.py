@@ -142,6 +142,11 @@ class Tier(Protocol):
         """Return the keys of all chunks, in any order."""
         ...
 
+    @property
+    def usage_is_asked(self) -> bool:
+        """Whether `usage` asks a server, so that an answer shows that the tier is well."""
+        return False
+
     def usage(self) -> TierUsage:
         """Return what the tier holds now."""
         ...

@@ -32,6 +32,7 @@ class FakeTier:
     def __init__(self, name: str = "fake", *, kind: TierKind = "shared") -> None:
         self.name = name
         self.kind: TierKind = kind
+        self.usage_is_asked = kind == "shared"
         self.calls: Counter[str] = Counter()
         self._blocked: dict[str, threading.Event] = {}
         self._faults: dict[str, Exception] = {}

@@ -146,6 +146,20 @@ def check_the_breaker(store, near, far):
     assert read_whole(store).problems == () and store.stats().tier("near").healthy
 
 
+def test_figures_that_ask_no_server_do_not_show_that_it_is_well(near, far):
+    """Metrics are read all the time, and S3's are made up at home."""
+    near.usage_is_asked = False
+    near.fail("read", TierUnavailable("gone"))
+    with TieredStore([near, far], breaker=BreakerSettings(failures=3, cooldown_s=600)) as store:
+        for _ in range(3):
+            assert store.stats().tier("near").healthy
+            store.read(KEY)
+        assert not store.stats().tier("near").healthy
+        near.heal()
+        assert store.stats().tier("near").usage.entries == 0, "still told"
+        assert not store.stats().tier("near").healthy
+
+
 def test_a_delete_that_failed_is_kept_and_retried(store, near, far):
     assert store.put(KEY, make_chunk()) and store.flush(60)
     far.fail("delete", TierUnavailable("down"))

@@ -253,6 +253,10 @@ class RedisTier(Tier):
         # A chunk that is moving may be on two servers.
         return call_each((partial(scan, server) for server in self._servers.all()), _union)
 
+    @property
+    def usage_is_asked(self) -> bool:
+        return True
+
     def usage(self) -> TierUsage:
         """Return memory and limits of whole servers, other users included; no entry count."""
 

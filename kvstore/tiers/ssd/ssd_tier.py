@@ -225,6 +225,10 @@ class SsdTier:
         with self._lock:
             return list(self._index)
 
+    @property
+    def usage_is_asked(self) -> bool:
+        return False
+
     def usage(self) -> TierUsage:
         with self._lock:
             return TierUsage(len(self._index), self._index.used, self._capacity, self._evictions)
