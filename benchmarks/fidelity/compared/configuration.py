@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import sys
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Configuration:
     def key(self) -> str:
         """16 hex characters that identify parameters, storage and the code of the method's files.
 
-        The engine's code is not included.
+        Comments and the engine's code are not included.
         """
         text = f"{self.method!r} {self.prefix_mode} {self.codec} {_code(type(self.method))}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -66,12 +67,26 @@ class Configuration:
 
 
 def _code(kind: type[DenseMethod] | type[Recipe]) -> str:
-    """Source code of the files that define a method's classes."""
+    """Code of the files that define a method's classes."""
     own = [of.__module__ for of in kind.__mro__ if of.__module__ not in ("builtins", "typing")]
     files = {sys.modules[name].__file__ for name in own}
-    return "".join(_text(file) for file in sorted(filter(None, files)))
+    return "".join(_parsed(file) for file in sorted(filter(None, files)))
 
 
 @cache
-def _text(file: str) -> str:
-    return Path(file).read_text(encoding="utf-8")
+def _parsed(file: str) -> str:
+    """A file's code without comments and docstrings, which hours of measuring do not depend on."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        for name, body in ast.iter_fields(node):
+            if isinstance(body, list):
+                setattr(node, name, [each for each in body if not _is_text(each)])
+    return ast.dump(tree)
+
+
+def _is_text(node: object) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

@@ -171,7 +171,9 @@ def test_a_key_knows_the_code_of_the_method(tmp_path: Path) -> None:
         return Configuration("mine", module.Method()).key
 
     assert key("one_method.py", "") == key("other_method.py", "")
-    assert key("third_method.py", "# edited\n") != key("other_method.py", "")
+    said = key("third_method.py", '    """Says more."""  # and more\n')
+    assert said == key("other_method.py", ""), "no answer depends on it"
+    assert key("fourth_method.py", "    more = 1\n") != key("other_method.py", "")
 
 
 # -- resuming -------------------------------------------------------------------------------------
