@@ -138,8 +138,8 @@ def fleet(
                 list(pool.map(lambda gateway: gateway.start(), gateways))
             for tenant in TENANTS:
                 made.bearers[tenant] = made.run("keys", "create", "--tenant", tenant)["key"]
-            for gateway in gateways:
-                gateway.http.headers["Authorization"] = f"Bearer {made.bearers['beta']}"
+            for gateway in gateways:  # each reads all keys anew every few seconds
+                gateway.http.headers["Authorization"] = f"Bearer {made.bearers[TENANTS[-1]]}"
                 gateway.until(lambda gateway=gateway: _ready(gateway) == 2, "both workers", START_S)  # type: ignore[misc]
             yield made
         finally:
@@ -150,8 +150,10 @@ def fleet(
 
 
 def _ready(gateway: Service) -> int:
-    workers = gateway.http.get("/status").json()["workers"]
-    return sum(worker["reason"] is None for worker in workers)
+    reply = gateway.http.get("/status")
+    if reply.status_code == 401:  # it does not know the key yet
+        return 0
+    return sum(worker["reason"] is None for worker in reply.json()["workers"])
 
 
 @pytest.fixture(scope="module")
