@@ -61,9 +61,7 @@ class Place:
 
     def cpu_s(self) -> float:
         """Processor time that gateway and worker have taken."""
-        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in self.pids.values()]
-        ticks = sum(int(n) for stat in stats for n in stat.rpartition(")")[2].split()[11:13])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return sum(map(processor_s, self.pids.values()))
 
     async def settled(self) -> None:
         """Wait until they have little to do, or too long."""
@@ -78,6 +76,12 @@ class Place:
             return worker_of(self.pids["gateway"]) == self.pids["worker"]
         except RuntimeError:
             return False
+
+
+def processor_s(process: int) -> float:
+    """Processor time that a process has taken."""
+    stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
