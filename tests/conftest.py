@@ -3,8 +3,11 @@ And their order where several processes run them."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -59,6 +62,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for fixture in ("database", "open_database"):
         if fixture in metafunc.fixturenames and hasattr(metafunc.module, "BOTH_DATABASES"):
             metafunc.parametrize(fixture, DATABASES, indirect=True)
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """A data folder of a short path: the address of an ipc socket may have about 100 characters."""
+    path = Path(tempfile.mkdtemp(prefix="kv-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

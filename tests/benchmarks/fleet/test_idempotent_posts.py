@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,13 +10,6 @@ import pytest
 from benchmarks.fleet.idempotent_posts import prove
 from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import running
-
-
-@pytest.fixture
-def data() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="kv-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -176,21 +174,17 @@ def test_methods_and_status(client: Any) -> None:
     assert client.status()["state"] == "ready"
 
 
-def test_rerank_sorts_texts(kind: Any, tmp_path: Path) -> None:
+def test_rerank_sorts_texts(kind: Any, tmp_path: Path, data: Path) -> None:
     def answer(path: str, body: Any) -> tuple[int, Any]:
         return 200, [{"index": i, "score": len(text)} for i, text in enumerate(body["texts"])]
 
-    data = Path(tempfile.mkdtemp(prefix="kv-"))
-    try:
-        with (
-            endpoint(answer) as model,
-            running(make_folder(tmp_path / "model"), data, reranker_url=model.url) as rig,
-        ):
-            client = kind(rig.url)
-            found = client.rerank("longest", ["a", "abc", "ab"], top_n=2)
-            client.close()
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
+    with (
+        endpoint(answer) as model,
+        running(make_folder(tmp_path / "model"), data, reranker_url=model.url) as rig,
+    ):
+        client = kind(rig.url)
+        found = client.rerank("longest", ["a", "abc", "ab"], top_n=2)
+        client.close()
     assert [(r.index, r.relevance_score) for r in found.results] == [(1, 3.0), (2, 2.0)]
     assert found.results[0].document is not None and found.results[0].document.text == "abc"
 

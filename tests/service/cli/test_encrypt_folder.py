@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +36,6 @@ DOCUMENTS = [
 ]  # fmt: skip
 SECRETS = [b"aardvarkish", b"Quillwork", b"quillwork", b"marginalia", b"Heathland", b"zebrafinch",
            b"birdhouse"]  # fmt: skip
-
-
-@pytest.fixture
-def data() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="kv-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +16,6 @@ from tests.service.gateway.model_folders import make_folder
 from tests.service.gateway.rig import DOCUMENTS, Rig, running
 
 LARGE = "A sentence of a large document. " * 5000  # in a file of the spool folder while it waits
-
-
-@pytest.fixture
-def data() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="kv-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def passages(rig: Rig) -> Any:

@@ -19,14 +19,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def data() -> Iterator[Path]:
-    """A short path: the address of an ipc socket may have about 100 characters."""
-    path = Path(tempfile.mkdtemp(prefix="kv-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
 def rig(folder: Path, data: Path, database: str) -> Iterator[Rig]:
     """A fresh service with a fake worker, ready, without documents."""
     with running(folder, data, database=database) as rig:

@@ -242,9 +242,8 @@ def test_without_kv_on_disk_a_silent_gateway_is_forgotten_sooner(
     opened.close()
 
 
-def test_a_gateway_that_was_forgotten_ends(postgresql_url: str, tmp_path: Path) -> None:
+def test_a_gateway_that_was_forgotten_ends(postgresql_url: str, tmp_path: Path, data: Path) -> None:
     folder = make_folder(tmp_path / "model")
-    data = Path(tempfile.mkdtemp(prefix="kv-"))
     shared = shared_database(postgresql_url)
     with running(folder, data, database=postgresql_url) as rig:
         shared.start()
@@ -253,13 +252,11 @@ def test_a_gateway_that_was_forgotten_ends(postgresql_url: str, tmp_path: Path) 
         reason = until(lambda: rig.gateway.failure, "it ends")
         assert "no sign of life" in reason
     shared.close()
-    shutil.rmtree(data, ignore_errors=True)
 
 
-def test_postgresql_may_be_away(tmp_path: Path) -> None:
+def test_postgresql_may_be_away(tmp_path: Path, data: Path) -> None:
     """Requests are refused meanwhile, and what was accepted goes on afterwards."""
     folder = make_folder(tmp_path / "model")
-    data = Path(tempfile.mkdtemp(prefix="kv-"))
     with running_server() as server, running(folder, data, database=server.database()) as rig:
         rig.ingest(DOCUMENTS)
         lock = rig.gateway.corpus.documents._purges.catalog_lock
@@ -275,4 +272,3 @@ def test_postgresql_may_be_away(tmp_path: Path) -> None:
         until(lambda: rig.http.get("/admin/documents").status_code == 200, "it is back")
         assert rig.finished(job["job_id"])["state"] == "succeeded"
         assert ask(rig, "late") != []
-    shutil.rmtree(data, ignore_errors=True)
