@@ -117,6 +117,8 @@ class _Loaded:
     def __init__(self, folder: SentenceModelFolder, dtype: torch.dtype) -> None:
         from transformers import AutoModel, AutoTokenizer
 
+        from retriever.embedders.short_text import ShortTextBert
+
         self.folder = folder
         self.revision = folder.revision()
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
@@ -124,6 +126,8 @@ class _Loaded:
             folder.path, local_files_only=True, dtype=dtype
         ).eval()
         self.dim = int(self.model.config.hidden_size)
+        known = ShortTextBert.supports(self.model)
+        self.short = ShortTextBert(self.model) if known else None
 
     def tokenize(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
         """The token ids of every window, and the index of the text that each window belongs to."""
@@ -173,6 +177,8 @@ class _Loaded:
         """Embed one batch: `[len(rows), dim]`, each row of length 1."""
         import torch
 
+        from retriever.embedders.short_text import MAX_TOKENS
+
         longest = max(len(row) for row in rows)
         if len(rows) > 1 or longest > _SHORT:
             longest = self._padded(longest)
@@ -181,7 +187,10 @@ class _Loaded:
         lengths = torch.tensor([len(row) for row in rows])
         mask = (torch.arange(longest)[None, :] < lengths[:, None]).long()
         with torch.inference_mode():
-            states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+            if self.short is not None and len(rows) == 1 and longest <= MAX_TOKENS:
+                states = self.short.states(ids[0])[None]
+            else:
+                states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
             pooled = _pool(states.float(), mask, self.folder.pooling)
             normalised = torch.nn.functional.normalize(pooled, dim=-1)
         array: Vectors = normalised.numpy()

@@ -154,6 +154,7 @@ class Generate(Message, frozen=True):
     lora: str = ""  # name of the LoRA adapter that answers; empty: the base model
     history: int = 0  # first tokens of the question that are earlier turns of a conversation
     history_mode: HistoryMode = "compute"  # where the prompt continues no earlier one
+    any_method: bool = False  # whether full prefill may answer, where it is not slower
     view: str = ""  # what its sender may read, if not everybody may read all of the documents
 
     @property

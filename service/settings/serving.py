@@ -161,7 +161,9 @@ class ProcessSettings(BaseModel):
         1_048_576, ge=1, description="prompt tokens that may be before their first answer token"
     )
     planner: bool = Field(
-        True, description="compute documents that would take longer to load than to compute"
+        True,
+        description="compute documents that would take longer to load than to compute, and short "
+        "prompts in full, where no method is named and that is not slower",
     )
     sketches: bool = Field(
         False,

@@ -20,6 +20,7 @@ from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.attribution.marks import asking_for_marks
 from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.inline_documents import inline_passages
+from service.gateway.answers.methods import AUTO
 from service.gateway.answers.question_rewriting import QuestionRewriter
 from service.gateway.answers.sampling import sampling
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
@@ -209,6 +210,7 @@ class RequestPreparer:
             lora=plan.adapter,
             history=prompts.history_tokens(turns, request.tools, question) if documents else 0,
             history_mode=request.history or self._settings.history,
+            any_method=request.fusion is None or request.fusion.method == AUTO,
             view=_view(plan),
         )
 

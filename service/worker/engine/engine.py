@@ -35,6 +35,7 @@ from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.planner.estimates import Line
+from service.worker.planner.full_prefill import FullPrefillTimer
 from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.on_disk import DiskPrefixCache
@@ -141,7 +142,8 @@ class Engine:
         # What spare time is for.
         self.gate = Gate(checks, launcher, self.pool, self.precompute_queue) if checks else None
         writer = PrefixWriter(self.prefix_cache, reader.store, reader.worth) if reader else None
-        self.idle_work = IdleWork(self.precompute_queue, self.gate, writer, graphs)
+        timer = FullPrefillTimer(decoder, self.planner.times)
+        self.idle_work = IdleWork(self.precompute_queue, self.gate, writer, graphs, timer)
 
         # The way of a request: admitted (or explained), prefilled, answered, ended.
         self.admission = Admission(
@@ -171,6 +173,7 @@ class Engine:
             self.pool,
             self.prefix_cache,
             planner=self.planner,
+            timer=timer,
             gate=self.gate,
             answering=self.answering,
             endings=self._endings,

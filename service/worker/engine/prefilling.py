@@ -11,9 +11,12 @@ from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.evict import evict
 from service.worker.gate.correctness_gate import Gate
 from service.worker.kv.pool import KVPool
+from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import PrefillResult
+from service.worker.planner.full_prefill import FullPrefillTimer
 from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.in_pool import PrefixCache
+from service.worker.sequences.load_plan import waiting_prompt
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.reuse import find_history, find_reuse
 from service.worker.sequences.sequence import EngineSequence
@@ -25,6 +28,7 @@ class Prefilling:
 
     Attributes:
         planner: learns from every prefill how fast the device is.
+        timer: times full prefills where requests show none.
         gate: checks first tokens; None if none are checked.
     """
 
@@ -33,6 +37,7 @@ class Prefilling:
     pool: KVPool
     prefix_cache: PrefixCache
     planner: Planner
+    timer: FullPrefillTimer
     gate: Gate | None
     answering: Answering
     endings: Endings
@@ -113,7 +118,7 @@ class Prefilling:
         sequence.clock.close("prefill")
         if sequence.reuse is None:  # else it may be too little to tell how fast the device is
             plans = [load.plan for load in sequence.segments if load is not None]
-            self.planner.finished(sequence.flops, sequence.computed_s, plans)
+            self._learn(sequence, plans)
         self.launcher.loads.stop(sequence)
         try:
             self.scheduler.start_running(sequence)
@@ -127,6 +132,18 @@ class Prefilling:
                 self._evict(sequence, result)
         except Exception as error:
             self.endings.fail(sequence, error)
+
+    def _learn(self, sequence: EngineSequence, plans: list[str]) -> None:
+        """Tell the planner how long a prefill took."""
+        method, kind = type(sequence.fusion), None
+        if sequence.eviction is None and sequence.token_trace is None:  # which take time, too
+            kind = method if sequence.reuses_documents else FullPrefill
+        replaced = method if sequence.whole and kind is not None else None
+        self.planner.finished(sequence.flops, sequence.computed_s, plans, kind, instead_of=replaced)
+        if kind is method and sequence.any_method and self.planner.deciding:
+            prompt = waiting_prompt(sequence, [], {})
+            if self.planner.wants_full(prompt):
+                self.timer.time(sequence.prompt_tokens)
 
     def _evict(self, sequence: EngineSequence, result: PrefillResult) -> None:
         kv, decoder = sequence.kv, self.launcher.decoder

@@ -2,7 +2,8 @@
 
 It decides when a request's chunks have been found, and again whenever the prefill has to wait: a
 load that turns out to be slow is given up, and its document is computed. It learns how long reads
-and prefills take by measuring them. Chunks in the memory tier are always used.
+and prefills take by measuring them. Chunks in the memory tier are always used, unless full prefill
+of the whole prompt is not slower and the request names no method.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.model.decoder import DecoderModel
 from service.worker.planner.cost_model import (
     CostModel,
@@ -21,8 +24,10 @@ from service.worker.planner.cost_model import (
     hidden_ratio,
 )
 from service.worker.planner.estimates import ComputeEstimate, TierEstimates
+from service.worker.planner.full_prefill import PrefillTimes
 
 FASTER = "planner: recompute is faster"
+WHOLE = "planner: full prefill is not slower"
 LATE = "planner: the load was late, recompute is faster"
 
 # If all loads together are expected to take less than this, they are not worth a decision.
@@ -52,6 +57,7 @@ class Planner:
         self.deciding = deciding
         self.tiers = tiers
         self.compute = ComputeEstimate(decoder.device.type)
+        self.times = PrefillTimes(decoder.device.type)
         self._lock = threading.Lock()
         self._counts = Counter({"load": 0, "recompute": 0, "late": 0, "lost": 0})
 
@@ -59,6 +65,18 @@ class Planner:
         """Return the indices of `prompt.loads` that are computed instead of loaded."""
         model = self.cost_model(prompt)
         return cheapest(model) if sum(model.left_s) >= WORTH_S else frozenset()
+
+    def whole(self, prompt: Prompt, computed: frozenset[int] = frozenset()) -> bool:
+        """Return whether the whole prompt should be computed: full prefill is not slower.
+
+        Args:
+            computed: indices of `prompt.loads` that would be computed otherwise.
+        """
+        return self.times.full_is_faster(self.cost_model(prompt), self._decoder, computed)
+
+    def wants_full(self, prompt: Prompt) -> bool:
+        """Return whether a full prefill like this prompt's should be timed in spare time."""
+        return self.times.wants_full(self.cost_model(prompt), self._decoder)
 
     def ratio(self, prompt: Prompt) -> float:
         """Return the repair ratio for `ratio: auto`: the method's own, or more if loading hides
@@ -88,14 +106,30 @@ class Planner:
         full_s = self.cost_model(everything).seconds()
         return max(LATE_S / 2, full_s / (2 * LATE_FACTOR))
 
-    def finished(self, flops: float, seconds: float, plans: Iterable[str]) -> None:
+    def finished(
+        self,
+        flops: float,
+        seconds: float,
+        plans: Iterable[str],
+        kind: type[FusionMethod] | None = None,
+        *,
+        instead_of: type[FusionMethod] | None = None,
+    ) -> None:
         """Learn from a finished prefill, and counts what was planned for its segments.
 
         Args:
             seconds: how long they took, without waiting.
             plans: of its segments, "load" or "recompute"; empty where there was no choice.
+            kind: the method that computed it, full prefill where no stored KV was used; None: it
+                also did what its kind usually does not.
+            instead_of: the method that the planner turned down for it.
         """
         self.compute.add(flops, seconds)
+        if kind is not None:
+            self.times.add(kind, flops, seconds)
+            other = FullPrefill if instead_of is None else instead_of
+            if other is not kind:
+                self.times.passed_over(other)
         for plan in filter(None, plans):
             self.count(plan)
 

@@ -85,12 +85,14 @@ class LoadPlan:
     Attributes:
         prompt: for the planner, with the segments of `recompute` counted as uncached.
         loads: slow segments that are loaded.
-        recompute: slow segments that are computed, because that is faster.
+        recompute: stored segments that are computed, because that is faster.
+        whole: these are all, because full prefill is not slower.
     """
 
     prompt: Prompt
     loads: Sequence[FoundSegment]
     recompute: Sequence[FoundSegment]
+    whole: bool = False
 
 
 def plan_loads(
@@ -101,7 +103,8 @@ def plan_loads(
     *,
     crowded: bool = False,
 ) -> LoadPlan:
-    """Decide for every segment in a slow tier whether it is loaded or computed.
+    """Decide for every segment in a slow tier whether it is loaded or computed, and for the prompt
+    whether all of it is computed.
 
     Args:
         planner: None to load everything that is stored.
@@ -110,7 +113,7 @@ def plan_loads(
 
     def prompt(loads: Sequence[FoundSegment], computed: Sequence[FoundSegment]) -> Prompt:
         uncached = [s for s in segments if s.tier == UNCACHED and s.tokens] + list(computed)
-        placed = [s for s in segments if s.tier == MEMORY]
+        placed = [s for s in segments if s.tier == MEMORY and s not in computed]
         if sequence.as_stored:
             placed += uncached
         return _prompt(
@@ -124,12 +127,16 @@ def plan_loads(
 
     slow = [segment for segment in segments if segment.is_slow]
     recompute: list[FoundSegment] = []
+    whole = False
     # A method that reads parts waits for all of them before it starts, so all are loaded.
-    if planner is not None and slow and sequence.fusion.reads is Reads.CHUNKS:
-        chosen = planner.recompute(prompt(slow, ()))
+    if planner is not None and sequence.fusion.reads is Reads.CHUNKS:
+        chosen = planner.recompute(prompt(slow, ())) if slow else frozenset()
         recompute = [segment for i, segment in enumerate(slow) if i in chosen]
+        stored = [s for s in segments if s.tier != UNCACHED and s.tokens]
+        whole = bool(stored) and sequence.any_method and planner.whole(prompt(slow, ()), chosen)
+        recompute = stored if whole else recompute
     loads = [segment for segment in slow if segment not in recompute]
-    return LoadPlan(prompt(loads, recompute), loads, recompute)
+    return LoadPlan(prompt(loads, recompute), loads, recompute, whole)
 
 
 def _prompt(

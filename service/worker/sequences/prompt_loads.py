@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from service.worker.loading.loader import Loader
 from service.worker.loading.segment_load import PartialLoad, SegmentLoad
 from service.worker.methods.bases.fusion import Reads
-from service.worker.planner.planner import FASTER, LATE, Planner
+from service.worker.planner.planner import FASTER, LATE, WHOLE, Planner
 from service.worker.sequences.load_plan import (
     LoadPlan,
     found_segments,
@@ -106,7 +106,8 @@ class PromptLoads:
         for segment in plan.recompute:
             load = sequence.segments[segment.number]
             assert isinstance(load, SegmentLoad)
-            load.compute(FASTER)
+            load.compute(WHOLE if plan.whole else FASTER)
+        sequence.whole = plan.whole
         if self.planner is not None and (plan.loads or plan.recompute):
             # Before any prefill was measured, this decision is only a guess, and `_decide_again`
             # makes it again as soon as this prompt has computed something.

@@ -52,6 +52,7 @@ class EngineSequence:
 
     Attributes:
         arrived: when the request arrived, by time.monotonic.
+        whole: whether the planner computes all of it, rather than use its method.
         auto_ratio: whether the planner chooses the repair ratio.
         gated: the correctness gate's decision about the method; None if the method is not checked.
         token_trace: records what happens to every token; None if that was not requested.
@@ -89,6 +90,7 @@ class EngineSequence:
     arrived: float = field(default_factory=time.monotonic)
     end_ids: frozenset[int] = frozenset()
     warnings: list[str] = field(default_factory=list)
+    whole: bool = False
     auto_ratio: bool = False
     gated: AllowedMethod | None = None
     lora_fingerprint: str = ""
@@ -185,6 +187,15 @@ class EngineSequence:
     def as_stored(self) -> bool:
         """Whether chunks that are not stored are computed by themselves, not with the prompt."""
         return self.request.cold == "as_stored" and self.fusion.reads is not Reads.NOTHING
+
+    @property
+    def any_method(self) -> bool:
+        """Whether full prefill may take the place of its method, where it is not slower.
+
+        Not where the answer must not depend on what is stored, nor beside what an earlier prompt
+        left of earlier turns.
+        """
+        return self.request.any_method and not self.as_stored and self.history is None
 
     @property
     def reuses_documents(self) -> bool:

@@ -127,6 +127,53 @@ def test_bfloat16_is_close_to_float32(minilm: LocalEmbedder) -> None:
     assert 0.999 < likeness.min() < 1 - 1e-7
 
 
+TEXTS = [
+    "",
+    "a",
+    "Which tier is read first when a chunk is stored twice?",
+    "Wie lange gilt die Garantie, und wer bezahlt den Rückversand?",
+    "保証期間はどのくらいですか。",
+    "ما هي مدة الضمان؟ Ποια είναι η εγγύηση; 🙂🙂 x²+y²=z²",
+    "unaffable antidisestablishmentarianism " * 6,
+    "a text of just about as many tokens as are computed so " * 9,
+    "a text that is longer than what is computed so " * 15,
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_one_short_text_is_computed_as_transformers_does(minilm: LocalEmbedder, text: str) -> None:
+    pooled = states(minilm, text).mean(axis=0)
+    assert np.abs(minilm.embed([text])[0] - pooled / np.linalg.norm(pooled)).max() < 1e-5
+
+
+def test_one_short_text_in_bfloat16(minilm: LocalEmbedder) -> None:
+    """Two ways to compute in bfloat16 are as far from one another as each from float32. Of an empty
+    text, which nobody searches for, both are further from it."""
+    embedder = LocalEmbedder(dtype="bfloat16")
+    embedder.start()
+    assert embedder._loaded is not None and embedder._loaded.short is not None
+    texts = TEXTS[1:]
+    ours = np.concatenate([embedder.embed([text]) for text in texts])
+    embedder._loaded.short = None
+    theirs = np.concatenate([embedder.embed([text]) for text in texts])
+    exact = np.concatenate([minilm.embed([text]) for text in texts])
+    assert (ours * theirs).sum(axis=1).min() > 0.9999
+    assert np.abs(ours - theirs).max() < 3e-3
+    assert np.abs(ours - exact).max() < 1.5 * max(np.abs(theirs - exact).max(), 1e-3)
+
+
+def test_other_models_than_bert_are_left_to_transformers(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", config | {"hidden_act": "relu"})
+    embedder = LocalEmbedder(folder, dtype="float32")
+    embedder.start()
+    assert embedder._loaded is not None and embedder._loaded.short is None
+    pooled = states(embedder, "a few words").mean(axis=0)
+    vector = embedder.embed(["a few words"])[0]
+    assert np.abs(vector - pooled / np.linalg.norm(pooled)).max() < 1e-5
+    embedder.close()
+
+
 def test_end_of_a_long_text_can_be_found(minilm: LocalEmbedder) -> None:
     beginning = "The harbour was quiet and the boats lay still in the morning fog. " * 25
     ending = "Photosynthesis turns sunlight, water and carbon dioxide into sugar. " * 25

@@ -21,7 +21,7 @@ from service.shared.model_fingerprint import fingerprint
 from tests import ports
 from tests.redis_server import redis_server
 from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
-from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
 __all__ = ["data", "folder", "rig"]

@@ -11,7 +11,7 @@ import pytest
 
 from service.cli import main
 from service.cli.evaluation import NOT_FOUND, NOT_STORED, Found, figures
-from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
 __all__ = ["data", "folder", "rig"]

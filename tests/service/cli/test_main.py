@@ -19,7 +19,7 @@ from service.cli.output import plain
 from service.gateway.service_database import jobs_database
 from service.settings import demo_model
 from tests.ports import free_port
-from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
 __all__ = ["data", "folder", "rig"]

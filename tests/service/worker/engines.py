@@ -62,6 +62,7 @@ class Rig:
         lora: str = "",
         history: int = 0,
         history_mode: HistoryMode = "compute",
+        any_method: bool = False,
     ) -> str:
         self._count += 1
         sampling = Sampling(max_tokens, temperature, seed=seed, logprobs=logprobs)
@@ -82,6 +83,7 @@ class Rig:
             lora=lora,
             history=history,
             history_mode=history_mode,
+            any_method=any_method,
         )
         self.engine.submit(request)
         return name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.cli import main
-from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, until
 
 __all__ = ["data", "folder", "rig"]

@@ -13,7 +13,7 @@ from service.cli.documents.folder import scan
 from service.cli.documents.forecast import forecast
 from service.gateway.documents.stored_size import MEASURED_TOKENS, StoredSize
 from service.messages.replies import ModelInfo, Precomputed
-from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
 __all__ = ["data", "folder", "rig"]

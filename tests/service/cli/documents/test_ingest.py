@@ -13,7 +13,7 @@ from service.cli import main
 from service.cli.documents.files import DocumentToSend, Read, count, read
 from service.cli.documents.folder import COMPANION, SkippedFile, UnsendableDocument, scan
 from service.cli.documents.upload import batches, submit
-from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, until
 
 __all__ = ["data", "folder", "rig"]

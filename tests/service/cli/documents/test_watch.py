@@ -15,7 +15,7 @@ import pytest
 from kvstitch.client import errors
 from service.cli import main, parser
 from service.cli.documents.watch import Watch
-from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, running
 
 __all__ = ["data", "folder", "rig"]

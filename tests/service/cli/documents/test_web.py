@@ -15,7 +15,7 @@ import pytest
 
 from service.cli import main
 from service.cli.documents.fetch import Fetcher, FetchLimits, NotFetched, not_public
-from tests.service.gateway.conftest import data, folder, rig
+from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig
 

@@ -74,6 +74,23 @@ def test_inline_text_has_the_same_ids_as_the_stored_document(rig: Rig) -> None:
     assert other["cache"]["documents"][0]["tier"] == "cold"
 
 
+@pytest.mark.parametrize(
+    ("choice", "any_method"),
+    [
+        ({}, True),
+        ({"profile": "fast"}, True),
+        ({"fusion": {"method": "pie"}}, False),
+        ({"fusion": {"method": "question_scout", "ratio": 0.2}}, False),
+    ],
+)
+def test_full_prefill_may_take_the_place_of_a_method_that_is_not_named(
+    rig: Rig, choice: dict[str, Any], any_method: bool
+) -> None:
+    assert rig.ask(**choice).status_code == 200
+    [request] = fake(rig).seen(Generate)
+    assert isinstance(request, Generate) and request.any_method == any_method
+
+
 def test_messages_are_answered(rig: Rig) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
