@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 # Most tokens of one forward pass, padding included. Larger ones are slower: 8,192 take a third more
 # time per token, because what the layers hand on does not fit into the CPU's caches.
 _BATCH_TOKENS = 2048
-# Rows are padded to a multiple of so many tokens, and a batch has a power of two of them. For every
+# Rows are padded to a multiple of so many tokens, and a batch has a power of two of them; a single
+# short text, mostly a question, is left as it is. For every
 # shape that is new the libraries below make programs of their own, which take time and are kept:
 # hundreds of shapes took 160 MB.
 _STEP = 32
-_SHORT = 128
-"""A single text of so many tokens is not padded: mostly a question, and somebody waits."""
 
 
 class LocalEmbedder:
@@ -180,7 +179,7 @@ class _Loaded:
         from retriever.embedders.short_text import MAX_TOKENS
 
         longest = max(len(row) for row in rows)
-        if len(rows) > 1 or longest > _SHORT:
+        if len(rows) > 1 or longest > MAX_TOKENS:
             longest = self._padded(longest)
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
