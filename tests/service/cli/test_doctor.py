@@ -24,7 +24,7 @@ from tests.s3_server import BUCKET, ENVIRONMENT, s3_server
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
-__all__ = ["data", "folder", "rig"]
+__all__ = ["folder", "rig"]
 
 SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "kvstitch.json")
 

@@ -14,7 +14,7 @@ from service.cli.evaluation import NOT_FOUND, NOT_STORED, Found, figures
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
-__all__ = ["data", "folder", "rig"]
+__all__ = ["folder", "rig"]
 
 
 def test_figures_by_hand() -> None:

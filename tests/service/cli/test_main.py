@@ -22,7 +22,7 @@ from tests.ports import free_port
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
-__all__ = ["data", "folder", "rig"]
+__all__ = ["folder", "rig"]
 
 
 def test_ask_status(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:

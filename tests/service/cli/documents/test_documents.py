@@ -11,7 +11,7 @@ from service.cli import main
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, until
 
-__all__ = ["data", "folder", "rig"]
+__all__ = ["folder", "rig"]
 
 Output = pytest.CaptureFixture[str]
 

@@ -16,7 +16,7 @@ from service.messages.replies import ModelInfo, Precomputed
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig
 
-__all__ = ["data", "folder", "rig"]
+__all__ = ["folder", "rig"]
 MIB = 1024**2
 
 

@@ -16,7 +16,7 @@ from service.cli.documents.upload import batches, submit
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, until
 
-__all__ = ["data", "folder", "rig"]
+__all__ = ["folder", "rig"]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from service.cli.documents.watch import Watch
 from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.rig import Rig, running
 
-__all__ = ["data", "folder", "rig"]
+__all__ = ["folder", "rig"]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.service.gateway.conftest import folder, rig
 from tests.service.gateway.documents.pdfs import make_pdf
 from tests.service.gateway.rig import Rig
 
-__all__ = ["data", "folder", "rig"]
+__all__ = ["folder", "rig"]
 
 LOCS = "<url><loc>{0}/page.html</loc></url><url><loc>{0}/plain</loc></url>"
 NAMESPACE = 'xmlns="http://www.sitemaps.org/schemas/sitemap/0.9"'
