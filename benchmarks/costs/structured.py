@@ -30,8 +30,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 
-from benchmarks.costs.worker_memory import service_process, worker_of
-from benchmarks.hostile.phases import processor_s
+from benchmarks.costs.worker_memory import processor_s, service_process, worker_of
 from loadtest.local_service import service
 from service.models.model_finder import resolve
 from tuning.environment import describe

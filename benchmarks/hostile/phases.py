@@ -18,7 +18,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from benchmarks.costs.worker_memory import memory_mib, service_process, worker_of
+from benchmarks.costs.worker_memory import (
+    memory_mib,
+    processor_s,
+    service_process,
+    worker_of,
+)
 from benchmarks.hostile.reader import Seen, read_until
 from loadtest.local_service import service
 
@@ -76,12 +81,6 @@ class Place:
             return worker_of(self.pids["gateway"]) == self.pids["worker"]
         except RuntimeError:
             return False
-
-
-def processor_s(process: int) -> float:
-    """Processor time that a process has taken."""
-    stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
-    return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
