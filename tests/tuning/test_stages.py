@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def tick(self) -> None:
-        self.now += 1.0
+    def tick(self, times: int = 1) -> None:
+        self.now += times
 
 
 def error_of(candidate: Candidate, prompt: Prompt) -> float:
@@ -51,7 +52,7 @@ def stages_of(
     budget.load()
     if not budget.spent:  # else a run goes on
         clock.now += UNTIL["heads"] * seconds
-    runner = FakeRunner(kl, clock.tick, lambda: [clock.tick() for _ in range(prepare)] and None)
+    runner = FakeRunner(kl, clock.tick, partial(clock.tick, prepare))
     trials = Trials(folder / "trials.jsonl", runner, budget, lambda *_: None)
     made = Stages(
         trials, prompts("dev", count), prompts("test", count), FIXED,
