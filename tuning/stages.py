@@ -40,6 +40,8 @@ UNTIL = {"heads": 0.05, "screen": 0.3, "prefix": 0.5, "storage": 0.6, "test": 1.
 LEAST_TEST = 4
 LEAST_RECOMMENDED = 12
 """Test prompts without which nothing is recommended: chance decides between fewer."""
+NEARLY = LEAST_RECOMMENDED - 2
+"""With so many the missing ones are measured too, even if that takes longer."""
 FIRST_PROMPT = {"screen": 5, "prefix": 3, "storage": 3, "test": LEAST_RECOMMENDED}
 """A stage's first prompt may take one part in so many of its time. Screening eight prompts takes
 some five times as long as the first: two of all candidates, two of half, four of LEFT."""
@@ -116,13 +118,17 @@ class Stages:
         self._seed = seed
 
     def probe(self) -> float:
-        """Measure the fixed defaults on the first test prompt.
+        """Measure the fixed defaults on the first development prompt.
+
+        Not on a test prompt: its full prefill and its documents' KV would then be known when the
+        test begins, and it would seem that many more such prompts fit. Screening gains by that: of
+        a slow model it tries more candidates.
 
         Returns:
             The seconds that it took, to judge what the time will suffice for; 0 if it was measured
             before.
         """
-        first = self._test[:1]
+        first = self._development[:1]
         before = self._trials.budget.spent
         known = all(self._known(prompt, [self._fixed]) for prompt in first)
         for prompt in first:
@@ -177,8 +183,12 @@ class Stages:
             replace(s.candidate, prefix_mode=best.prefix_mode, codec=best.codec)
             for s in _spread(frontier(screened.left), FINALISTS)
         ]
-        finalists = {c.key: c for c in (self._fixed, best, replace(best, codec="raw"), *served)}
-        return self._stage("test", self._test, list(finalists.values()), least=LEAST_TEST)
+        named = {c.key: c for c in (self._fixed, best, replace(best, codec="raw"), *served)}
+        finalists = list(named.values())
+        stage = self._stage("test", self._test, finalists, least=LEAST_TEST)
+        if NEARLY <= stage.prompts < LEAST_RECOMMENDED:
+            stage = self._stage("test", self._test, finalists, least=LEAST_RECOMMENDED)
+        return stage
 
     def codec_of(self, storage: Stage, best: Candidate) -> Candidate:
         """The candidate with the smallest codec that is as good as raw, within the tolerance."""

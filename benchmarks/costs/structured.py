@@ -7,9 +7,10 @@ Generates schemas (nested objects, lists, numbers, patterns, formats, enumeratio
 which bound how long an answer can be, asks a real service for an answer to each at temperature 1,
 and checks the answers with jsonschema-rs, which shares no code with what kept them to their form.
 Blocks of these requests take turns with the same prompts without a schema, whose answers have as
-many tokens. With `--real` the schemas are those that programs of others have made, which bound
-nothing: answers that `max_tokens` has cut are counted by themselves, and so are those to a schema
-of which something can only be checked afterwards.
+many tokens. The prompts are computed before both: whoever came second would find them stored, and
+nobody's prompt would lengthen his time per token. With `--real` the schemas are those that programs
+of others have made, which bound nothing: answers that `max_tokens` has cut are counted by
+themselves, and so are those to a schema of which something can only be checked afterwards.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema_rs
 
+from benchmarks.costs.worker_memory import processor_s, service_process, worker_of
 from loadtest.local_service import service
 from service.models.model_finder import resolve
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/structured.json")
 REAL = Path("tests/service/grammars/real_schemas.json.xz")
-BLOCK = 50
+BLOCK = 25
 MAX_TOKENS = 512
 WORDS = ("name", "city", "year", "kind", "price", "tags", "owner", "size", "note", "unit", "code")
 PATTERNS = ("[A-Z]{2}-[0-9]{3}", "(yes|no)", "[a-z]{3,8}", "v[0-9]{1,3}\\.[0-9]")
@@ -121,8 +124,22 @@ def schemas(count: int, seed: int, *, real: bool) -> list[dict[str, Any]]:
     return source.sample(known, min(count, len(known)))
 
 
-def compare(url: str, forms: list[dict[str, Any]], at_a_time: int) -> dict[str, Any]:
-    count = len(forms)
+def compare(
+    url: str, forms: list[dict[str, Any]], at_a_time: int, cpu_s: Callable[[], float]
+) -> dict[str, Any]:
+    """Ask with and without the schemas.
+
+    Args:
+        cpu_s: Processor time that the worker has taken so far.
+    """
+    count, taken = len(forms), {"guided": 0.0, "free": 0.0}
+
+    def timed(kind: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        before = cpu_s()
+        answers = asyncio.run(block(url, asked, at_a_time))
+        taken[kind] += cpu_s() - before
+        return answers
+
     guided: list[dict[str, Any]] = []
     free: list[dict[str, Any]] = []
     for start in range(0, count, BLOCK):
@@ -134,14 +151,15 @@ def compare(url: str, forms: list[dict[str, Any]], at_a_time: int) -> dict[str, 
             {**a, "max_tokens": MAX_TOKENS, "guided": {"json_schema": form}}
             for a, form in zip(asked, part, strict=True)
         ]
-        answers = asyncio.run(block(url, forced, at_a_time))
+        asyncio.run(block(url, [{**a, "max_tokens": 1} for a in asked], at_a_time))
+        answers = timed("guided", forced)
         as_long = [
             {**a, "ignore_eos": True, "max_tokens": max(1, r["usage"]["completion_tokens"])}
             if "refused" not in r
             else {**a, "max_tokens": 1}
             for a, r in zip(asked, answers, strict=True)
         ]
-        free += asyncio.run(block(url, as_long, at_a_time))
+        free += timed("free", as_long)
         guided += answers
         print(f"{len(guided)} answers", file=sys.stderr, flush=True)
     refused = [r["refused"] for r in guided if "refused" in r]
@@ -178,6 +196,7 @@ def compare(url: str, forms: list[dict[str, Any]], at_a_time: int) -> dict[str, 
         },
         "decode seconds, guided over free": sum(r["stages"].get("decode", 0.0) for r in guided)
         / sum(r["stages"].get("decode", 0.0) for r in free),
+        "worker's processor seconds, guided over free": taken["guided"] / taken["free"],
     }
 
 
@@ -200,7 +219,8 @@ def main() -> int:
         service(Path(folder), model) as url,
     ):
         forms = schemas(args.schemas, args.seed, real=args.real)
-        measured = compare(url, forms, args.at_a_time)
+        worker = worker_of(service_process(Path(folder)))
+        measured = compare(url, forms, args.at_a_time, lambda: processor_s(worker))
     about = {"model": model.name, "real": args.real, "at_a_time": args.at_a_time, "seed": args.seed}
     result = {"environment": describe(), **about, **measured}
     args.out.parent.mkdir(parents=True, exist_ok=True)

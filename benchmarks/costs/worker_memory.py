@@ -64,6 +64,12 @@ def memory_mib(process: int) -> dict[str, float]:
     return {"resident": int(found["Rss"]) / 1024, "anonymous": int(found["Anonymous"]) / 1024}
 
 
+def processor_s(process: int) -> float:
+    """Processor time that a process has taken."""
+    stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def kv_bytes_per_token(model: Path) -> int:
     """In bfloat16."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))

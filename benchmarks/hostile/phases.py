@@ -18,7 +18,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from benchmarks.costs.worker_memory import memory_mib, service_process, worker_of
+from benchmarks.costs.worker_memory import (
+    memory_mib,
+    processor_s,
+    service_process,
+    worker_of,
+)
 from benchmarks.hostile.reader import Seen, read_until
 from loadtest.local_service import service
 
@@ -61,9 +66,7 @@ class Place:
 
     def cpu_s(self) -> float:
         """Processor time that gateway and worker have taken."""
-        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in self.pids.values()]
-        ticks = sum(int(n) for stat in stats for n in stat.rpartition(")")[2].split()[11:13])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return sum(map(processor_s, self.pids.values()))
 
     async def settled(self) -> None:
         """Wait until they have little to do, or too long."""

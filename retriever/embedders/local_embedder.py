@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 # Most tokens of one forward pass, padding included. Larger ones are slower: 8,192 take a third more
 # time per token, because what the layers hand on does not fit into the CPU's caches.
 _BATCH_TOKENS = 2048
+# Rows are padded to a multiple of so many tokens, and a batch has a power of two of them; a single
+# short text, mostly a question, is left as it is. For every shape that is new the libraries below
+# make programs of their own, which take time and are kept: hundreds of shapes took 160 MB.
+_STEP = 32
 
 
 class LocalEmbedder:
@@ -141,12 +145,31 @@ class _Loaded:
         """Embed windows: `[count, dim]`. Windows of similar length share a batch."""
         sums = np.zeros((count, self.dim), dtype=np.float32)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-        for batch in _batches(order, rows):
+        for batch in self._batches(order, rows):
             pooled = self._forward([rows[row] for row in batch])
             for row, vector in zip(batch, pooled, strict=True):
                 sums[owners[row]] += vector * len(rows[row])
         norms: Vectors = np.linalg.norm(sums, axis=1, keepdims=True)
         return sums / norms
+
+    def _batches(self, order: list[int], rows: list[list[int]]) -> list[list[int]]:
+        """Split `order`, which is sorted by length, so a batch's last row sets the padded size."""
+        full: list[list[int]] = []
+        for row in order:
+            padded = self._padded(len(rows[row]))
+            if not full or padded * (len(full[-1]) + 1) > _BATCH_TOKENS:
+                full.append([])
+            full[-1].append(row)
+        batches = []
+        for batch in full:
+            while batch:
+                size = 1 << (len(batch).bit_length() - 1)
+                batches.append(batch[:size])
+                batch = batch[size:]
+        return batches
+
+    def _padded(self, tokens: int) -> int:
+        return min(-(-tokens // _STEP) * _STEP, self.folder.max_tokens)
 
     def _forward(self, rows: list[list[int]]) -> Vectors:
         """Embed one batch: `[len(rows), dim]`, each row of length 1."""
@@ -155,6 +178,8 @@ class _Loaded:
         from retriever.embedders.short_text import MAX_TOKENS
 
         longest = max(len(row) for row in rows)
+        if len(rows) > 1 or longest > MAX_TOKENS:
+            longest = self._padded(longest)
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
         lengths = torch.tensor([len(row) for row in rows])
@@ -187,13 +212,3 @@ def _pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tenso
     if pooling == "max":
         return states.masked_fill(kept == 0, float("-inf")).amax(dim=1)
     return (states * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1)
-
-
-def _batches(order: list[int], rows: list[list[int]]) -> list[list[int]]:
-    """Split `order` into batches; it is sorted by length, so the last row sets the padded size."""
-    batches: list[list[int]] = []
-    for row in order:
-        if not batches or len(rows[row]) * (len(batches[-1]) + 1) > _BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(row)
-    return batches

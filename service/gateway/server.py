@@ -30,6 +30,10 @@ from service.settings import Settings
 
 logger = logging.getLogger("kvstitch")
 
+KEEP_ALIVE_S = 75
+"""Unused connections are kept longer than clients and balancers use them: httpx 5 s, aiohttp 15,
+balancers 60. After uvicorn's 5 s a call of httpx could meet the closing of its connection."""
+
 
 class DrainingServer(uvicorn.Server):
     """Keeps listening while it drains, so that new requests are told that it shuts down.
@@ -125,6 +129,7 @@ def make_server(
         # Streams had their time in drain(); what is still open is cut off.
         timeout_graceful_shutdown=2,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         http=with_deadlines(
             header_s=settings.header_timeout_s, reading_s=settings.reading_timeout_s
         ),

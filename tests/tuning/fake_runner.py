@@ -19,14 +19,28 @@ def cost(candidate: Candidate) -> float:
 
 
 class FakeRunner:
-    """Records what it was asked; `seconds` is called for every trial, as time that passes."""
+    """Records what it was asked.
 
-    def __init__(self, kl: Errors, pass_time: Callable[[], None] = lambda: None) -> None:
+    Args:
+        kl: Of a candidate on a prompt.
+        pass_time: Called for every trial.
+        prepare: Called when a prompt is new, as for its full prefill and its documents' KV.
+    """
+
+    def __init__(
+        self,
+        kl: Errors,
+        pass_time: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
         self._kl = kl
         self._pass_time = pass_time
+        self._prepare = prepare
         self.asked: list[tuple[str, str]] = []
 
     def measure(self, prompt: Prompt, candidates: Sequence[Candidate]) -> Iterator[list[Trial]]:
+        if prompt.key not in {key for key, _ in self.asked}:
+            self._prepare()
         for candidate in candidates:
             self.asked.append((prompt.key, candidate.key))
             self._pass_time()

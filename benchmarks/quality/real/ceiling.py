@@ -19,7 +19,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--method", required=True, help="a configuration of the records, by name")
+    parser.add_argument(
+        "--method", required=True, help="a configuration of the records, by name or key"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="of the other program")
     parser.add_argument("--samples", type=int, help="so many prompts at most")
     parser.add_argument("--threads", type=int, default=1)
@@ -151,10 +152,10 @@ def main(given: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     records.load()
-    keys = [key for key in about if fnmatchcase(about[key]["name"], args.method)]
+    keys = [key for key in about if args.method in (key, about[key]["name"])]
     if len(keys) != 1:
-        names = ", ".join(each["name"] for each in about.values())
-        print(f"--method names one of: {names}", file=sys.stderr)
+        names = ", ".join(f"{key} ({about[key]['name']})" for key in about)
+        print(f"--method is the key or the name of one of: {names}", file=sys.stderr)
         return 2
     known = [prompt for prompt in prompts if (prompt.key, keys[0]) in records][: args.samples]
     if not known:

@@ -95,30 +95,29 @@ class Grammar:
         """Whether no token may follow but one that ends the answer. Blocks if not `ready`."""
         return not self._next_forced() and self._known().complete
 
-    def mask(self, logits: Tensor) -> None:
-        """Set logits `[vocabulary]` of tokens that may not come next to -inf, in place.
+    def allowed(self) -> Tensor:
+        """Return the ids of tokens that may come next `[n]` int64, in order, if not `only` one may.
 
         Blocks if not `ready`. Raises as it does.
         """
-        if self._next_forced():
-            kept = logits[self._forced[0]].clone()
-            logits.fill_(-torch.inf)
-            logits[self._forced[0]] = kept if torch.isfinite(kept) else 0.0
-            return
         words = np.frombuffer(self._known().allowed, np.uint8)
-        bits = np.unpackbits(words, bitorder="little")[: self._grammars.vocabulary]
-        logits.masked_fill_(~torch.from_numpy(bits).bool(), -torch.inf)
+        bits = np.unpackbits(words, count=self._grammars.vocabulary, bitorder="little")
+        return torch.from_numpy(np.flatnonzero(bits.view(np.bool_)))
+
+    def only(self) -> int | None:
+        """Return the one token that may come next; None: more than one may. Blocks if not `ready`.
+
+        Raises as it does.
+        """
+        return self._forced[0] if self._next_forced() else None
 
     def sampled(self, token: int) -> None:
-        """Note the answer's next token, which `mask` allowed."""
-        if self._forced and self._forced[0] == token:
+        """Note the answer's next token, one of those that may come."""
+        self._taken.append(token)
+        if self._forced:
             self._forced.popleft()
-            self._taken.append(token)
             if self._forced:
                 return
-        else:
-            self._forced.clear()
-            self._taken.append(token)
         assert self._followed is not None
         self._followed.follow(self._taken)
         self._taken, self._step = [], None

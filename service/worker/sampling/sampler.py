@@ -1,9 +1,10 @@
 """Chooses the next token from logits.
 
-    logits ── grammar, bias, penalties ──┬── likeliest
-                                         └── temperature ── min-p, top-k, top-p ── draw
+    logits ── bias, penalties ── grammar ──┬── likeliest
+                                           └── temperature ── min-p, top-k, top-p ── draw
 
-The order is vLLM's, so that the same fields mean the same.
+The order is vLLM's, so that the same fields mean the same; its grammar stands first, which chooses
+the same.
 """
 
 from __future__ import annotations
@@ -96,22 +97,31 @@ class Sampler:
         """
         if self.takes_likeliest:
             return int(logits.argmax())
-        scores = logits.to("cpu", torch.float32, copy=True)
-        if self._grammar is not None:
-            self._grammar.mask(scores)
-        if self._adjustments is not None:
-            self._adjustments.apply(scores)
-        token = int(scores.argmax()) if self._sampling.temperature <= 0 else self._draw(scores)
+        only = self._grammar.only() if self._grammar is not None else None
+        token = self._chosen(logits.to("cpu", torch.float32)) if only is None else only
         if self._adjustments is not None:
             self._adjustments.sampled(token)
         if self._grammar is not None:
             self._grammar.sampled(token)
         return token
 
+    def _chosen(self, scores: Tensor) -> int:
+        """Return a token that may come next."""
+        if self._adjustments is not None:
+            scores = scores.clone()
+            self._adjustments.apply(scores)
+        # Only those that may come: a word of JSON is often one of a few, of 150,000 tokens.
+        allowed = self._grammar.allowed() if self._grammar is not None else None
+        if allowed is not None:
+            scores = scores.index_select(0, allowed)
+        place = int(scores.argmax()) if self._sampling.temperature <= 0 else self._draw(scores)
+        return place if allowed is None else int(allowed[place])
+
     def _draw(self, scores: Tensor) -> int:
+        """Return the place of one, by chance."""
         # With the highest score subtracted, so that a temperature near 0 does not overflow.
         temperature = max(self._sampling.temperature, LOWEST_TEMPERATURE)
-        weights = scores.sub_(scores.max()).div_(temperature).exp_()
+        weights = (scores - scores.max()).div_(temperature).exp_()
         min_p, top_k = self._sampling.min_p, self._sampling.top_k
         if min_p > 0:
             weights.masked_fill_(weights < min_p, 0)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +86,28 @@ def test_batching_changes_nothing_and_keeps_the_order(minilm: LocalEmbedder) -> 
     texts = [f"text number {number} " * (number % 7 + 1) for number in range(40)]
     alone = np.concatenate([minilm.embed([text]) for text in texts])
     assert np.abs(minilm.embed(texts) - alone).max() < 1e-5
+
+
+def test_few_shapes_are_computed(minilm: LocalEmbedder) -> None:
+    """For every shape that is new the libraries keep programs of their own."""
+    loaded = minilm._loaded
+    assert loaded is not None
+    shapes: Counter[tuple[int, ...]] = Counter()
+
+    def note(module: object, args: tuple[object, ...], fields: dict[str, Any]) -> None:
+        shapes[tuple(fields["input_ids"].shape)] += 1
+
+    watched = loaded.model.register_forward_pre_hook(note, with_kwargs=True)
+    source = random.Random(3)
+    try:
+        for _ in range(6):
+            minilm.embed(["word " * source.randint(1, 300) for _ in range(source.randint(1, 13))])
+    finally:
+        watched.remove()
+    assert sum(shapes.values()) > 12
+    for rows, tokens in shapes:
+        assert rows & (rows - 1) == 0 and rows * tokens <= 2048
+        assert tokens % 32 == 0 or (rows == 1 and tokens <= 128)
 
 
 def test_text_within_the_window_is_the_models_own_embedding(minilm: LocalEmbedder) -> None:

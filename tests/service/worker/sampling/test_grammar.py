@@ -18,7 +18,7 @@ from service.grammars.forms import Form
 from service.messages.requests import Generate, Sampling
 from service.worker.model.load import load
 from service.worker.sampling.grammar import Grammar, Grammars
-from service.worker.sampling.sampler import Sampler
+from service.worker.sampling.sampler import LogitAdjustments, Sampler
 from tests.service.worker.engines import VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 
@@ -78,6 +78,41 @@ def test_even_noise_keeps_to_a_schema(grammars: Grammars, tokenizer: Tokenizer, 
     assert list(answer) == ["city", "rank", "seen"]
     assert len(answer["city"]) <= 12 and 0 <= answer["rank"] <= 99
     assert set(answer["seen"]) <= {"a", "b"} and len(answer["seen"]) <= 3
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0.0, "logit_bias": {70: 3.0, 71: -4.0}},
+        {"temperature": 1.3},
+        {"temperature": 1.0, "top_p": 0.8, "frequency_penalty": 0.7, "top_k": 40},
+    ],
+)
+def test_the_draw_is_that_of_the_whole_vocabulary_with_others_at_minus_infinity(
+    grammars: Grammars, how: dict[str, Any]
+) -> None:
+    """It is made among the allowed tokens only."""
+    form, choices = grammars.compile(schema_grammar(grammars)), 0
+    sampling = Sampling(seed=5, **how)
+    adjustments = LogitAdjustments.of(sampling, lambda: torch.tensor([1]), {2})
+    plain = LogitAdjustments.of(sampling, lambda: torch.tensor([1]), {2})
+    sampler, reference = Sampler(sampling, adjustments, form), Sampler(sampling, plain)
+    noise = torch.Generator().manual_seed(7)
+    while not sampler.complete:
+        logits = torch.randn(VOCABULARY, generator=noise) * 4
+        only = form.only()
+        if only is None:
+            masked = torch.full_like(logits, -torch.inf)
+            masked[form.allowed()] = logits[form.allowed()]
+            choices += 1
+            expected = reference(masked)
+        else:
+            expected = only
+            if plain is not None:
+                plain.sampled(only)
+        assert sampler(logits) == expected
+    assert choices > 3
+    sampler.close()
 
 
 def test_a_choice_and_an_expression(grammars: Grammars, tokenizer: Tokenizer) -> None:
