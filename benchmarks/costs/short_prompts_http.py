@@ -55,7 +55,7 @@ class Served:
         body = {"question": question, "top_k": passages, "max_tokens": 1, "prefix_cache": False}
         before = [_processor_s(pid) for pid in self._pids]
         started = time.perf_counter()
-        reply = self.http.post("/v1/rag/generate", json=body | way)
+        reply = self.http.post("/v1/rag/generate", json={**body, **way})
         seconds = time.perf_counter() - started
         spent = [_processor_s(pid) - s for pid, s in zip(self._pids, before, strict=True)]
         answer = reply.raise_for_status().json()
@@ -73,7 +73,7 @@ class Served:
 
         def mean(passages: int) -> float:
             answers = [self.ask(each, passages, {})["answer"] for each in questions]
-            return statistics.mean(each["usage"]["prompt_tokens"] for each in answers)
+            return statistics.mean(int(each["usage"]["prompt_tokens"]) for each in answers)
 
         few, many = mean(2), mean(MOST_PASSAGES)
         return 2 + round((tokens - few) / (many - few) * (MOST_PASSAGES - 2))
