@@ -142,12 +142,14 @@ def worker(settings: WorkerSettings) -> Iterator[Peer]:
 
 @pytest.fixture
 def settings(model_folder: Path, tmp_path: Path) -> WorkerSettings:
+    """Without the planner, which computes what a busy machine reads late: another answer."""
     return WorkerSettings(
         model=str(model_folder),
         address=f"ipc://{tmp_path}/w",
         kv_dir=str(tmp_path / "kv"),
         pool_tokens=400,
         threads=1,
+        planner=False,
     )
 
 
