@@ -5,15 +5,15 @@ What an operator should know about the measured documents, whatever is recommend
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
 from service.prompt import CHUNK_PREFIX_MODES
 from tuning.run import Outcome, Plan
 from tuning.stages import Stage
-from tuning.statistics import Estimate, Summary
+from tuning.statistics import Bootstrap, Estimate, Summary, compare
 
 GATE_MARGIN = 0.05
 """The gate tolerates this much less agreement than the lower end of the measured interval."""
@@ -89,7 +89,7 @@ def report(outcome: Outcome, found: dict[str, Any]) -> dict[str, Any]:
         "stable_layers": outcome.model.stable_layers,
         "evidence": found,
         "stages": stages,
-        "warnings": warnings(stages),
+        "warnings": warnings(outcome.stages.values()),
     }
 
 
@@ -123,35 +123,38 @@ def _estimate(estimate: Estimate) -> dict[str, float]:
 Row = Mapping[str, Any]
 
 
-def warnings(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+def warnings(stages: Iterable[Stage]) -> list[str]:
     """Return one sentence for each prefix mode that puts other chunks before a chunk and does harm.
 
-    Args:
-        stages: Of `report`.
+    Harm is what lies above zero with 95 % of the resampled prompts, not a mean of a few.
     """
-    rows = [r for s in stages if s["name"] == "prefix" for r in s["candidates"]]
-    return [text for mode in CHUNK_PREFIX_MODES for text in _harm(mode, rows)]
+    summaries = [s for stage in stages if stage.name == "prefix" for s in stage.summaries]
+    return [text for mode in CHUNK_PREFIX_MODES for text in _harm(mode, summaries)]
 
 
-def _harm(mode: str, rows: list[Row]) -> Iterator[str]:
+def _harm(mode: str, summaries: Sequence[Summary]) -> Iterator[str]:
     pairs = [
-        (row["kl"]["mean"], alone["kl"]["mean"])
-        for row in rows
-        if row["prefix_mode"] == mode
-        for alone in rows
-        if alone["prefix_mode"] == "system" and _same_but_mode(row, alone)
+        (behind, alone)
+        for behind in summaries
+        if behind.candidate.prefix_mode == mode
+        for alone in summaries
+        if alone.candidate == replace(behind.candidate, prefix_mode="system")
     ]
-    if not pairs:
+    by_prompt: dict[str, list[tuple[float, float]]] = {}
+    for behind, alone in pairs:
+        kl = {trial.prompt: trial.kl for trial in alone.trials}
+        for trial in behind.trials:
+            if trial.prompt in kl:
+                by_prompt.setdefault(trial.prompt, []).append((trial.kl, kl[trial.prompt]))
+    if not by_prompt:
         return
-    behind, alone = (fmean(each) for each in zip(*pairs, strict=True))
-    if behind > alone:
+    means = [[fmean(each) for each in zip(*both, strict=True)] for both in by_prompt.values()]
+    behind_kl, alone_kl = zip(*means, strict=True)
+    if compare(Bootstrap(len(means)), behind_kl, alone_kl).difference.low > 0:
         yield (
-            f"prefix_mode {mode} does harm on these documents: KL {behind:.3g} nats per token, "
-            f"behind the system prompt alone {alone:.3g} (mean of {len(pairs)} configurations). "
-            "Chunks stand behind others than those that they are asked with: use system, or put "
-            "documents of different kinds into collections of their own."
+            f"prefix_mode {mode} does harm on these documents: KL {fmean(behind_kl):.3g} nats per "
+            f"token, behind the system prompt alone {fmean(alone_kl):.3g} (mean of "
+            f"{len(pairs)} configurations on {len(means)} prompts). Chunks stand behind others "
+            "than those that they are asked with: use system, or put documents of different kinds "
+            "into collections of their own."
         )
-
-
-def _same_but_mode(a: Row, b: Row) -> bool:
-    return all(a[name] == b[name] for name in ("fusion", "codec", "eviction"))

@@ -2,42 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+from tuning.candidates import Candidate
 from tuning.report import warnings
+from tuning.stages import Stage
+from tuning.statistics import Bootstrap, Summary
+from tuning.trial import Trial
+
+PROMPTS = 8
 
 
-def row(mode: str, kl: float, method: str = "pie", codec: str = "raw") -> dict[str, Any]:
-    fusion = {"method": method}
-    return {
-        "fusion": fusion, "codec": codec, "eviction": None, "prefix_mode": mode, "kl": {"mean": kl}
-    }  # fmt: skip
+def measured(
+    mode: str, kl: float | Sequence[float], method: str = "pie", codec: str = "raw"
+) -> Summary:
+    """A candidate on as many prompts as there are values, or on `PROMPTS` of the same one."""
+    values = [kl] * PROMPTS if isinstance(kl, float) else kl
+    trials = [
+        Trial(
+            prompt=str(number), configuration=f"{method} {mode}", tokens=9, answer_tokens=3,
+            kl_first=each, kl=each, agree_first=1, agreement=1, same=1, operations=0.1,
+            seconds=1, full_seconds=2, bytes=9, kept=1,
+        )
+        for number, each in enumerate(values)
+    ]  # fmt: skip
+    return Summary.of(Candidate(method, (), mode, codec), trials, Bootstrap(len(trials)))
 
 
-def stages(*rows: dict[str, Any], stage: str = "prefix") -> list[dict[str, Any]]:
-    return [{"name": "screen", "candidates": []}, {"name": stage, "candidates": rows}]
+def told(*summaries: Summary, stage: str = "prefix") -> list[str]:
+    return warnings([Stage("screen", PROMPTS, []), Stage(stage, PROMPTS, list(summaries))])
 
 
 def test_harm_is_told_with_both_figures() -> None:
-    rows = [row("system", 0.10), row("primer", 0.16), row("neighbours", 0.08), row("none", 0.4)]
-    [text] = warnings(stages(*rows))
+    modes = {"system": 0.10, "primer": 0.16, "neighbours": 0.08, "none": 0.4}
+    [text] = told(*(measured(mode, kl) for mode, kl in modes.items()))
     assert text.startswith("prefix_mode primer does harm on these documents: KL 0.16 nats")
-    assert "behind the system prompt alone 0.1 (mean of 1 configurations)" in text
+    assert "behind the system prompt alone 0.1 (mean of 1 configurations on 8 prompts)" in text
     assert "use system" in text
+
+
+def test_one_prompt_that_is_far_off_is_no_harm() -> None:
+    """The mean is worse for it; seven of eight prompts are better."""
+    primer = [0.05] * 7 + [1.0]
+    assert told(measured("system", 0.1), measured("primer", primer)) == []
+    [text] = told(measured("system", 0.1), measured("primer", [0.15] * 7 + [1.0]))
+    assert "KL 0.256" in text
 
 
 def test_only_the_same_configuration_is_compared() -> None:
     """PIE behind primers beside a better method behind S says nothing about primers."""
-    rows = [row("system", 0.05, "question_scout"), row("primer", 0.16), row("system", 0.2)]
-    assert warnings(stages(*rows)) == []
-    assert warnings(stages(row("system", 0.1, codec="int4"), row("primer", 0.16))) == []
+    better = measured("system", 0.05, "question_scout")
+    assert told(better, measured("primer", 0.16), measured("system", 0.2)) == []
+    assert told(measured("system", 0.1, codec="int4"), measured("primer", 0.16)) == []
     mixed = [
-        *(row("system", kl, m) for m, kl in (("pie", 0.2), ("a3", 0.1))),
-        *(row("primer", kl, m) for m, kl in (("pie", 0.1), ("a3", 0.15))),
+        *(measured("system", kl, m) for m, kl in (("pie", 0.2), ("a3", 0.1))),
+        *(measured("primer", kl, m) for m, kl in (("pie", 0.1), ("a3", 0.15))),
     ]
-    assert warnings(stages(*mixed)) == [], "on average it helps"
+    assert told(*mixed) == [], "on average it helps"
+
+
+def test_only_prompts_of_both_are_compared() -> None:
+    """What was dropped early has fewer prompts."""
+    easy = measured("primer", [0.05] * 2)
+    assert told(measured("system", [0.06] * 2 + [0.01] * 6), easy) == []
 
 
 def test_nothing_compared_is_nothing_told() -> None:
-    assert warnings(stages(row("system", 0.1), row("primer", 0.2), stage="screen")) == []
+    assert told(measured("system", 0.1), measured("primer", 0.2), stage="screen") == []
     assert warnings([]) == []
