@@ -120,9 +120,6 @@ def _estimate(estimate: Estimate) -> dict[str, float]:
     return {name: round(value, 5) for name, value in asdict(estimate).items()}
 
 
-Row = Mapping[str, Any]
-
-
 def warnings(stages: Iterable[Stage]) -> list[str]:
     """Return one sentence for each prefix mode that puts other chunks before a chunk and does harm.
 

@@ -1,7 +1,7 @@
 """How often another program's full prefill gives the answer that ours gives.
 
     python -m benchmarks.quality.real.ceiling --records SAMPLES.jsonl --prompts PROMPTS.jsonl \\
-        --model FOLDER --method question_scout --name nq_ceiling
+        --model FOLDER --method 'question_scout r=0.15 system' --name nq_ceiling
 
 A greedy answer turns where two tokens are almost equally likely, and there rounding decides. So the
 same weights give another text in another program or precision, though neither approximates

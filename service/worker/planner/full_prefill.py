@@ -34,7 +34,7 @@ KNOWN = 3
 RENEWED = 50
 # Only what takes at most so many times as long as the method is timed again.
 NEAR = 2.0
-# Longer prompts are not timed before full prefill is known.
+# Longer prompts are not timed: they would take much spare time, and memory beside the pool.
 MOST_TOKENS = 1024
 
 
@@ -75,8 +75,10 @@ class PrefillTimes:
 
     def wants_full(self, model: CostModel, decoder: DecoderModel) -> bool:
         """Return whether a full prefill like that of this prompt should be timed in spare time."""
+        if model.prompt.tokens > MOST_TOKENS:
+            return False
         if self._seen[FullPrefill] < KNOWN:
-            return model.prompt.tokens <= MOST_TOKENS
+            return True
         times = self._both(model, decoder, frozenset())
         renew = self._without[FullPrefill] >= RENEWED
         return renew and times is not None and times[0] <= NEAR * times[1]
