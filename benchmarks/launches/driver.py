@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -38,12 +39,16 @@ TRITON_KERNELS: dict[tuple[Any, str], Callable[..., None]] = {
     (silu_product_gpu, "_kernel"): triton_work.multiply_gated,
     (residual_norm_gpu, "_kernel"): triton_work.add_and_normalise,
     (index_causal_attention, "_kernel"): triton_work.attend_tile,
+    (index_causal_attention, "_join"): triton_work.join_spans,
     (attention_scores_gpu, "_kernel"): triton_work.score_block,
     (shift_gpu, "_kernel"): triton_work.shift_rows,
     (ragged_attention_gpu, "_attend"): triton_work.attend_block,
     (ragged_attention_gpu, "_join"): triton_work.join_blocks,
 }
 """By module and attribute. A kernel that is not here is not used: torch's operations are."""
+
+H100 = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232_448)
+"""What the worker asks of a device's properties."""
 
 
 class Kernel:
@@ -132,6 +137,7 @@ def driver_replaced(tally: Tally) -> Iterator[None]:
         "synchronize": lambda *_: None,
         "_lazy_init": lambda: None,
         "graph_pool_handle": lambda: None,
+        "get_device_properties": lambda *_: H100,
     }
     with ExitStack() as stack:
         for name, stand in stands.items():

@@ -5,6 +5,7 @@ The arguments are those that the kernel gets at its launch; strides and block si
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -110,21 +111,48 @@ def shift_rows(
 
 
 def attend_tile(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, out: Tensor, logsums: Tensor, extent: Tensor,
-    m: int, scale: float, *_: Any, LOGSUMS: bool, PLACED: bool, **__: Any,
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, out: Tensor, logsums: Tensor, sums: Tensor,
+    highest: Tensor, totals: Tensor, extent: Tensor, m: int, span: int, scale: float, *_: Any,
+    SPANS: bool, LOGSUMS: bool, PLACED: bool, **__: Any,
 ) -> None:  # fmt: skip
     if PLACED:
         k, v = (_placed(x, extent, len(k)) for x in (k, v))
         rows = rows.clone()
         rows[int(extent[3]) :] = -1
+    products = _products(q, k, scale)
     seen = torch.arange(k.shape[1]) <= rows[:, None]
-    attended = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None].float(), k[None].float(), v[None].float(), attn_mask=seen,
-        scale=scale, enable_gqa=True,
-    )  # fmt: skip
-    out.copy_(attended[0].nan_to_num(0.0).transpose(0, 1))
+    number, size = (len(sums), span) if SPANS else (1, k.shape[1])
+    for part, keys in enumerate(slice(at * size, (at + 1) * size) for at in range(number)):
+        scores = products[..., keys].masked_fill(~seen[:, keys], -torch.inf)
+        if not scores.shape[2]:
+            continue  # what lies behind the prompt
+        most = scores.max(-1).values
+        weights = torch.exp2(scores - most.clamp(min=-1e30)[..., None])
+        total = weights.sum(-1)
+        summed = weights.view(len(k), -1, scores.shape[2]) @ v[:, keys].float()
+        summed = summed.view(*total.shape, -1).transpose(0, 1)
+        if SPANS:
+            sums[part], highest[part], totals[part] = summed, most.t(), total.t()
+            continue
+        out.copy_((summed / total.t()[..., None]).nan_to_num(0.0))
+        if LOGSUMS:
+            logsums.copy_((most + total.log2()) * math.log(2))
+
+
+def join_spans(
+    sums: Tensor, highest: Tensor, totals: Tensor, rows: Tensor, out: Tensor, logsums: Tensor,
+    extent: Tensor, m: int, span: int, spans: int, *_: Any, LOGSUMS: bool, PLACED: bool, **__: Any,
+) -> None:  # fmt: skip
+    given = torch.arange(m) < (int(extent[3]) if PLACED else m)
+    read = (torch.arange(spans)[:, None] * span <= rows) & given
+    reached = highest.masked_fill(~read[..., None], -torch.inf)
+    most = reached.max(0).values.clamp(min=-1e30)
+    share = torch.exp2(reached - most)
+    total = torch.where(read[..., None], share * totals, 0.0).sum(0)
+    found = torch.where(read[..., None, None], share[..., None] * sums, 0.0).sum(0)
+    out.copy_((found / total[..., None]).nan_to_num(0.0))
     if LOGSUMS:
-        logsums.copy_(_products(q, k, scale).masked_fill(~seen, -torch.inf).logsumexp(-1))
+        logsums.copy_(((most + total.log2()) * math.log(2)).t())
 
 
 def score_block(

@@ -91,7 +91,7 @@ def compute(
             attended = attend_rows(q, *kv, positions, decoder.scale)
         else:
             attended = index_causal_attention.attend(
-                q, k_all, v_all, positions, decoder.scale, extent=extent
+                q, k_all, v_all, positions, decoder.scale, extent=extent, most_keys=shape.keys
             )
         if shape.is_finished(layer):
             x = decoder.finish(layer, x, attended)

@@ -1,11 +1,12 @@
 """Copies stored layers to a GPU: the next ones are copied while the GPU computes the current ones.
 
-    copying stream     │ 0 │      │ 1 to 3 │            │ 4 to 15 ...
-    computing stream       │ place 0 │ layer 0 ... │ place 1 to 3 │ layer 1 ... │ place 4 to 15 ...
+    copying stream     │ 0 │      │ 1 to 7 │            │ 8 to 21 ...
+    computing stream       │ place 0 │ layer 0 ... │ place 1 to 7 │ layer 1 ... │ place 8 to 21 ...
 
 A segment's layers lie one after the other in its chunk, so several are one copy, and one kernel
 places them. The first layer is copied alone, because everything waits for it; then the groups
-become larger. They end where a layer has not been read from the store yet, and at `GROUP_BYTES`.
+become larger, and smaller again, because what is computed of the last begins when all has been
+copied. They end where a layer has not been read from the store yet, and at `GROUP_BYTES`.
 
 The segments have places in one buffer on the device that fit the largest group. KV in codecs that
 the kernel can decode is copied as it is stored; KV in other codecs is decoded on the device first.
@@ -30,7 +31,7 @@ from service.worker.methods.layer_view import CachedSegment
 
 ALIGNMENT = 256
 """Of segments in the buffer, in bytes; copies and loads are fastest there."""
-GROUPS = (1, 3, 12, 16)
+GROUPS = (1, 7, 14, 10)
 """Layers of the first groups, and of all behind them."""
 GROUP_LAYERS, GROUP_BYTES = max(GROUPS), 1 << 28
 """Bounds of a group. Of long prompts few layers are copied at once: there a launch is cheap beside

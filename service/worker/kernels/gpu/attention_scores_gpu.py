@@ -86,7 +86,9 @@ def fill_scores(
     m, heads, d = q.shape
     kv_heads, n = scores.shape
     logsums = torch.empty(heads, m, dtype=torch.float32, device=q.device)
-    attended = index_causal_attention.attend(q, k, v, rows, scale, logsums=logsums, extent=extent)
+    attended = index_causal_attention.attend(
+        q, k, v, rows, scale, logsums=logsums, extent=extent, most_keys=n
+    )
     _kernel[(-(-n // KEYS), kv_heads)](
         q, k, rows, row_weights, logsums, scores, rows if extent is None else extent, m, n, scale,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1),
@@ -107,7 +109,7 @@ def _score_block(
     there, stop = key < n, n
     skipped, given = kv_head * k_head, m
     if PLACED:
-        skipped = tl.load(extent) + kv_head * tl.load(extent + 1)
+        skipped = tl.multiple_of(tl.load(extent) + kv_head * tl.load(extent + 1), 16)
         stop, given = tl.load(extent + 2), tl.load(extent + 3)
     keys = tl.load(
         k + skipped + key[None, :] * k_row + width[:, None],

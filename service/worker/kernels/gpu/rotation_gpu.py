@@ -210,8 +210,9 @@ def _write_rows(
             target = tl.load(into + row * heads + head, mask=inside, other=0)
         place = head * out_head + target[:, None] * out_row + width[None, :]
         if PLACED:
-            place = head * tl.load(extent + 1) + target[:, None] * (2 * HALF) + width[None, :]
-            place += tl.load(extent)
+            skipped = tl.load(extent) + head * tl.load(extent + 1)
+            place = tl.multiple_of(skipped, (2 * HALF) & -(2 * HALF))
+            place += target[:, None] * (2 * HALF) + width[None, :]
             there &= (row < tl.load(extent + 3))[:, None]
         if KEPT:
             kept = (row * heads + head)[:, None] * (2 * HALF) + width[None, :]

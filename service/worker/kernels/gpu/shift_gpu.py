@@ -218,8 +218,9 @@ def _shift_block(
     moved = (weight != 0.0)[:, None] & wide
     place = head * of_head + row[:, None] * of_row + width[None, :]
     if PLACED:
-        place = head * tl.load(extent + 1) + row[:, None] * (2 * HALF) + width[None, :]
-        place += tl.load(extent)
+        skipped = tl.load(extent) + head * tl.load(extent + 1)
+        place = tl.multiple_of(skipped, (2 * HALF) & -(2 * HALF))
+        place += row[:, None] * (2 * HALF) + width[None, :]
     # Rounded where torch rounds: the mean, the product, the rotated product.
     kind = k_all.dtype.element_ty
     by = weight.to(tl.float32)[:, None]

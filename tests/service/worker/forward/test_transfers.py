@@ -109,7 +109,7 @@ def test_groups_become_larger(codec: str) -> None:
             k, v = chunks[0].layer(one)
             assert_same(ours, ((k,), (v,)) if codec == "int4" else encoded(chunks[0], one))
         transfers.begin(staged.layers.stop)
-    assert found == [range(1), range(1, 4), range(4, 12)]
+    assert found == [range(1), range(1, 8), range(8, 12)]
     assert side.events == ["copy", "wait"] * 3
 
 

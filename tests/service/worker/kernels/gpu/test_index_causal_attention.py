@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from service.worker.kernels.gpu import index_causal_attention
+from service.worker.kernels.gpu.index_causal_attention import FEW_ROWS, MANY_ROWS, Form, plan
 from service.worker.model.attention import attend_rows
 from tests.service.worker.kernels.gpu.interpreter import needs_triton, run_interpreted
 from tests.service.worker.tiny import assert_close
@@ -34,11 +35,70 @@ def compare(device: str) -> None:
         q, k, v = (t.to(device) for t in on)
         ours = index_causal_attention.attend(q, k, v, index.to(device), d**-0.5)
         assert_close("scattered rows", ours.float().cpu(), expected, BF16 * 2)
+        scores = (q.view(len(rows), kv_heads, -1, d).permute(1, 2, 0, 3) @ k[:, None].mT).float()
+        hidden = torch.arange(n, device=device) > index.to(device)[:, None]
+        scores = (scores * d**-0.5).masked_fill(hidden, float("-inf"))
+        for form in (Form(128, 64, 8, 2), Form(64, 32, 4, 1), Form(16, 32, 4, 1)):
+            for spans in (1, 2, 5):
+                logsums = torch.full((heads, len(rows)), float("nan"), device=device)
+                ours = index_causal_attention._attend(
+                    q, k, v, index.to(device), d**-0.5, form, spans, n, logsums
+                )
+                what = f"{form}, {spans} spans"
+                assert_close(what, ours.float().cpu(), expected, BF16 * 2)
+                sums = scores.logsumexp(-1).flatten(0, 1)
+                assert_close(f"sums of {what}", logsums.cpu(), sums.cpu(), BF16 * 2)
+
+
+def placed(device: str) -> None:
+    """Raises AssertionError where the kernel finds a prompt in a pool otherwise, looks at keys
+    behind it, or at rows that are not given."""
+    heads, kv_heads, d, tokens, start, capacity, given = 6, 2, 32, 150, 40, 170, 11
+    random = torch.Generator().manual_seed(1)
+    pool = torch.randn(2, start + 2 * capacity, d, generator=random)
+    index = torch.arange(0, tokens, 7)[:16]
+    index[given - 1 :] = tokens - 1  # what an earlier prompt may have left behind the last
+    q = torch.randn(16, heads, d, generator=random)
+    k, v = (of[start:].view(kv_heads, capacity, d).clone() for of in pool)
+    pool[:, start + tokens : start + capacity] = float("nan")
+    pool[:, start + capacity + tokens :] = float("nan")
+    expected = attend_rows(q[:given], k[:, :tokens], v[:, :tokens], index[:given], d**-0.5)
+    extent = torch.tensor([start * d, capacity * d, tokens, given], device=device)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (x.to(device, dtype) for x in (q, *pool))
+    everywhere = (x[None].expand(kv_heads, -1, -1) for x in (k, v))
+    k, v = everywhere
+    for form in (Form(128, 64, 8, 2), Form(16, 32, 4, 1)):
+        for spans in (1, 4):
+            ours = index_causal_attention._attend(
+                q, k, v, index.to(device), d**-0.5, form, spans, 256, extent=extent
+            )
+            what = f"{form}, {spans} spans"
+            assert_close(what, ours[:given].float().cpu(), expected, BF16 * 2)
+            assert ours[given:].count_nonzero() == 0, what
+
+
+@pytest.mark.parametrize(
+    ("tall", "n", "form", "spans"),
+    [
+        (128, 2096, FEW_ROWS, 9),
+        (1440, 2096, FEW_ROWS, 1),
+        (5100, 8192, MANY_ROWS, 1),
+        (32, 32768, FEW_ROWS, 32),
+        (32, 100, FEW_ROWS, 1),
+    ],
+)
+def test_a_gpu_is_filled(
+    monkeypatch: pytest.MonkeyPatch, tall: int, n: int, form: Form, spans: int
+) -> None:
+    monkeypatch.setattr(index_causal_attention, "_processors", lambda _: 132)
+    assert plan(tall, 8, n, 128, torch.device("cpu")) == (form, spans)
 
 
 @needs_triton
-def test_in_the_interpreter() -> None:
-    run_interpreted(__name__, "compare")
+@pytest.mark.parametrize("check", ["compare", "placed"])
+def test_in_the_interpreter(check: str) -> None:
+    run_interpreted(__name__, check)
 
 
 @pytest.mark.gpu
@@ -46,6 +106,7 @@ def test_in_the_interpreter() -> None:
 def test_on_the_gpu() -> None:
     assert index_causal_attention.is_verified(torch.device("cuda"), 64)
     compare("cuda")
+    placed("cuda")
 
 
 def test_a_cpu_is_left_to_torch() -> None:

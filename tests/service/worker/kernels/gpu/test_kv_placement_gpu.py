@@ -116,7 +116,7 @@ def by_groups(device: str) -> None:
     )
     frequencies = 10000.0 ** -(torch.arange(0, d, 2, device=device) / d)
     ropes = [RotaryTable(frequencies, scaling, 500) for scaling in (1.0, 1.5)]
-    # The last layers of the fourth group are rotated otherwise than its first.
+    # The last layers of the second group are rotated otherwise than its first.
     decoder: Any = SimpleNamespace(ropes=[ropes[i > 5] for i in range(layers)], layers=layers)
 
     def placed(by_kernel: bool) -> tuple[list[torch.Tensor], list[int]]:
@@ -134,7 +134,7 @@ def by_groups(device: str) -> None:
 
     ours, together = placed(by_kernel=True)
     theirs, _ = placed(by_kernel=False)
-    assert together == [1, 1, 2, 2, 2, 1]  # 4 layers are the fourth group, in two parts
+    assert together == [1, 5, 2, 1]  # the second group in two parts, and then what is left
     assert all(a.equal(b) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -130,9 +130,9 @@ def test_sum_and_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shift_rounds_every_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: bool
 ) -> None:
-    types = [*[BF16] * 6, INT64, INT64, BF16, FP32, FP32, "i32", "i32", *["i64"] * 6]
+    types = [*[BF16] * 6, INT64, INT64, BF16, FP32, FP32, INT64, "i32", "i32", *["i64"] * 6]
     constants = {
-        "OF_KEYS": keys, "OF_VALUES": True, "HALF": 64, "WIDTH": 64, "ROWS": shift_gpu.ROWS,
+        "OF_KEYS": keys, "OF_VALUES": True, "PLACED": keys, "HALF": 64, "WIDTH": 64, "ROWS": shift_gpu.ROWS,
         "PROBES": shift_gpu.PROBES, "COLUMNS": shift_gpu.COLUMNS,
     }  # fmt: skip
     kernel, options = shift_gpu._kernel, shift_gpu.OPTIONS
@@ -149,26 +149,35 @@ def test_scores_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d: int)
     assert made.metadata.shared <= ROOM[80]
 
 
-@pytest.mark.parametrize("logsums", [False, True])
-def test_attention_of_scattered_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logsums: bool
+@pytest.mark.parametrize("capability", ROOM)
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("form", ["MANY_ROWS", "FEW_ROWS"])
+def test_attention_of_scattered_rows_reads_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, placed: bool, capability: int
 ) -> None:
-    types = [*[BF16] * 3, INT64, BF16, FP32, INT64, "i32", "fp32", *["i64"] * 6]
+    """Sixteen bytes at a time, from where the compiler has been told that prompts begin."""
+    ours = index_causal_attention
+    chosen = ours._fitting(getattr(ours, form), 128, ROOM[capability])
+    types = [*[BF16] * 3, INT64, BF16, *[FP32] * 4, INT64, "i32", "i32", "fp32", *["i64"] * 6]
     constants = {
-        "GROUP": 4,
-        "D": 128,
-        "ROWS": index_causal_attention.ROWS,
-        "KEYS": index_causal_attention.KEYS,
-        "LOGSUMS": logsums,
-        "PLACED": logsums,
-    }
+        "GROUP": 4, "D": 128, "ROWS": chosen.rows, "KEYS": chosen.keys, "SPANS": placed,
+        "LOGSUMS": placed, "PLACED": placed,
+    }  # fmt: skip
+    options = {"num_warps": chosen.warps, "num_stages": chosen.stages, **ours.OPTIONS}
     made = compiled(
-        tmp_path,
-        monkeypatch,
-        index_causal_attention._kernel,
-        80,
-        types,
-        constants,
-        **index_causal_attention.OPTIONS,
+        tmp_path, monkeypatch, ours._kernel, capability, types, constants, **options
     )
-    assert made.metadata.shared <= ROOM[80]
+    assert made.metadata.shared <= ROOM[capability]
+    ptx = made.asm["ptx"]
+    assert "cp.async.cg.shared.global" in ptx
+    assert "ld.global.b16" not in ptx
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_spans_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: bool
+) -> None:
+    types = [*[FP32] * 3, INT64, BF16, FP32, INT64, *["i32"] * 3]
+    constants = {"D": 128, "PARTS": 16, "LOGSUMS": True, "PLACED": placed}
+    kernel, options = index_causal_attention._join, index_causal_attention.OPTIONS
+    compiled(tmp_path, monkeypatch, kernel, 90, types, constants, num_warps=1, **options)
