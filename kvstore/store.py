@@ -231,12 +231,16 @@ class TieredStore:
         require_extra_name(name)
         return tiered_parts.read_extra(self._tiers, self._deletions, key, name, version)
 
-    def locate(self, keys: Collection[str]) -> dict[str, str]:
-        """Return the fastest tier of each key, by name; keys that no tier holds are absent."""
+    def locate(self, keys: Collection[str], *, memory_only: bool = False) -> dict[str, str]:
+        """Return the fastest tier of each key, by name; keys that no tier holds are absent.
+
+        Args:
+            memory_only: ask no tier that might take its time.
+        """
         found: dict[str, str] = {}
         missing = set(keys)
         for tier in self._tiers:
-            if not missing:
+            if not missing or (memory_only and tier.kind != "memory"):
                 break
             held = tier.contains(missing)
             found.update(dict.fromkeys(held, tier.name))

@@ -130,8 +130,11 @@ class Transfers:
         side: InTurn | None = None,
     ) -> None:
         self._segments = segments
-        # Asked once: a check against a protocol takes longer than a copy.
-        self._arriving = [s if isinstance(s, ArrivingSegment) else None for s in segments]
+        # Asked once, and last: a check against a protocol takes longer than a copy.
+        self._arriving = [
+            None if isinstance(s, EncodedChunk) or not isinstance(s, ArrivingSegment) else s
+            for s in segments
+        ]
         self._still_arriving = [s for s in self._arriving if s is not None]
         self._rows = rows
         self._shape = shape

@@ -107,6 +107,12 @@ class SegmentLoad(Load):
         return self.plan != RECOMPUTE and self.stream is not None and not self.stream.lost
 
     @property
+    def whole(self) -> bool:
+        """Whether it is loaded, all layers of it at once."""
+        stream = self.stream
+        return stream is not None and stream.chunk is not None and self.plan != RECOMPUTE
+
+    @property
     def missed(self) -> bool:
         stream_lost = self.stream is not None and self.stream.lost
         return self.plan != RECOMPUTE and (self.lost or stream_lost) and not self.computed_alone

@@ -67,10 +67,21 @@ class StreamReader:
         """Look up in which tiers these chunks are.
 
         Args:
-            then: called on a loader thread with the fastest tier by key; a key that is not stored
-                is absent.
+            then: called with the fastest tier by key; a key that is not stored is absent. On a
+                loader thread, unless all are in memory: handing over takes longer than looking.
         """
-        return self._submit_lookup(lambda: then(self._store.locate({a.key for a in addresses})))
+        keys = {address.key for address in addresses}
+        held = self._store.locate(keys, memory_only=True)
+        if len(held) < len(keys):
+            return self._submit_lookup(lambda: then(self._store.locate(keys)))
+        found: Future[None] = Future()
+        try:
+            then(held)
+        except Exception as error:
+            found.set_exception(error)
+        else:
+            found.set_result(None)
+        return found
 
     def join(self, address: Address, tier: str | None) -> ChunkStream:
         """Return the stream of a chunk: the existing one if it is being read already, or a new one.

@@ -7,10 +7,10 @@ folder outside the package, as `<folder>/fusion/*.py` and `<folder>/eviction/*.p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from types import ModuleType
 from typing import Any
 
 import service.worker.methods.eviction as eviction_package
@@ -40,11 +40,11 @@ def add_folder(folder: Path) -> None:
 
 
 def fusion_methods() -> dict[str, type[FusionMethod]]:
-    return _found(fusion_package)
+    return _found(fusion_package.__name__, tuple(fusion_package.__path__))
 
 
 def eviction_methods() -> dict[str, type[EvictionMethod]]:
-    return _found(eviction_package)
+    return _found(eviction_package.__name__, tuple(eviction_package.__path__))
 
 
 def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
@@ -95,9 +95,10 @@ def _described(name: str, cls: type[Any], model: ModelFacts) -> MethodInfo:
     return MethodInfo(name, doc, schema, unavailable, holds_part)
 
 
-def _found(package: ModuleType) -> dict[str, type[Any]]:
-    names = [m.name for m in iter_modules(package.__path__)]
-    return {name: import_module(f"{package.__name__}.{name}").Method for name in names}
+@cache  # every request asks, and listing folders takes longer than checking its parameters
+def _found(package: str, folders: tuple[str, ...]) -> dict[str, type[Any]]:
+    names = [m.name for m in iter_modules(folders)]
+    return {name: import_module(f"{package}.{name}").Method for name in names}
 
 
 def _make(

@@ -137,7 +137,9 @@ class PromptLoads:
         """
         assert sequence.layout is not None
         for load, segment in zip(sequence.segments, sequence.layout.segments, strict=False):
-            if segment.uncached or not isinstance(load, SegmentLoad) or load.computed is not None:
+            if segment.uncached or not isinstance(load, SegmentLoad):
+                continue
+            if load.whole or load.computed is not None:
                 continue
             assert load.stream is not None
             while True:
