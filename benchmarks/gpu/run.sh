@@ -56,7 +56,7 @@ part() {
   fi
 }
 
-tiny=() load=(--shape 1024x12 --rates 4 8 --step-s 14)
+tiny=() load=(--shape 4096x32 --documents 40 --rates 8 16 --step-s 14)
 methods=(vanilla a3:0.15 question_scout:0.15 pie)
 if [ "$device" != cuda ]; then
   tiny=(--quick --device "$device")

@@ -79,10 +79,11 @@ def multiply_gated(x: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
 
 def add_and_normalise(
     x: Tensor, added: Tensor, weight: Tensor, total: Tensor, normed: Tensor, width: int,
-    epsilon: float, *_: Any, **__: Any,
+    epsilon: float, *_: Any, ADDED: bool, **__: Any,
 ) -> None:  # fmt: skip
-    total.copy_(x + added)
-    normed.copy_(F.rms_norm(total, weight.shape, weight, epsilon))
+    if ADDED:
+        total.copy_(x + added)
+    normed.copy_(F.rms_norm(total if ADDED else x, weight.shape, weight, epsilon))
 
 
 def shift_rows(

@@ -78,7 +78,8 @@ def write_model(folder: Path, shape: ModelShape, demo_model: Path, seed: int = 0
         tie_word_embeddings=True,
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # billions of numbers
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)

@@ -171,10 +171,9 @@ def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
     positions, written = batch.positions, batch.runs.sum(1) - 1
     for layer in range(decoder.layers):
         q, k, v = decoder.qkv(layer, x, batch=True)
-        write_tokens(
-            decoder.ropes[layer], pool, layer, k, v, positions=positions, into=written[layer]
+        q = write_tokens(
+            decoder.ropes[layer], pool, layer, q, k, v, positions=positions, into=written[layer]
         )
-        q = decoder.ropes[layer].rotate(q, positions)
         attended = _attend(decoder, pool, layer, q, batch).flatten(1)
         x = decoder.finish(layer, x, attended, batch=True)
     return decoder.logits(x, batch=True)

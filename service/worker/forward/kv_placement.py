@@ -210,24 +210,28 @@ def write_tokens(
     rope: RotaryTable,
     pool: KVPool,
     layer: int,
+    q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
     positions: Tensor,
     into: Tensor,
-) -> None:
-    """Write one token of each of several sequences to the pool, keys rotated to its position.
+) -> Tensor:
+    """Write one token of each of several sequences to the pool, keys rotated to its position, and
+    return the tokens' queries rotated to it `[sequences, heads, head_dim]`.
 
     Args:
+        q: queries before RoPE, of the same shape.
         k: keys before RoPE `[sequences, kv_heads, head_dim]`.
         v: values, like `k`.
         positions: of the tokens `[sequences]`.
         into: rows of the layer's pool `[sequences * kv_heads]`.
     """
-    if rotation_gpu.supports(k) and pool.k[layer].dtype == k.dtype:
-        rotation_gpu.write(
-            k, v, pool.k[layer], pool.v[layer],
+    on_gpu = rotation_gpu.supports(k) and rotation_gpu.supports(q)
+    if on_gpu and pool.k[layer].dtype == k.dtype:
+        return rotation_gpu.write_with_queries(
+            q, k, v, pool.k[layer], pool.v[layer],
             positions=positions, cos=rope.cos, sin=rope.sin, into=into,
         )  # fmt: skip
-    else:
-        pool.write(layer, into, rope.rotate(k, positions).flatten(0, 1), v.flatten(0, 1))
+    pool.write(layer, into, rope.rotate(k, positions).flatten(0, 1), v.flatten(0, 1))
+    return rope.rotate(q, positions)

@@ -322,8 +322,10 @@ def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
 def norm(module: Any, x: Tensor) -> Tensor:
     """Return the norm of x, `[m, width]` or `[m, heads, width]`, by a transformers module.
 
-    Plain norms are computed on a GPU by torch's own operation, in one pass.
+    Plain norms are computed on a GPU in one pass.
     """
+    if is_plain(module) and residual_norm_gpu.supports(x):
+        return residual_norm_gpu.normalise(x, module.weight, module.variance_epsilon)
     if is_plain(module) and x.device.type == "cuda":
         return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
     normed: Tensor = module(x)

@@ -116,6 +116,7 @@ def write_with_queries(
     positions: Tensor,
     cos: Tensor,
     sin: Tensor,
+    into: Tensor | None = None,
     replaced: tuple[Tensor, Tensor] | None = None,
     extent: Tensor | None = None,
 ) -> Tensor:
@@ -128,7 +129,7 @@ def write_with_queries(
             contiguous.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch_write(q, k, v, k_all, v_all, out, positions, cos, sin, None, replaced, extent)
+    _launch_write(q, k, v, k_all, v_all, out, positions, cos, sin, into, replaced, extent)
     return out
 
 

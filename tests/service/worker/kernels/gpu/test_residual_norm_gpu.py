@@ -29,6 +29,8 @@ def against_torch(device: str) -> None:
             assert total.equal(x + added) and total.is_contiguous()
             off = (ours.float() - theirs).abs()
             assert bool((off <= 2 * torch.finfo(dtype).eps * theirs.abs() + 1e-7).all())
+            alone = residual_norm_gpu.normalise(x + added, weight, 1e-6)
+            assert alone.equal(ours)
 
 
 def in_a_decoder(device: str) -> None:

@@ -99,22 +99,24 @@ def write_with_queries(device: str) -> None:
 
 
 def tokens(device: str) -> None:
-    """Raises AssertionError where the pool is another than torch's."""
+    """Raises AssertionError where the pool or the queries are others than torch's."""
     for (rows, heads, d), dtype in product(CASES, DTYPES[device]):
-        _, k, v = fused(rows, heads, d, dtype, device)
+        q, k, v = fused(rows, heads, d, dtype, device)
         positions = torch.arange(rows, device=device) * 2
         random = torch.Generator().manual_seed(3)
         into = torch.randperm(heads * N, generator=random)[: rows * heads].to(device)
 
         def written() -> Tensor:
             pool = KVPool(1, heads, d, N, dtype=dtype, device=torch.device(device))  # noqa: B023
-            write_tokens(
-                table(d, device), pool, 0, k, v, positions=positions, into=into  # noqa: B023
+            rotated = write_tokens(
+                table(d, device), pool, 0, q, k, v, positions=positions, into=into  # noqa: B023
             )  # fmt: skip
-            return torch.stack([pool.k[0], pool.v[0]])
+            return torch.cat([pool.k[0], pool.v[0], rotated.flatten(0, 1)])
 
         ours, theirs = both(written, 1)
-        assert ours.equal(theirs) and int((ours != 0).any(-1).sum()) == 2 * rows * heads
+        assert ours.equal(theirs)
+        in_pool = ours[: -q.shape[0] * q.shape[1]]
+        assert int((in_pool != 0).any(-1).sum()) == 2 * rows * heads
 
 
 def replaced(device: str) -> None:

@@ -65,9 +65,8 @@ def test_attention_of_one_token(
     shared = {"GROUP": 7, "D": d, "BLOCK": ours.BLOCK}
     types = [*[BF16] * 3, INT64, *[FP32] * 3, "fp32"]
     constants = {**shared, "HEADS": ours.HEADS, "KEYS": ours.KEYS}
-    block = compiled(
-        tmp_path, monkeypatch, ours._attend, capability, types, constants, **ours.OPTIONS
-    )
+    options = {"num_stages": ours.STAGES[d], **ours.OPTIONS}
+    block = compiled(tmp_path, monkeypatch, ours._attend, capability, types, constants, **options)
     assert block.metadata.shared <= ROOM[capability]
     types = [*[FP32] * 3, INT64, BF16, "i32", "i32"]
     constants = {**shared, "PARTS": ours.PARTS}
@@ -121,7 +120,7 @@ def test_silu_and_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_sum_and_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    types, constants = [*[BF16] * 5, "i32", "fp32", "i64"], {"WIDTH": 4096}
+    types, constants = [*[BF16] * 5, "i32", "fp32", "i64"], {"WIDTH": 4096, "ADDED": True}
     made = compiled(tmp_path, monkeypatch, residual_norm_gpu._kernel, 80, types, constants)
     assert made.metadata.shared <= ROOM[80]
 
