@@ -120,15 +120,15 @@ def attend(
 def plan(tall: int, kv_heads: int, n: int, d: int, device: torch.device) -> tuple[Form, int]:
     """Return in which form, and in how many spans, tables of so many rows and n keys are computed.
 
-    A GPU has room for about one program of `MANY_ROWS` on each multiprocessor, and two of the
-    others.
+    A multiprocessor has room for one program of `MANY_ROWS`, or for four of `FEW_ROWS` (an H200).
     """
     form, processors = MANY_ROWS, _processors(device)
     if -(-tall // form.rows) * kv_heads < processors:
         form = FEW_ROWS
-    programs = -(-tall // form.rows) * kv_heads
-    spans = min(2 * processors // programs, -(-n // SPAN), MOST_SPANS)
-    return _fitting(form, d, _room(device)), max(1, spans)
+    programs, spans = -(-tall // form.rows) * kv_heads, 1
+    if programs < processors:
+        spans = min(4 * processors // programs, -(-n // SPAN), MOST_SPANS)
+    return _fitting(form, d, _room(device)), spans
 
 
 def _fitting(form: Form, d: int, room: int) -> Form:
