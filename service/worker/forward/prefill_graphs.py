@@ -100,6 +100,7 @@ class PrefillGraphs:
         self._record = record or CudaGraphs()
         self._recorded: dict[Shape, _Recorded] = {}  # the one that was used last is the last
         self._wanted: deque[Shape] = deque()
+        self._recording: Iterator[None] | None = None
         self._off = False
 
     @contextmanager
@@ -177,10 +178,21 @@ class PrefillGraphs:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to record."""
-        return not self._wanted
+        return not self._wanted and self._recording is None
 
     def advance(self) -> None:
-        """Record one group of a shape that was wanted, if the pool has room to try it."""
+        """Do one step of recording a group of a shape that was wanted.
+
+        A request that arrives waits for one step at most, which is no longer than a few prefills of
+        the group's layers.
+        """
+        if self._recording is None:
+            self._recording = self._record_wanted()
+        if next(self._recording, self) is self:
+            self._recording = None
+
+    def _record_wanted(self) -> Iterator[None]:
+        """Record one group of the first shape, if the pool has room to try it."""
         shape = self._wanted[0]
         recorded = self._recorded.get(shape)
         if recorded is None:
@@ -193,7 +205,7 @@ class PrefillGraphs:
             self._wanted.popleft()
             return
         try:
-            self._record_group(shape, recorded, missing[0], kv, given)
+            yield from self._record_group(shape, recorded, missing[0], kv, given)
         finally:
             kv.release()
 
@@ -201,6 +213,7 @@ class PrefillGraphs:
         """Record and replay nothing any more."""
         log.warning("prefills run unrecorded: %s", error)
         self._off = True
+        self._recording = None
         self._wanted.clear()
         self._recorded.clear()
 
@@ -212,8 +225,9 @@ class PrefillGraphs:
 
     def _record_group(
         self, shape: Shape, recorded: _Recorded, group: range, kv: SequenceKV, given: Given
-    ) -> None:
-        """Record a group; raises RuntimeError if it gives another result than the layer loop."""
+    ) -> Iterator[None]:
+        """Record a group, step by step; raises RuntimeError if it gives another result than the
+        layer loop."""
         decoder, tensors = self._decoder, recorded.tensors
         stored = [x for layer in group for x in kv.prompt_layer(layer, given.tokens)]
         random = torch.Generator().manual_seed(group.start)
@@ -226,8 +240,10 @@ class PrefillGraphs:
 
         wanted = by_loop()
         wanted += [x.clone() for x in stored]
+        yield
         tensors.fill(kv, given)
         out, play = self._record(lambda: compute(decoder, self._pool, shape, tensors, group))
+        yield
         for x, was in zip(stored, before, strict=True):
             x.copy_(was)
         tensors.fill(kv, given)
@@ -239,8 +255,11 @@ class PrefillGraphs:
             off = _difference(ours, theirs)
             if not off <= TOLERANCE:  # also for NaN
                 raise RuntimeError(f"recorded layers of {shape.rows} rows are off by {off:.3g}")
+        yield
+        by_loop_s = self._record.seconds(by_loop)
+        yield
         recorded.groups[group] = play
-        recorded.saved_s += self._record.seconds(by_loop) - self._record.seconds(play)
+        recorded.saved_s += by_loop_s - self._record.seconds(play)
 
 
 def _example(decoder: DecoderModel, shape: Shape) -> Given:

@@ -297,5 +297,5 @@ def _join_spans(
         tl.store(logsums + head * m + at, (most + tl.log2(total)) * ln_2)
 
 
-_kernel = triton_support.jit(_tile, "span")
-_join = triton_support.jit(_join_spans, "span", "spans")
+_kernel = triton_support.jit(_tile, "m", "span")
+_join = triton_support.jit(_join_spans, "m", "span", "spans")

@@ -63,8 +63,11 @@ def placed(device: str) -> None:
         ours = attention_scores_gpu.fill_scores(
             q, k, v, index, weights, d**-0.5, found, extent=extent
         )
-        assert ours[:given].equal(attended) and not ours[given:].any()
-        assert found[:, :n].sum(0).equal(scores) and not found[:, n:].any()
+        # A pool's prompt may be cut into other spans of keys, which are joined in another order.
+        allowed = 2**-8 if device == "cuda" else 0.0
+        assert_close("attention", ours[:given], attended, allowed)
+        assert_close("scores", found[:, :n].sum(0), scores, allowed * float(scores.max()))
+        assert not ours[given:].any() and not found[:, n:].any()
 
 
 CHECKS = [compare, placed]
