@@ -153,11 +153,13 @@ class Supervisor:
 
     async def _run_once(self, address: str) -> tuple[int, str]:
         """Run the worker once; returns its exit code and the last line it wrote to stderr."""
+        # In a group of its own, so that a terminal's Ctrl-C is not meant for it; in our session,
+        # because Linux weighs sessions against one another, and niceness only within one.
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=PIPE,
             stderr=PIPE,
-            start_new_session=True,
+            process_group=0,
             env={**openmp.ENVIRONMENT, **os.environ, **self._environment},
         )
         self._process = process

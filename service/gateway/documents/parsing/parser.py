@@ -28,8 +28,11 @@ from service.gateway.documents.parsing.parsed_file import (
 )
 from service.gateway.documents.parsing.pdf.ocr_limits import PAGE_CPU_S, installed
 from service.settings import Settings
+from service.shared.priority import behind_all
 from service.shared.worker_settings import MIB
 
+LONG_S = 2.0
+"""A file that takes longer than most comes behind others."""
 MAX_TITLE_CHARS = 100  # of a title that nobody gave: at most half a chunk of the demo model
 GONE = "the uploaded file cannot be read ({}): ingest it again"
 
@@ -70,8 +73,9 @@ class FileLimits:
 
     @property
     def wall_s(self) -> float:
-        """Seconds to wait for the process, which gets a ninth of a core that answers keep busy."""
-        return 10.0 * (self.cpu_s + self.ocr_pages * PAGE_CPU_S) + 10.0
+        """Seconds to wait for the process, which gets a thirtieth of a core that answers keep
+        busy."""
+        return 30.0 * (self.cpu_s + self.ocr_pages * PAGE_CPU_S) + 10.0
 
 
 async def parse_file(
@@ -119,9 +123,10 @@ async def _run_on(
         sys.executable, "-m", "service.gateway.documents.parsing.parser_process",
         *what, str(limits.pages),
         str(limits.chars), str(limits.cpu_s), str(limits.memory_bytes), str(limits.ocr_pages),
-        stdin=stdin, stdout=PIPE, stderr=DEVNULL, start_new_session=True,
+        stdin=stdin, stdout=PIPE, stderr=DEVNULL, process_group=0,
         env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
+    put_back = asyncio.get_running_loop().call_later(LONG_S, behind_all, process.pid)
     try:
         async with asyncio.timeout(limits.wall_s):
             feeding = asyncio.create_task(_feed(process, content))
@@ -131,6 +136,7 @@ async def _run_on(
     except TimeoutError:
         raise InvalidRequest(f"it took more than {limits.wall_s:.0f} s: split it") from None
     finally:
+        put_back.cancel()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

@@ -14,7 +14,7 @@ is compared with torch's attention (`triton_support`).
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -64,7 +64,7 @@ def is_verified(device: torch.device, d: int) -> bool:
     name = f"attention of scattered rows, heads of {d}"
     forms = {_fitting(form, d, _room(device)) for form in (MANY_ROWS, FEW_ROWS)}
     return all(
-        triton_support.matches_torch(name, lambda: _compared(device, d, form, spans), TOLERANCE)
+        triton_support.matches_torch(name, partial(_compared, device, d, form, spans), TOLERANCE)
         for form in sorted(forms)
         for spans in (1, 3)
     )

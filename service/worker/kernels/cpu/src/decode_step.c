@@ -9,6 +9,8 @@
  * sequence's result does not depend on the other sequences nor on the number of threads. Threads
  * are those of the OpenMP library that torch has loaded.
  */
+#include "own_cores.h" /* first: it decides what system headers declare */
+
 #include "few_rows.h"
 #include "kernels.h"
 #include "norm_row.h"
@@ -203,13 +205,19 @@ TARGET int decode_step(const struct decoder *m, uint16_t *x, const int64_t *posi
     s.gate_up = cut(&rest, rows * 2 * m->inner, sizeof *x);
     s.inner = cut(&rest, rows * m->inner, sizeof *x);
     float *for_threads = cut(&rest, threads * own, sizeof *for_threads);
+    cpu_set_t cores;
+    int apart = as_many_cores(&cores, threads);
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
     {
+        if (apart)
+            take_core(&cores, omp_get_thread_num());
         float *mine = for_threads + omp_get_thread_num() * own;
         float *wide = bf16_dot ? NULL : mine + rows * STRIP * LANES / 2;
         struct thread t = {omp_get_thread_num(), omp_get_num_threads(), wide, mine};
         run_all(&s, &t);
     }
+    if (apart)
+        leave_core(&cores);
     free(memory);
     return 0;
 }

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from retriever import Document
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
+from service.gateway.documents.parsing import parser
 from service.gateway.documents.parsing.markup import html, text_files
 from service.gateway.documents.parsing.parsed_file import Bounds
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, parse_file
+from service.shared import priority
 from tests.service.gateway.documents.pdfs import make_pdf
 
 pytestmark = pytest.mark.exhaustive
@@ -230,3 +232,21 @@ async def test_damaged_pdfs(data: st.DataObject) -> None:
         await parse_file("pdf", bytes(content), LIMITS)
     except InvalidRequest as error:
         assert error.message
+
+
+async def test_a_file_that_takes_long_comes_behind_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Niceness counts within a session only, so the process is in ours; in a group of its own,
+    which is ended as a whole."""
+    seen = []
+
+    def behind_all(pid: int) -> None:
+        before = os.getpriority(os.PRIO_PROCESS, pid)
+        priority.behind_all(pid)
+        seen.append((before, os.getpriority(os.PRIO_PROCESS, pid), os.getsid(pid)))
+        assert os.getpgid(pid) == pid
+
+    monkeypatch.setattr(parser, "LONG_S", 0.5)
+    monkeypatch.setattr(parser, "behind_all", behind_all)
+    with pytest.raises(InvalidRequest, match="more than 1 s of CPU"):
+        await parse_file("md", b"[" * 3_000_000, replace(LIMITS, cpu_s=1))
+    assert seen == [(priority.NICE, priority.LONG_NICE, os.getsid(0))]

@@ -242,3 +242,23 @@ def test_what_it_does_not_take(compiled: Any) -> None:
         other = kernel_weights(model_of("qwen3", **changes))
         assert other is not None and not decode_step.supports(other, pool, pool)
     assert kernel_weights(model_of("qwen3", hidden_act="gelu")) is None
+
+
+def test_as_many_threads_as_cores_have_one_each(
+    by_kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who asks for the step, and starts threads of other kinds, may run everywhere again."""
+    cores = os.sched_getaffinity(0)
+    if len(cores) == 1:
+        pytest.skip("one core")
+    monkeypatch.setattr(decode_step, "MIN_PARALLEL", 0)
+    decoder = model_of("qwen2", num_hidden_layers=2)
+    try:
+        torch.set_num_threads(len(cores))
+        steps(decoder)
+        assert os.sched_getaffinity(0) == cores
+        tasks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
+        kept = [core for (core, *others) in tasks if not others]
+        assert sorted(kept) == sorted(cores)[1:]
+    finally:
+        torch.set_num_threads(1)

@@ -120,7 +120,8 @@ def test_silu_and_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_sum_and_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    types, constants = [*[BF16] * 5, "i32", "fp32", "i64"], {"WIDTH": 4096, "ADDED": True}
+    types = [*[BF16] * 5, "i32", "fp32", "i64"]
+    constants = {"WIDTH": 4096, "ADDED": True}
     made = compiled(tmp_path, monkeypatch, residual_norm_gpu._kernel, 80, types, constants)
     assert made.metadata.shared <= ROOM[80]
 
@@ -131,8 +132,8 @@ def test_shift_rounds_every_product(
 ) -> None:
     types = [*[BF16] * 6, INT64, INT64, BF16, FP32, FP32, INT64, "i32", "i32", *["i64"] * 6]
     constants = {
-        "OF_KEYS": keys, "OF_VALUES": True, "PLACED": keys, "HALF": 64, "WIDTH": 64, "ROWS": shift_gpu.ROWS,
-        "PROBES": shift_gpu.PROBES, "COLUMNS": shift_gpu.COLUMNS,
+        "OF_KEYS": keys, "OF_VALUES": True, "PLACED": keys, "HALF": 64, "WIDTH": 64,
+        "ROWS": shift_gpu.ROWS, "PROBES": shift_gpu.PROBES, "COLUMNS": shift_gpu.COLUMNS,
     }  # fmt: skip
     kernel, options = shift_gpu._kernel, shift_gpu.OPTIONS
     made = compiled(tmp_path, monkeypatch, kernel, 80, types, constants, **options)
@@ -163,9 +164,7 @@ def test_attention_of_scattered_rows_reads_ahead(
         "LOGSUMS": placed, "PLACED": placed,
     }  # fmt: skip
     options = {"num_warps": chosen.warps, "num_stages": chosen.stages, **ours.OPTIONS}
-    made = compiled(
-        tmp_path, monkeypatch, ours._kernel, capability, types, constants, **options
-    )
+    made = compiled(tmp_path, monkeypatch, ours._kernel, capability, types, constants, **options)
     assert made.metadata.shared <= ROOM[capability]
     ptx = made.asm["ptx"]
     assert "cp.async.cg.shared.global" in ptx
@@ -173,9 +172,7 @@ def test_attention_of_scattered_rows_reads_ahead(
 
 
 @pytest.mark.parametrize("placed", [False, True])
-def test_spans_are_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: bool
-) -> None:
+def test_spans_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: bool) -> None:
     types = [*[FP32] * 3, INT64, BF16, FP32, INT64, *["i32"] * 3]
     constants = {"D": 128, "PARTS": 16, "LOGSUMS": True, "PLACED": placed}
     kernel, options = index_causal_attention._join, index_causal_attention.OPTIONS
