@@ -15,7 +15,7 @@ is compared with torch's attention (`triton_support`).
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -140,7 +140,7 @@ def _fitting(form: Form, d: int, room: int) -> Form:
 
 
 def _processors(device: torch.device) -> int:
-    return 1 if device.type != "cuda" else _properties(device).multi_processor_count
+    return 1 if device.type != "cuda" else int(_properties(device).multi_processor_count)
 
 
 def _room(device: torch.device) -> int:
@@ -151,7 +151,7 @@ def _room(device: torch.device) -> int:
 
 
 @cache
-def _properties(device: torch.device) -> torch.cuda._CudaDeviceProperties:
+def _properties(device: torch.device) -> Any:  # torch's types lack some of them
     return torch.cuda.get_device_properties(device)
 
 
