@@ -38,6 +38,7 @@ serve: setup
 tools: setup programs
 	$(VENV)/python -m service.worker.kernels.cpu.build --if-changed
 	scripts/install-postgresql.sh
+	scripts/install-triton.sh
 
 # The part that can be installed beside `make setup`.
 programs:
@@ -52,6 +53,7 @@ programs:
 # two cores, because a test of a service waits as long as it computes.
 test: export OMP_NUM_THREADS := 1
 test: tools
+	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 3 tests/service/worker/kernels/gpu
 	$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # What takes minutes each, and the combinations that `make test` leaves out.

@@ -103,7 +103,7 @@ def test_sigterm_finishes_the_open_stream(endless: Service) -> None:
     then both processes end by themselves with exit code 0. (The last test of this module.)"""
     worker = endless.worker_pid()
     tokens = 1500  # long enough to look around while it runs
-    refused = 0
+    refused, looked = 0, False
     with endless.stream(QUESTION, max_tokens=tokens) as events:
         received = [next(events), next(events)]
         endless.sigterm()
