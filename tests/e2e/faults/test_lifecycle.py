@@ -109,13 +109,16 @@ def test_sigterm_finishes_the_open_stream(endless: Service) -> None:
         endless.sigterm()
         for event in events:
             received.append(event)
-            if len(received) == 50:
+            # How soon a busy machine delivers the signal nobody knows.
+            if refused != 503 and len(received) % 50 == 0:
                 refused = endless.post(QUESTION, max_tokens=1).status_code
+            if refused == 503 and not looked:
+                looked = True
                 ready = endless.http.get("/health/ready")
                 assert ready.status_code == 503
                 assert "shutting down" in ready.json()["reason"]
                 assert endless.http.get("/health/live").status_code == 200
-    assert refused == 503
+    assert looked
     assert [received[0][0], received[-1][0]] == ["sources", "done"]
     done = received[-1][1]
     assert done["usage"]["completion_tokens"] == tokens
