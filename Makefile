@@ -53,6 +53,7 @@ programs:
 # two cores, because a test of a service waits as long as it computes.
 test: export OMP_NUM_THREADS := 1
 test: tools
+	# With Triton these do more than be skipped; services would only start slower with it.
 	PYTHONPATH=$(CURDIR)/build/triton $(VENV)/python -m pytest -n 3 tests/service/worker/kernels/gpu
 	$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 

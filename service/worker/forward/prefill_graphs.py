@@ -188,8 +188,9 @@ class PrefillGraphs:
         """
         if self._recording is None:
             self._recording = self._record_wanted()
-        if next(self._recording, self) is self:
-            self._recording = None
+        for _ in self._recording:
+            return  # more of its steps are left
+        self._recording = None
 
     def _record_wanted(self) -> Iterator[None]:
         """Record one group of the first shape, if the pool has room to try it."""
