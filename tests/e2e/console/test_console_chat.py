@@ -83,6 +83,8 @@ def test_the_answer_grows_and_is_said_by_sentences(console: Console) -> None:
     page.evaluate("localStorage.setItem('kvstitch.preferences', '{\"maxTokens\": \"300\"}')")
     page.evaluate(
         """() => {
+            // A busy machine paints few frames: every piece is shown when it comes.
+            window.requestAnimationFrame = (show) => (show(performance.now()), 0);
             window.seen = [];
             new MutationObserver(() => {
                 const text = document.querySelector(".exchange .markdown");
