@@ -27,6 +27,7 @@ from service.errors import InvalidSetting, KvstitchError
 from service.gateway.app import create_app
 from service.gateway.composition import Gateway
 from service.settings import Settings
+from service.shared import free_memory
 
 logger = logging.getLogger("kvstitch")
 
@@ -52,6 +53,7 @@ class DrainingServer(uvicorn.Server):
         self._reread = reread
         self._reloads: set[asyncio.Task[None]] = set()
         self._one_reload = asyncio.Lock()
+        self._loaded = False
         self._draining = False
         self._task: asyncio.Task[None] | None = None
 
@@ -71,6 +73,9 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to end uvicorn's main loop, which calls this ten times a second."""
+        if not self._loaded and self._gateway.not_ready() is None:
+            self._loaded = True
+            free_memory.look_after()
         return await super().on_tick(counter) or self._gateway.failure is not None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

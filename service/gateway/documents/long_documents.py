@@ -170,7 +170,7 @@ class LongDocuments:
             self._held.clear()
             self._start()
             self.on_end()
-            each.read = None
+            each.read = each.task = None  # which would hold each other, and the text, if cancelled
             self._retriever.give_back_memory()
 
     async def _index(self, each: LongDocument) -> None:

@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 SEARCH_THREADS = 4
 SPLIT_THREADS = 2
+GIVE_BACK_S = 1.0
 
 
 class AsyncRetriever:
@@ -77,6 +78,7 @@ class AsyncRetriever:
         self._change_thread = ThreadPoolExecutor(1, thread_name_prefix="change")
         self._embed_thread = ThreadPoolExecutor(1, "embed", initializer=behind_answers)
         self._split_threads = ThreadPoolExecutor(SPLIT_THREADS, "split", initializer=behind_answers)
+        self._giving_back: asyncio.TimerHandle | None = None
         self.started = False
 
     async def start(self) -> None:
@@ -104,6 +106,8 @@ class AsyncRetriever:
             await self.change(self.retriever.close)
             if self.reranker is not None:
                 await self.reranker.close()
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         for pool in (
             *(self._search_threads, self._change_thread),
             *(self._embed_thread, self._split_threads),
@@ -153,12 +157,19 @@ class AsyncRetriever:
             raise
 
     def give_back_memory(self) -> None:
-        """Give back soon what documents took.
+        """Give back what documents took, a second from now: what they held is let go by then, and
+        others that end meanwhile are given back with it.
 
         Whoever needs memory meanwhile waits for the C library's lock, so it is not done behind
         answers: a thread that comes last keeps the lock for half a second on a busy core.
         """
-        asyncio.get_running_loop().run_in_executor(None, give_back)
+        loop = asyncio.get_running_loop()
+        if self._giving_back is None:
+            self._giving_back = loop.call_later(GIVE_BACK_S, self._give_back, loop)
+
+    def _give_back(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._giving_back = None
+        loop.run_in_executor(None, give_back)
 
     async def embed_part(self, embedded: EmbeddedDocument, start: int, count: int) -> None:
         """Embed so many chunks of what `split` returned, beside what others have embedded."""
