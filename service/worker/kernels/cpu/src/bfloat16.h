@@ -11,6 +11,9 @@
 #define TARGET_BF16 __attribute__((target("avx512f,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline))
 
+/* With an explicit rounding mode a compiler does not fuse a product and a sum. */
+#define UNFUSED _MM_FROUND_CUR_DIRECTION
+
 INLINE float to_fp32(uint16_t value)
 {
     uint32_t bits = (uint32_t)value << 16;

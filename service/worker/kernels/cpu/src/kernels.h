@@ -6,15 +6,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INTERFACE 4 /* the same number as in `native.py` */
+#define INTERFACE 5 /* the same number as in `native.py` */
 
 struct decoder;
+struct layer;
 struct segment;
 struct cache_layer;
 
 int decode_step(const struct decoder *m, uint16_t *x, const int64_t *positions,
                 const int64_t *runs, uint16_t *logits, ptrdiff_t rows, float eps, float scale,
                 int bf16_dot, int threads);
+
+int layer_qkv(const struct layer *layer, const uint16_t *x, uint16_t *y, ptrdiff_t rows,
+              ptrdiff_t hidden, ptrdiff_t heads, ptrdiff_t kv_heads, ptrdiff_t d, float eps,
+              int few, int bf16_dot, int threads);
+int layer_finish(const struct layer *layer, const uint16_t *x, const uint16_t *attended,
+                 uint16_t *y, ptrdiff_t rows, ptrdiff_t hidden, ptrdiff_t width, ptrdiff_t inner,
+                 float eps, int few, int bf16_dot, int threads);
 
 void linear_few_rows(const uint16_t *x, const void *w, const uint16_t *bias, const float *scales,
                      uint16_t *y, float *wide, float *carried, ptrdiff_t rows, ptrdiff_t outs,

@@ -55,6 +55,11 @@ static int converted(const char *name, const char *kinds, PyObject *const *given
 
 KERNEL(decode_step, "aaaaasffii",
        failed = decode_step(A(0), A(1), A(2), A(3), A(4), S(5), F(6), F(7), I(8), I(9)))
+KERNEL(layer_qkv, "aaasssssfiii",
+       failed = layer_qkv(A(0), A(1), A(2), S(3), S(4), S(5), S(6), S(7), F(8), I(9), I(10), I(11)))
+KERNEL(layer_finish, "aaaassssfiii",
+       failed = layer_finish(A(0), A(1), A(2), A(3), S(4), S(5), S(6), S(7), F(8), I(9), I(10),
+                             I(11)))
 KERNEL(linear_few_rows, "aaaaaaasssssi",
        linear_few_rows(A(0), A(1), A(2), A(3), A(4), A(5), A(6), S(7), S(8), S(9), S(10), S(11),
                        I(12)))
@@ -96,6 +101,8 @@ static PyObject *cpu(PyObject *module, PyObject *unused)
 
 static PyMethodDef methods[] = {
     METHOD(decode_step),
+    METHOD(layer_qkv),
+    METHOD(layer_finish),
     METHOD(linear_few_rows),
     METHOD(dequantise),
     METHOD(linear_many_rows_bf16_pack),
