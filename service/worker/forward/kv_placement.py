@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstore import EncodedChunk
 from service.worker.device_copies import to_device
 from service.worker.forward.transfers import GROUP_LAYERS, StagedLayers, Transfers
 from service.worker.kernels.cpu import rotation
@@ -29,6 +30,22 @@ class PromptKV(Protocol):
         """Return writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
 
 
+@dataclass(frozen=True)
+class LayerViews:
+    """Stored KV whose layers are at hand as tensors; implements `CachedSegment`."""
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.layers[layer]
+
+
+def opened(stored: CachedSegment | None) -> CachedSegment | None:
+    """Return stored KV in host memory as it is read fastest, layer by layer and more than once."""
+    layers = stored.raw_layers() if isinstance(stored, EncodedChunk) else None
+    return stored if layers is None else LayerViews(layers)
+
+
 @dataclass
 class KVPlacer:
     """Writes a prompt's cached segments to its KV cache, layer by layer in ascending order.
@@ -46,6 +63,7 @@ class KVPlacer:
     positions: Tensor
     kv: PromptKV
     _transfers: Transfers | None = None
+    _by_kernel: bool | None = None  # on a CPU
     _placed: int = 0  # on a GPU, the layer behind the last that is in place
 
     def __enter__(self) -> KVPlacer:
@@ -78,7 +96,9 @@ class KVPlacer:
             transfers.begin(self._placed)
             return
         parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
-        if rotation.supports_placement(parts, k_all, v_all, positions):
+        if self._by_kernel is None:  # it depends on no layer
+            self._by_kernel = rotation.supports_placement(parts, k_all, v_all, positions)
+        if self._by_kernel:
             rotation.place(parts, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
             return
         for start, k, v in parts:
@@ -201,6 +221,10 @@ def write_and_rotate(
         kept = None if replaced is None else (replaced.k, replaced.v)
         return rotation_gpu.write_with_queries(
             q, k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin, replaced=kept
+        )
+    if rotation.are_rows(q, q.shape) and rotation.supports_write(k, v, k_all, v_all, rows):
+        return rotation.write_with_queries(
+            q, k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin
         )
     write_rows(rope, k_all, v_all, k, v, rows)
     return rope.rotate(q, rows)

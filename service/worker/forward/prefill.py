@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.attention_pass import AttentionPass
-from service.worker.forward.kv_placement import KVPlacer, PromptKV, can_keep
+from service.worker.forward.kv_placement import KVPlacer, PromptKV, can_keep, opened
 from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
 from service.worker.forward.prefill_graphs import PrefillGraphs
 from service.worker.forward.recorded_runs import RecordedRuns
@@ -95,6 +95,8 @@ def prefill(
         progress: resumed from, if an earlier run of this prompt left any, and updated.
         graphs: recorded layers of this decoder; None: every operation is launched by itself.
     """
+    if decoder.device.type == "cpu":
+        cached = [opened(segment) for segment in cached]
     with KVPlacer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
             decoder=decoder,

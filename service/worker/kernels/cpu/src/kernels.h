@@ -10,8 +10,19 @@
 
 struct decoder;
 struct layer;
-struct segment;
-struct cache_layer;
+
+/* Keys before RoPE and values [rows, heads, 2 * half] of a segment, strides in values. They go to a
+ * cache's rows from `start` on. */
+struct segment {
+    const uint16_t *k, *v;
+    ptrdiff_t start, rows, k_row, k_head, v_row, v_head;
+};
+
+/* A layer's cache: k and v [heads, .., 2 * half], heads k_head and v_head values apart. */
+struct cache_layer {
+    uint16_t *k, *v;
+    ptrdiff_t heads, half, k_head, v_head;
+};
 
 int decode_step(const struct decoder *m, uint16_t *x, const int64_t *positions,
                 const int64_t *runs, uint16_t *logits, ptrdiff_t rows, float eps, float scale,
@@ -64,5 +75,13 @@ void rotation_place_segments(const struct segment *segments, ptrdiff_t count,
                              const float *cosine, const float *sine, int threads);
 void rotation_write_rows(const struct segment *segment, const struct cache_layer *layer,
                          const int64_t *at, const float *cosine, const float *sine);
+void rotation_write_with_queries(const struct segment *segment, const struct cache_layer *layer,
+                                 const int64_t *at, const float *cosine, const float *sine,
+                                 const uint16_t *q, uint16_t *y, ptrdiff_t heads, ptrdiff_t q_row,
+                                 ptrdiff_t q_head, int threads);
+
+void shift_gaps(const struct segment *stored, ptrdiff_t documents, const struct segment *fresh,
+                const int64_t *tokens, const int64_t *places, float *gaps, ptrdiff_t count,
+                ptrdiff_t heads, ptrdiff_t d);
 
 #endif

@@ -87,6 +87,11 @@ KERNEL(rotation_rows, "aaaaasssssssi",
 KERNEL(rotation_place_segments, "asaaaai",
        rotation_place_segments(A(0), S(1), A(2), A(3), A(4), A(5), I(6)))
 KERNEL(rotation_write_rows, "aaaaa", rotation_write_rows(A(0), A(1), A(2), A(3), A(4)))
+KERNEL(rotation_write_with_queries, "aaaaaaasssi",
+       rotation_write_with_queries(A(0), A(1), A(2), A(3), A(4), A(5), A(6), S(7), S(8), S(9),
+                                   I(10)))
+KERNEL(shift_gaps, "asaaaasss",
+       shift_gaps(A(0), S(1), A(2), A(3), A(4), A(5), S(6), S(7), S(8)))
 
 /* Whether this CPU runs the kernels, has bfloat16 dot products, and is AMD's. */
 static PyObject *cpu(PyObject *module, PyObject *unused)
@@ -115,6 +120,8 @@ static PyMethodDef methods[] = {
     METHOD(rotation_rows),
     METHOD(rotation_place_segments),
     METHOD(rotation_write_rows),
+    METHOD(rotation_write_with_queries),
+    METHOD(shift_gaps),
     {"cpu", cpu, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
