@@ -308,7 +308,7 @@ class PromptLoop:
             cached=self.cached,
             scale=self.decoder.scale,
             rule=self.decoder.rules[layer],
-            rotate=self.decoder.ropes[layer].rotate,
+            rope=self.decoder.ropes[layer],
             flops=self._flops,
             attention_scores=scores,
             memo=memo,

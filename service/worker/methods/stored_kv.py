@@ -110,10 +110,10 @@ class Shift:
         average: makes means of the probes' values `[documents, p]` fp32.
         rows: from the first row of these documents to the last.
         document_of: number of each row's document; any where the weight is 0 `[rows]`.
-        weights: of each row, 0 for those that are computed or of no such document `[rows, 1]`.
+        weights: of each row, 0 for those that are computed or of no such document `[rows]`.
         positions: of these rows `[rows]`.
         plan: of the kernel that does it on a GPU; None elsewhere.
-        by_kernel: whether there is a kernel on a CPU that compares fresh and stored KV.
+        by_kernel: whether kernels on a CPU do it.
     """
 
     documents: Sequence[Probed]
@@ -163,10 +163,10 @@ class Shift:
             to_device(_averages(counts), device),
             rows,
             to_device(document_of, device),
-            each[:, None],
+            each,
             layout.all_rows[rows],
             plan,
-            shift_cpu.supports(stored, (view.fresh_k, view.fresh_v)),
+            shift_cpu.supports(stored, (view.fresh_k, view.fresh_v), (view.k, view.v)),
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
@@ -179,21 +179,33 @@ class Shift:
             )  # fmt: skip
             return
         stored = [_layer_of(view, document) for document in self.documents]
-        fresh = view.fresh_k, view.fresh_v
         if self.by_kernel:
             gaps = shift_cpu.gaps(
-                stored, fresh, firsts=self.firsts, tokens=self.tokens, places=self.fresh
+                stored, (view.fresh_k, view.fresh_v), firsts=self.firsts, tokens=self.tokens, places=self.fresh
             )
-        else:
-            gaps = torch.stack(list(map(self._gap, fresh, zip(*stored, strict=True))))
+            shift_cpu.move(
+                self._means(gaps[0], view.k.dtype) if keys else None,
+                self._means(gaps[1], view.v.dtype) if values else None,
+                (view.k, view.v), document_of=self.document_of, weights=self.weights,
+                first=self.rows.start, positions=self.positions, cos=view.rope.cos,
+                sin=view.rope.sin,
+            )  # fmt: skip
+            return
         if keys:
-            by = self._by(gaps[0], view.fresh_k)
-            view.k[:, self.rows].add_(view.rotate(by, self.positions).transpose(0, 1))
+            by = self._by(view.fresh_k, [kv[0] for kv in stored])
+            rotated = view.rope.rotate(by, self.positions)
+            view.k[:, self.rows].add_(rotated.transpose(0, 1))
         if values:
-            view.v[:, self.rows].add_(self._by(gaps[1], view.fresh_v).transpose(0, 1))
+            by = self._by(view.fresh_v, [kv[1] for kv in stored])
+            view.v[:, self.rows].add_(by.transpose(0, 1))
 
-    def _gap(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
-        """Return fresh minus stored keys or values of the probes `[p, kv_heads * head_dim]` fp32.
+    def _means(self, gaps: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return each document's mean of `gaps` `[p, ..]` fp32, in the model's dtype: its rounding is
+        far below that of the KV it is added to."""
+        return (self.average @ gaps).to(dtype)
+
+    def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
+        """Return what is added to every row's keys or values `[rows, kv_heads, head_dim]`.
 
         Args:
             stored: of every document, where they are.
@@ -205,15 +217,9 @@ class Shift:
         if len({each.device for each in kept}) > 1:  # earlier turns come from the KV pool
             kept = [to_device(each, self.fresh.device) for each in kept]
         old = torch.cat(kept).to(fresh.device).flatten(1)
-        return fresh.index_select(0, self.fresh).flatten(1).float() - old.float()
-
-    def _by(self, gap: Tensor, fresh: Tensor) -> Tensor:
-        """Return what is added to every row `[rows, kv_heads, head_dim]`.
-
-        In the model's dtype: its rounding is far below that of the KV it is added to.
-        """
-        means = (self.average @ gap).to(fresh.dtype)
-        by = means.index_select(0, self.document_of).mul_(self.weights)
+        new = fresh.index_select(0, self.fresh).flatten(1)
+        means = self._means(new.float() - old.float(), fresh.dtype)
+        by = means.index_select(0, self.document_of).mul_(self.weights[:, None])
         return by.view(-1, *fresh.shape[1:])
 
 

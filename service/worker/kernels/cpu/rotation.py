@@ -39,7 +39,7 @@ def supports_placement(
     """Return whether the kernel is there and can `place` these segments into this cache."""
     heads, n, d = k_cache.shape
     return (
-        _is_cache(k_cache, v_cache)
+        is_cache(k_cache, v_cache)
         and _are_positions(positions)
         and len(positions) >= n
         and all(
@@ -56,7 +56,7 @@ def supports_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, rows:
     shape = rows.shape[0], heads, d
     return (
         shape[0] > 0
-        and _is_cache(k_cache, v_cache)
+        and is_cache(k_cache, v_cache)
         and _are_positions(rows)
         and are_rows(k, shape)
         and are_rows(v, shape)
@@ -65,7 +65,7 @@ def supports_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, rows:
     )
 
 
-def _is_cache(k_cache: Tensor, v_cache: Tensor) -> bool:
+def is_cache(k_cache: Tensor, v_cache: Tensor) -> bool:
     """Return whether there is a kernel that can write to this layer's cache."""
     d = k_cache.shape[2]
     return (
@@ -131,7 +131,7 @@ def place(
     for segment in segments:
         structs.extend(segment_struct(*segment))
     threads = torch.get_num_threads() if k_cache.numel() >= MIN_PARALLEL else 1
-    layer = _layer_struct(k_cache, v_cache)
+    layer = layer_struct(k_cache, v_cache)
     native.call(
         "rotation_place_segments", structs, len(segments), layer, positions, cos, sin, threads
     )
@@ -158,7 +158,7 @@ def write(
         cos: table `[max_positions, head_dim / 2]` fp32.
         sin: table like `cos`.
     """
-    segment, layer = array("q", segment_struct(0, k, v)), _layer_struct(k_cache, v_cache)
+    segment, layer = array("q", segment_struct(0, k, v)), layer_struct(k_cache, v_cache)
     native.call("rotation_write_rows", segment, layer, rows, cos, sin)
 
 
@@ -174,7 +174,7 @@ def write_with_queries(
     sin: Tensor,
 ) -> Tensor:
     """`write`, and return the rows' queries, q `[m, heads, head_dim]`, rotated like the keys."""
-    segment, layer = array("q", segment_struct(0, k, v)), _layer_struct(k_cache, v_cache)
+    segment, layer = array("q", segment_struct(0, k, v)), layer_struct(k_cache, v_cache)
     out = q.new_empty(q.shape)
     native.call(
         "rotation_write_with_queries",
@@ -189,7 +189,7 @@ def segment_struct(start: int, k: Tensor, v: Tensor) -> tuple[int, ...]:
     return (k.data_ptr(), v.data_ptr(), start, k.shape[0], *k.stride()[:2], *v.stride()[:2])
 
 
-def _layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
+def layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
     """Return the fields of the C `struct layer`."""
     heads, _, d = k_cache.shape
     sizes = (heads, d // 2, k_cache.stride(0), v_cache.stride(0))

@@ -1,6 +1,8 @@
-"""By how much stored KV is wrong where fresh KV is known, on a CPU: of both in one call.
+"""By how much stored KV is wrong where fresh KV is known, and the others' shift, on a CPU.
 
-torch gathers the tokens of one document after the other, for keys and for values.
+torch gathers the tokens of one document after the other, first for keys and then for values, and
+passes over all rows three times for each. The kernels (`src/shift.c`) do the same, bit by bit, in a
+call each.
 """
 
 from __future__ import annotations
@@ -12,20 +14,23 @@ import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu import native
-from service.worker.kernels.cpu.rotation import are_rows, segment_struct
+from service.worker.kernels.cpu.rotation import are_rows, is_cache, layer_struct, segment_struct
 
-LANES = 16  # the same constant as in the C source
+MOST = 512  # the same constant as in the C source
+# Elements: fewer are shifted before other threads have woken up.
+MIN_PARALLEL = 1 << 18
 
 KV = tuple[Tensor, Tensor]
 """Keys before RoPE and values, each `[tokens, kv_heads, head_dim]`."""
 
 
-def supports(stored: Sequence[KV], fresh: KV) -> bool:
-    """Return whether the kernel is there and takes such tensors."""
-    _, heads, d = fresh[0].shape
+def supports(stored: Sequence[KV], fresh: KV, cache: KV) -> bool:
+    """Return whether the kernels are there and take such tensors; the cache `[kv_heads, n,
+    head_dim]`."""
+    heads, _, d = cache[0].shape
     return (
-        native.module() is not None
-        and d % LANES == 0
+        is_cache(*cache)
+        and d <= MOST
         and all(are_rows(x, (x.shape[0], heads, d)) for kv in (*stored, fresh) for x in kv)
     )
 
@@ -53,3 +58,38 @@ def gaps(
         *(tokens, places, out, tokens.shape[0], heads, d),
     )
     return out
+
+
+def move(
+    keys: Tensor | None,
+    values: Tensor | None,
+    cache: KV,
+    *,
+    document_of: Tensor,
+    weights: Tensor,
+    first: int,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> None:
+    """Shift rows of a layer's cache.
+
+    Args:
+        keys: by what each document's are shifted, before RoPE `[documents, kv_heads * head_dim]`;
+            None: they stay.
+        values: like `keys`.
+        document_of: number of each row's document `[rows]`.
+        weights: of each row, by which its document's shift is multiplied, bfloat16 `[rows]`.
+        first: the first row.
+        positions: of the rows `[rows]`.
+        cos: table `[max_positions, head_dim / 2]` fp32.
+        sin: table like `cos`.
+    """
+    heads, _, d = cache[0].shape
+    count = positions.shape[0]
+    native.call(
+        "shift_rows",
+        *(keys, values, document_of, weights, positions, first, count),
+        *(layer_struct(*cache), cos, sin),
+        torch.get_num_threads() if count * heads * d >= MIN_PARALLEL else 1,
+    )

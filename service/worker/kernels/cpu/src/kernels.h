@@ -83,5 +83,9 @@ void rotation_write_with_queries(const struct segment *segment, const struct cac
 void shift_gaps(const struct segment *stored, ptrdiff_t documents, const struct segment *fresh,
                 const int64_t *tokens, const int64_t *places, float *gaps, ptrdiff_t count,
                 ptrdiff_t heads, ptrdiff_t d);
+void shift_rows(const uint16_t *keys, const uint16_t *values, const int64_t *document_of,
+                const uint16_t *weights, const int64_t *positions, ptrdiff_t first,
+                ptrdiff_t count, const struct cache_layer *layer, const float *cosine,
+                const float *sine, int threads);
 
 #endif

@@ -1,7 +1,7 @@
-/* The Python module `_native`: the kernels as functions of numbers, which are addresses of tensors
+/* The Python module `_native`: the kernels as functions of tensors, arrays of numbers or addresses
  * (None for NULL), sizes and scalars in the order of `kernels.h`. They run without Python's global
- * lock. Nothing is checked but the number of arguments and that they are numbers: the Python
- * modules around this one check dtypes, shapes and strides, and nobody else calls it.
+ * lock. Nothing is checked but the number of arguments and their kinds: the Python modules around
+ * this one check dtypes, shapes and strides, and nobody else calls it.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -17,6 +17,27 @@ union argument {
     int number;
 };
 
+/* Where the memory of an array or a tensor begins, or what an address says. */
+static void *address_of(PyObject *given)
+{
+    if (given == Py_None)
+        return NULL;
+    if (PyObject_CheckBuffer(given)) {
+        Py_buffer buffer;
+        if (PyObject_GetBuffer(given, &buffer, PyBUF_SIMPLE))
+            return NULL;
+        void *start = buffer.buf;
+        PyBuffer_Release(&buffer);
+        return start;
+    }
+    if (PyLong_Check(given))
+        return PyLong_AsVoidPtr(given);
+    PyObject *number = PyObject_CallMethod(given, "data_ptr", NULL);
+    void *start = number ? PyLong_AsVoidPtr(number) : NULL;
+    Py_XDECREF(number);
+    return start;
+}
+
 /* kinds: one letter for each argument: a(ddress), s(ize), f(loat), i(nteger). */
 static int converted(const char *name, const char *kinds, PyObject *const *given, Py_ssize_t count,
                      union argument *out)
@@ -26,9 +47,9 @@ static int converted(const char *name, const char *kinds, PyObject *const *given
                      (Py_ssize_t)strlen(kinds), count);
         return 0;
     }
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++)
         switch (kinds[i]) {
-        case 'a': out[i].address = given[i] == Py_None ? NULL : PyLong_AsVoidPtr(given[i]); break;
+        case 'a': out[i].address = address_of(given[i]); break;
         case 's': out[i].size = PyLong_AsSsize_t(given[i]); break;
         case 'f': out[i].scalar = (float)PyFloat_AsDouble(given[i]); break;
         default: out[i].number = (int)PyLong_AsLong(given[i]);
@@ -92,6 +113,8 @@ KERNEL(rotation_write_with_queries, "aaaaaaasssi",
                                    I(10)))
 KERNEL(shift_gaps, "asaaaasss",
        shift_gaps(A(0), S(1), A(2), A(3), A(4), A(5), S(6), S(7), S(8)))
+KERNEL(shift_rows, "aaaaassaaai",
+       shift_rows(A(0), A(1), A(2), A(3), A(4), S(5), S(6), A(7), A(8), A(9), I(10)))
 
 /* Whether this CPU runs the kernels, has bfloat16 dot products, and is AMD's. */
 static PyObject *cpu(PyObject *module, PyObject *unused)
@@ -122,6 +145,7 @@ static PyMethodDef methods[] = {
     METHOD(rotation_write_rows),
     METHOD(rotation_write_with_queries),
     METHOD(shift_gaps),
+    METHOD(shift_rows),
     {"cpu", cpu, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -16,13 +16,6 @@
 #define SQUARES 4 /* independent sums, enough to hide the latency of an addition */
 #define STEPS 16
 
-/* sum = x + added. */
-TARGET INLINE void add_row(const uint16_t *x, const uint16_t *added, uint16_t *sum, ptrdiff_t width)
-{
-    for (ptrdiff_t c = 0; c < width; c += LANES / 2)
-        store_bf16(sum + c, round_to_bf16(_mm512_add_ps(load_fp32(x + c), load_fp32(added + c))));
-}
-
 /* y = weight * x / sqrt(squares / width + eps). */
 TARGET INLINE void scale_row(const uint16_t *x, const uint16_t *weight, uint16_t *y,
                              ptrdiff_t width, float squares, float eps)
