@@ -14,6 +14,7 @@ from kvstore import EncodedChunk
 from service.worker.device_copies import to_device
 from service.worker.forward.transfers import GROUP_LAYERS, StagedLayers, Transfers
 from service.worker.kernels.cpu import rotation
+from service.worker.kernels.cpu.rotation import StoredSegment
 from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
 from service.worker.kernels.gpu.kv_placement_gpu import Target
 from service.worker.kv.pool import KVPool, SequenceKV
@@ -63,7 +64,7 @@ class KVPlacer:
     positions: Tensor
     kv: PromptKV
     _transfers: Transfers | None = None
-    _by_kernel: bool | None = None  # on a CPU
+    _by_kernel: bool | None = None
     _placed: int = 0  # on a GPU, the layer behind the last that is in place
 
     def __enter__(self) -> KVPlacer:
@@ -95,10 +96,8 @@ class KVPlacer:
             self._placed = staged.layers.stop
             transfers.begin(self._placed)
             return
-        parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
-        if self._by_kernel is None:  # it depends on no layer
-            self._by_kernel = rotation.supports_placement(parts, k_all, v_all, positions)
-        if self._by_kernel:
+        parts = self._parts_of(layer)
+        if self._placed_by_kernel(parts):
             rotation.place(parts, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
             return
         for start, k, v in parts:
@@ -126,6 +125,24 @@ class KVPlacer:
                 staged_layer=first - layers.start,
                 layer=0 if self._pool is None else first,
             )
+
+    def left_to_kernel(self, layer: int) -> list[StoredSegment]:
+        """Return what a kernel places at a layer before it goes on; place what none can."""
+        parts = self._parts_of(layer)
+        if self._placed_by_kernel(parts):
+            return parts
+        self.place(layer)
+        return []
+
+    def _parts_of(self, layer: int) -> list[StoredSegment]:
+        return [(span.start, *stored.layer(layer)) for span, stored in self._segments]
+
+    def _placed_by_kernel(self, parts: list[StoredSegment]) -> bool:
+        """Return whether a kernel on a CPU places what is stored of a layer, as of all others."""
+        if self._by_kernel is None:
+            kv = self.kv.prompt_layer(0, self.layout.tokens)
+            self._by_kernel = rotation.supports_placement(parts, *kv, self.positions)
+        return self._by_kernel
 
     @cached_property
     def _pool(self) -> Target | None:

@@ -160,7 +160,8 @@ class PromptLoop:
             layers=layers,
             weights=weights,
             sight=sight,
-            place=self._place_for_pass,
+            placer=self.placer,
+            arrived=self._arrived,
             graphs=self.graphs,
         )
         scores = yield from one_pass.run()
@@ -169,13 +170,14 @@ class PromptLoop:
                 self.on_pass(layer, rows)
         return scores
 
-    def _place_for_pass(self, layer: int) -> Steps[None]:
+    def _arrived(self, layer: int) -> Steps[bool]:
+        """Wait for stored KV of a layer; return whether the caller must put it in place."""
         if layer < self._placed:
-            return
+            return False
         if self.arrival is not None:
             yield from self.arrival(layer)
-        self.placer.place(layer)
         self._placed = layer + 1
+        return True
 
     # -- the layers -------------------------------------------------------------------------------
 

@@ -23,6 +23,12 @@ class LayerParts:
     Args:
         weights: must be such that `supports` is true.
         eps: of all norms.
+
+    Attributes:
+        heads: query heads.
+        inner: width of its MLP.
+        sizes: hidden, query heads, KV heads, head_dim.
+        cost: multiplications of one row.
     """
 
     def __init__(self, weights: LayerWeights, *, heads: int, kv_heads: int, eps: float) -> None:
@@ -31,26 +37,32 @@ class LayerParts:
         self._hidden, self._width = weights.o.shape
         head_dim = self._width // heads
         self._outs = (heads + 2 * kv_heads) * head_dim
-        self._inner, self._eps = weights.down.shape[1], eps
-        self._sizes = self._hidden, heads, kv_heads, head_dim
-        # Multiplications of a row's MLP.
-        self._cost = 3 * self._hidden * self._inner
+        self.inner, self.eps = weights.down.shape[1], eps
+        self.sizes = self._hidden, heads, kv_heads, head_dim
+        self.heads = heads
+        mlp = 3 * self._hidden * self.inner
+        self.cost = mlp + self._hidden * (self._outs + self._width)
         dense = all(weight.bits == 16 for weight in weights.weights)
         self._most = 0
         if dense and native.has_bf16_dot():  # no pauses in between
-            self._most = linear_many_rows_bf16.PAUSE // self._cost
+            self._most = linear_many_rows_bf16.PAUSE // mlp
+
+    @property
+    def address(self) -> int:
+        """Where the C `struct layer` is."""
+        return self._layer.buffer_info()[0]
 
     def takes(self, x: Tensor, *, batch: bool) -> bool:
         """Return whether it computes so many rows x `[m, hidden]`, and without need of a pause."""
         m = x.shape[0]
-        return (0 < m <= self._most or self._few(m, batch=batch)) and x.is_contiguous()
+        return (0 < m <= self._most or self.few(m, batch=batch)) and x.is_contiguous()
 
     def qkv(self, x: Tensor, *, batch: bool) -> Tensor:
         """Return queries, keys and values before RoPE `[m, heads + 2 * kv_heads, head_dim]`."""
         m = x.shape[0]
         out = x.new_empty(m, self._outs)
         native.call(
-            "layer_qkv", self._layer, x, out, m, *self._sizes, self._eps, self._few(m, batch=batch),
+            "layer_qkv", self._layer, x, out, m, *self.sizes, self.eps, self.few(m, batch=batch),
             native.has_bf16_dot(), torch.get_num_threads(),
         )  # fmt: skip
         return out
@@ -61,13 +73,14 @@ class LayerParts:
         m, attended, out = x.shape[0], attended.contiguous(), torch.empty_like(x)
         native.call(
             "layer_finish", self._layer, x, attended, out, m, self._hidden, self._width,
-            self._inner, self._eps, self._few(m, batch=batch), native.has_bf16_dot(),
+            self.inner, self.eps, self.few(m, batch=batch), native.has_bf16_dot(),
             torch.get_num_threads(),
         )  # fmt: skip
         return out
 
     @staticmethod
-    def _few(m: int, *, batch: bool) -> bool:
+    def few(m: int, *, batch: bool) -> bool:
+        """Return whether so many rows are multiplied by the kernel for few."""
         return m <= (linear_few_rows.MAX_BATCH if batch else linear_few_rows.MAX_ROWS)
 
 

@@ -10,6 +10,8 @@
 
 struct decoder;
 struct layer;
+struct pass;
+struct pass_layer;
 
 /* Keys before RoPE and values [rows, heads, 2 * half] of a segment, strides in values. They go to a
  * cache's rows from `start` on. */
@@ -34,6 +36,11 @@ int layer_qkv(const struct layer *layer, const uint16_t *x, uint16_t *y, ptrdiff
 int layer_finish(const struct layer *layer, const uint16_t *x, const uint16_t *attended,
                  uint16_t *y, ptrdiff_t rows, ptrdiff_t hidden, ptrdiff_t width, ptrdiff_t inner,
                  float eps, int few, int bf16_dot, int threads);
+
+int attention_pass(const struct pass *pass, const struct pass_layer *layers, uint16_t *x,
+                   const int64_t *at, const int64_t *seen, const int64_t *positions,
+                   const float *row_weights, float eps, float scale, int few, int bf16_dot,
+                   int threads);
 
 void linear_few_rows(const uint16_t *x, const void *w, const uint16_t *bias, const float *scales,
                      uint16_t *y, float *wide, float *carried, ptrdiff_t rows, ptrdiff_t outs,

@@ -76,6 +76,9 @@ static int converted(const char *name, const char *kinds, PyObject *const *given
 
 KERNEL(decode_step, "aaaaasffii",
        failed = decode_step(A(0), A(1), A(2), A(3), A(4), S(5), F(6), F(7), I(8), I(9)))
+KERNEL(attention_pass, "aaaaaaaffiii",
+       failed = attention_pass(A(0), A(1), A(2), A(3), A(4), A(5), A(6), F(7), F(8), I(9), I(10),
+                               I(11)))
 KERNEL(layer_qkv, "aaasssssfiii",
        failed = layer_qkv(A(0), A(1), A(2), S(3), S(4), S(5), S(6), S(7), F(8), I(9), I(10), I(11)))
 KERNEL(layer_finish, "aaaassssfiii",
@@ -129,6 +132,7 @@ static PyObject *cpu(PyObject *module, PyObject *unused)
 
 static PyMethodDef methods[] = {
     METHOD(decode_step),
+    METHOD(attention_pass),
     METHOD(layer_qkv),
     METHOD(layer_finish),
     METHOD(linear_few_rows),
