@@ -11,7 +11,7 @@ from torch import Tensor
 from service.worker.forward.graph_tensors import Given
 from service.worker.forward.kv_placement import KVPlacer, PromptKV, write_and_rotate
 from service.worker.forward.prefill_graphs import PrefillGraphs
-from service.worker.kernels.cpu import attention_pass, rotation
+from service.worker.kernels.cpu import attention_pass
 from service.worker.kernels.cpu.attention_pass import PassLayer
 from service.worker.kernels.cpu.linear_many_rows_bf16 import PAUSE
 from service.worker.kernels.cpu.rotation import StoredSegment
@@ -31,7 +31,8 @@ class AttentionPass:
     Only these rows are computed (those of the question cost about one percent of a prefill), over
     cached keys at their positions in the prompt. Uncached segments are not visible: their keys do
     not exist yet. One softmax gives both the rows' attention and the scores. The pass pauses after
-    every layer, so it can run while the cache is still being loaded layer by layer.
+    every layer, or some that are computed together, so it can run while the cache is still being
+    loaded layer by layer.
 
     Attributes:
         flops: the prompt's FLOP count, to which the pass adds its work.
@@ -127,14 +128,16 @@ class AttentionPass:
         none that takes such a pass."""
         decoder, rows, n, stop = self.decoder, self.rows, self.layout.tokens, self.layers.stop
         parts = [each for each in decoder.parts[:stop] if each is not None]
-        if len(parts) < stop or len(rows) < 2 or any(r is not PLAIN for r in decoder.rules[:stop]):
+        plain = len(parts) == stop and all(rule is PLAIN for rule in decoder.rules[:stop])
+        weights = self._same_weights() if plain else None
+        if weights is None:
             return None
-        weights, x = self._same_weights(), decoder.embed(self.layout.ids[rows])
+        x = decoder.embed(self.layout.ids[rows])
         kv = [self.kv.prompt_layer(layer, n) for layer in range(stop)]
-        if weights is None or not (parts[0].takes(x, batch=False) and rotation.is_cache(*kv[0])):
+        if not attention_pass.supports(parts[0], x, rows, weights, kv[0]):
             return None
         by_layer: list[Tensor] = []
-        together = max(1, PAUSE // (len(rows) * parts[0].cost))
+        together = max(1, PAUSE // attention_pass.cost(parts[0], len(rows), n))
         for first in range(0, stop, together):
             layers: list[PassLayer] = []
             for layer in range(first, min(first + together, stop)):

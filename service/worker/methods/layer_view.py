@@ -101,6 +101,10 @@ class LayerView:
     ranks: Ranks | None = None
     replaced: Replaced | None = None
 
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return x `[m, kv_heads, head_dim]` rotated to `positions` `[m]`."""
+        return self.rope.rotate(x, positions)
+
     def over_all_heads(self, x: Tensor) -> Tensor:
         """Return a sum over the heads that are here, summed over those of other processes too."""
         return x if self.ranks is None else self.ranks.sum(x)

@@ -151,7 +151,7 @@ class Shift:
         if view.replaced is not None and shift_gpu.supports(view.k):
             plan = ShiftPlan.of(planned.lines, planned.places, each, rows.start, device)
         counts = [len(document.tokens) for document in documents]
-        stored = [_layer_of(view, document) for document in documents]
+        stored = [] if plan else [_layer_of(view, document) for document in documents]
         document_of = torch.zeros(rows.stop - rows.start, dtype=torch.int64)
         for number, document in enumerate(documents):
             document_of[document.span.start - rows.start : document.span.stop - rows.start] = number
@@ -166,7 +166,8 @@ class Shift:
             each,
             layout.all_rows[rows],
             plan,
-            shift_cpu.supports(stored, (view.fresh_k, view.fresh_v), (view.k, view.v)),
+            plan is None
+            and shift_cpu.supports(stored, (view.fresh_k, view.fresh_v), (view.k, view.v)),
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
@@ -181,7 +182,11 @@ class Shift:
         stored = [_layer_of(view, document) for document in self.documents]
         if self.by_kernel:
             gaps = shift_cpu.gaps(
-                stored, (view.fresh_k, view.fresh_v), firsts=self.firsts, tokens=self.tokens, places=self.fresh
+                stored,
+                (view.fresh_k, view.fresh_v),
+                firsts=self.firsts,
+                tokens=self.tokens,
+                places=self.fresh,
             )
             shift_cpu.move(
                 self._means(gaps[0], view.k.dtype) if keys else None,
@@ -193,15 +198,16 @@ class Shift:
             return
         if keys:
             by = self._by(view.fresh_k, [kv[0] for kv in stored])
-            rotated = view.rope.rotate(by, self.positions)
-            view.k[:, self.rows].add_(rotated.transpose(0, 1))
+            view.k[:, self.rows].add_(view.rotate(by, self.positions).transpose(0, 1))
         if values:
             by = self._by(view.fresh_v, [kv[1] for kv in stored])
             view.v[:, self.rows].add_(by.transpose(0, 1))
 
     def _means(self, gaps: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return each document's mean of `gaps` `[p, ..]` fp32, in the model's dtype: its rounding is
-        far below that of the KV it is added to."""
+        """Return each document's mean of `gaps` `[p, kv_heads * head_dim]` fp32.
+
+        In the model's dtype: its rounding is far below that of the KV it is added to.
+        """
         return (self.average @ gaps).to(dtype)
 
     def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:

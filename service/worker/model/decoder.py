@@ -264,7 +264,8 @@ class DecoderModel:
         if (parts := self.parts[layer]) is not None and parts.takes(x, batch=batch):
             heads = parts.qkv(x, batch=batch).view(x.shape[0], -1, self.head_dim)
             sizes = self.own_heads, self.own_kv_heads, self.own_kv_heads
-            return heads.split(sizes, 1)
+            q, k, v = heads.split_with_sizes(sizes, 1)
+            return q, k, v
         block = self.blocks[layer]
         out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)
         heads = out.view(len(x), -1, self.head_dim)

@@ -6,6 +6,7 @@ from service.worker.kernels.cpu.decode_step import DecoderWeights
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.layer_weights import FOR_KERNELS, layer_weights
 
+
 def kernel_weights(decoder: DecoderModel) -> DecoderWeights | None:
     """Return all parameters for a kernel that decodes by itself; None if none can."""
     if not decoder.has_plain_layers or decoder.config.hidden_act not in ("silu", "swish"):

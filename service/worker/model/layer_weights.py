@@ -1,4 +1,4 @@
-"""A layer's norms, and its weights in the form that kernels take which compute more than a product."""
+"""A layer's norms, and its weights for kernels that compute more than a product."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def layer_weights(block: Any, parts: LayerProjections) -> LayerWeights | None:
         return None
     q_norm, k_norm = (getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))
     return LayerWeights(
-        norm=block.input_layernorm.weight,
-        q_norm=q_norm and q_norm.weight, k_norm=k_norm and k_norm.weight,
-        mlp_norm=block.post_attention_layernorm.weight,
+        # Tensors of their own, which hold the memory whatever becomes of the modules.
+        norm=block.input_layernorm.weight.detach(),
+        q_norm=q_norm and q_norm.weight.detach(), k_norm=k_norm and k_norm.weight.detach(),
+        mlp_norm=block.post_attention_layernorm.weight.detach(),
         qkv=qkv.stored, o=o.stored, gate_up=gate_up.stored, down=down.stored,
     )  # fmt: skip

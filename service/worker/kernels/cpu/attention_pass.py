@@ -13,10 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from service.worker.kernels.cpu import native
+from service.worker.kernels.cpu import native, rotation
 from service.worker.kernels.cpu.layer_parts import LayerParts
 from service.worker.kernels.cpu.prefill_attention import score_tiles
 from service.worker.kernels.cpu.rotation import StoredSegment, layer_struct, segment_struct
+
+# Multiplications that take as long as placing a key's value and a value's.
+PLACED = 64
 
 
 class PassLayer(NamedTuple):
@@ -36,6 +39,25 @@ class PassLayer(NamedTuple):
     sin: Tensor
     segments: Sequence[StoredSegment]
     counts: bool
+
+
+def supports(
+    parts: LayerParts, x: Tensor, rows: Tensor, row_weights: Tensor, cache: tuple[Tensor, Tensor]
+) -> bool:
+    """Return whether the kernel takes rows x `[m, hidden]`; the other arguments as of `run`."""
+    return (
+        len(rows) > 1  # one row attends by another kernel
+        and row_weights.shape == rows.shape
+        and rotation.are_places(rows, cache[0].shape[1])
+        and rotation.is_cache(*cache)
+        and parts.takes(x, batch=False)
+    )
+
+
+def cost(parts: LayerParts, rows: int, n: int) -> int:
+    """Return the work of a layer for so many rows in a prompt of n tokens, in multiplications."""
+    _, heads, kv_heads, d = parts.sizes
+    return rows * (parts.cost + 2 * heads * d * n) + PLACED * kv_heads * d * n
 
 
 def run(
@@ -79,8 +101,8 @@ def run(
     sizes = array("q", (len(layers), ends, *parts.sizes, parts.inner, m, n))
     native.call(
         "attention_pass",
-        *(sizes, structs, x, rows, rows + 1, positions, row_weights, parts.eps, scale),
+        *(sizes, structs, x, rows, rows + 1, positions, row_weights.float().contiguous()),
+        *(parts.eps, scale),
         *(parts.few(m, batch=False), native.has_bf16_dot(), torch.get_num_threads()),
     )
     return scores[:, 0]
-

@@ -42,10 +42,9 @@ class LayerParts:
         self.heads = heads
         mlp = 3 * self._hidden * self.inner
         self.cost = mlp + self._hidden * (self._outs + self._width)
+        # Rows that need no pause in between; what is quantised, the kernel for many does not take.
         dense = all(weight.bits == 16 for weight in weights.weights)
-        self._most = 0
-        if dense and native.has_bf16_dot():  # no pauses in between
-            self._most = linear_many_rows_bf16.PAUSE // mlp
+        self._most = linear_many_rows_bf16.PAUSE // mlp if dense else 0
 
     @property
     def address(self) -> int:
@@ -54,8 +53,14 @@ class LayerParts:
 
     def takes(self, x: Tensor, *, batch: bool) -> bool:
         """Return whether it computes so many rows x `[m, hidden]`, and without need of a pause."""
-        m = x.shape[0]
-        return (0 < m <= self._most or self.few(m, batch=batch)) and x.is_contiguous()
+        m, many = x.shape[0], native.has_bf16_dot() and x.shape[0] <= self._most
+        return (
+            m > 0
+            and (many or self.few(m, batch=batch))
+            and x.dtype == torch.bfloat16
+            and x.device.type == "cpu"
+            and x.is_contiguous()
+        )
 
     def qkv(self, x: Tensor, *, batch: bool) -> Tensor:
         """Return queries, keys and values before RoPE `[m, heads + 2 * kv_heads, head_dim]`."""

@@ -57,11 +57,9 @@ def supports_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, rows:
     return (
         shape[0] > 0
         and is_cache(k_cache, v_cache)
-        and _are_positions(rows)
         and are_rows(k, shape)
         and are_rows(v, shape)
-        and rows[0].item() >= 0
-        and rows[-1].item() < n
+        and are_places(rows, n)
     )
 
 
@@ -77,8 +75,13 @@ def is_cache(k_cache: Tensor, v_cache: Tensor) -> bool:
 
 def are_rows(x: Tensor, shape: Sequence[int]) -> bool:
     """Return whether the kernel can read and write these rows, and they have this shape."""
-    ours = x.dtype == torch.bfloat16 and x.is_cpu
+    ours = x.dtype == torch.bfloat16 and x.device.type == "cpu"
     return ours and x.shape == tuple(shape) and x.stride(2) == 1
+
+
+def are_places(rows: Tensor, n: int) -> bool:
+    """Return whether the kernel can write to these rows of a cache of n, in ascending order."""
+    return _are_positions(rows) and rows[0].item() >= 0 and rows[-1].item() < n
 
 
 def _are_positions(positions: Tensor) -> bool:
@@ -178,7 +181,8 @@ def write_with_queries(
     out = q.new_empty(q.shape)
     native.call(
         "rotation_write_with_queries",
-        *(segment, layer, rows, cos, sin, q, out, q.shape[1], *q.stride()[:2]),
+        *(segment, layer, rows, cos, sin, q, out),
+        *(q.shape[1], q.stride(0), q.stride(1)),
         torch.get_num_threads() if q.numel() >= MIN_PARALLEL else 1,
     )
     return out
