@@ -88,6 +88,15 @@ class EncodedChunk:
             raw = raw.to(device, non_blocking=non_blocking)
         return decode_layer(self.spec, raw)
 
+    def raw_layers(self) -> list[tuple[Tensor, Tensor]] | None:
+        """Return what `layer` returns for every layer, made at once, which takes a tenth of the
+        time; None where data are encoded or not aligned."""
+        spec = self.spec
+        if spec.codec != "raw" or self.data.storage_offset() % spec.torch_dtype.itemsize:
+            return None
+        k, v = self.data.view(spec.torch_dtype).view(spec.layers, 2, *spec.shape).unbind(1)
+        return list(zip(k.unbind(), v.unbind(), strict=True))
+
     def verify(self, layers: Iterable[int] | None = None) -> None:
         """Verify the data of these layers (default: all) against the header's digests.
 

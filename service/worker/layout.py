@@ -246,9 +246,12 @@ class PromptLayout:
 
     def _rows(self, segments: Iterable[Segment], *, question: bool = False) -> Tensor:
         """Return the rows of some segments, in order, and of the question."""
-        spans = [(s.start, s.end) for s in segments]
-        if question:
-            spans.append((self.question_start, self.tokens))
+        asked = [(self.question_start, self.tokens)] if question else []
+        spans: list[tuple[int, int]] = []
+        for start, end in [*((s.start, s.end) for s in segments), *asked]:
+            if spans and spans[-1][1] == start:  # neighbours are made at once
+                start, _ = spans.pop()
+            spans.append((start, end))
         parts = [torch.arange(start, end) for start, end in spans]
         return self.on_device(torch.cat(parts) if parts else torch.empty(0, dtype=torch.long))
 

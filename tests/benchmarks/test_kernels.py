@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernels.without import switches
-from service.worker.kernels.cpu import linear_few_rows, native, prefill_attention, rotation
+from service.worker.kernels.cpu import (
+    attention_pass,
+    linear_few_rows,
+    native,
+    prefill_attention,
+    rotation,
+    shift,
+)
 
 
 @pytest.mark.slow
@@ -31,7 +38,7 @@ def test_both_tables_at_a_tiny_shape(tmp_path: Path) -> None:
 def test_a_switch_takes_its_kernel_away_and_gives_it_back() -> None:
     if native.module() is None:
         pytest.skip("no kernels here")
-    for module in (linear_few_rows, prefill_attention, rotation):
+    for module in (linear_few_rows, prefill_attention, rotation, attention_pass, shift):
         name, whole = module.__name__.rpartition(".")[2], dict(vars(module))
         with switches()[name]():
             assert module.supports is not whole["supports"] and not module.supports()

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.graph_tensors import Given
-from service.worker.forward.kv_placement import PromptKV, write_and_rotate
+from service.worker.forward.kv_placement import KVPlacer, PromptKV, write_and_rotate
 from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.kernels.cpu import attention_pass
+from service.worker.kernels.cpu.attention_pass import PassLayer
+from service.worker.kernels.cpu.linear_many_rows_bf16 import PAUSE
+from service.worker.kernels.cpu.rotation import StoredSegment
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import EVERYTHING_CACHED, RowWeights, Sight
 from service.worker.model.attention import attend_rows, attend_with_scores
+from service.worker.model.attention_rule import PLAIN
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
 from service.worker.steps import Steps
@@ -26,7 +31,8 @@ class AttentionPass:
     Only these rows are computed (those of the question cost about one percent of a prefill), over
     cached keys at their positions in the prompt. Uncached segments are not visible: their keys do
     not exist yet. One softmax gives both the rows' attention and the scores. The pass pauses after
-    every layer, so it can run while the cache is still being loaded layer by layer.
+    every layer, or some that are computed together, so it can run while the cache is still being
+    loaded layer by layer.
 
     Attributes:
         flops: the prompt's FLOP count, to which the pass adds its work.
@@ -34,7 +40,8 @@ class AttentionPass:
         layers: layers whose attention counts; the pass ends after the last of them.
         weights: for a layer's number, how its attention becomes scores.
         sight: which keys the rows see, and which share their attention.
-        place: called before each layer, to put its cached KV in place.
+        placer: puts cached KV in place.
+        arrived: waits for a layer of it, and says whether that is not in place.
         graphs: recorded layers of the decoder; None: every operation is launched by itself.
     """
 
@@ -46,21 +53,22 @@ class AttentionPass:
     layers: range
     weights: Callable[[int], RowWeights]
     sight: Sight
-    place: Callable[[int], Steps[None]]
+    placer: KVPlacer
+    arrived: Callable[[int], Steps[bool]]
     graphs: PrefillGraphs | None = None
 
     def run(self) -> Steps[Tensor]:
         """Return scores `[layers that count, n]` fp32; 0 for tokens not cached or not scored."""
-        replayed = yield from self._replayed()
-        if replayed is not None:
-            return replayed
+        for at_once in (self._replayed, self._by_kernel):
+            if (scores := (yield from at_once())) is not None:
+                return scores
         decoder, layout, rows, sight = self.decoder, self.layout, self.rows, self.sight
         n, cached, scale = layout.tokens, layout.cached_rows, self.decoder.scale
         by_layer: list[Tensor] = []
         x = decoder.embed(layout.ids[rows])
         last_layer = self.layers.stop - 1
         for layer in range(self.layers.stop):
-            yield from self.place(layer)
+            yield from self._place(layer)
             rule, rope = decoder.rules[layer], decoder.ropes[layer]
             kv = self.kv.prompt_layer(layer, n)
             q, k, v = decoder.qkv(layer, x)
@@ -97,11 +105,8 @@ class AttentionPass:
     def _replayed(self) -> Steps[Tensor | None]:
         """Return the scores by recordings; None if there are none for such a pass."""
         layout, m, n = self.layout, len(self.rows), self.layout.tokens
-        if self.graphs is None or self.sight is not EVERYTHING_CACHED:
-            return None
-        weights = [self.weights(layer) for layer in self.layers]
-        alike = weights[0] if all(each is weights[0] for each in weights) else None
-        if not isinstance(alike, Tensor) or len(layout.cached_rows) < n:
+        alike = None if self.graphs is None else self._same_weights()
+        if self.graphs is None or alike is None:
             return None
         stop, known = self.layers.stop, layout.on_host(self.rows)
         shape = self.graphs.shape(m, 0, stop, tokens=n, scored=self.layers)
@@ -112,11 +117,56 @@ class AttentionPass:
                 return None
             for group in replay.shape.groups:
                 for layer in group:
-                    yield from self.place(layer)
+                    yield from self._place(layer)
                     self._count(layer)
                 replay.play(group)
                 yield None
             return replay.scores(n)
+
+    def _by_kernel(self) -> Steps[Tensor | None]:
+        """Return the scores by a kernel that computes several layers in one call; None if there is
+        none that takes such a pass."""
+        decoder, rows, n, stop = self.decoder, self.rows, self.layout.tokens, self.layers.stop
+        parts = [each for each in decoder.parts[:stop] if each is not None]
+        plain = len(parts) == stop and all(rule is PLAIN for rule in decoder.rules[:stop])
+        weights = self._same_weights() if plain else None
+        if weights is None:
+            return None
+        x = decoder.embed(self.layout.ids[rows])
+        kv = [self.kv.prompt_layer(layer, n) for layer in range(stop)]
+        if not attention_pass.supports(parts[0], x, rows, weights, kv[0]):
+            return None
+        by_layer: list[Tensor] = []
+        together = max(1, PAUSE // attention_pass.cost(parts[0], len(rows), n))
+        for first in range(0, stop, together):
+            layers: list[PassLayer] = []
+            for layer in range(first, min(first + together, stop)):
+                left: list[StoredSegment] = []
+                if (yield from self.arrived(layer)):
+                    left = self.placer.left_to_kernel(layer)
+                rope, counts = decoder.ropes[layer], layer in self.layers
+                layers.append(PassLayer(parts[layer], *kv[layer], rope.cos, rope.sin, left, counts))
+                self._count(layer)
+            scores = attention_pass.run(
+                layers, x, rows, row_weights=weights, positions=self.placer.positions,
+                scale=decoder.scale, ends=first + together >= stop,
+            )  # fmt: skip
+            by_layer.append(scores)
+            yield None
+        return torch.cat(by_layer)
+
+    def _place(self, layer: int) -> Steps[None]:
+        if (yield from self.arrived(layer)):
+            self.placer.place(layer)
+
+    def _same_weights(self) -> Tensor | None:
+        """Return the rows' weights, if they are the same at all layers that count, and all tokens
+        are seen and scored; None otherwise."""
+        layers = [self.weights(layer) for layer in self.layers]
+        weights = layers[0] if all(each is layers[0] for each in layers) else None
+        everything = len(self.layout.cached_rows) == self.layout.tokens
+        sees_it = self.sight is EVERYTHING_CACHED and everything
+        return weights if isinstance(weights, Tensor) and sees_it else None
 
     def _count(self, layer: int) -> None:
         """Count the work of a layer that scores and sees everything, if it scores."""

@@ -10,9 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstore import EncodedChunk
 from service.worker.device_copies import to_device
 from service.worker.forward.transfers import GROUP_LAYERS, StagedLayers, Transfers
 from service.worker.kernels.cpu import rotation
+from service.worker.kernels.cpu.rotation import StoredSegment
 from service.worker.kernels.gpu import kv_placement_gpu, rotation_gpu
 from service.worker.kernels.gpu.kv_placement_gpu import Target
 from service.worker.kv.pool import KVPool, SequenceKV
@@ -27,6 +29,22 @@ class PromptKV(Protocol):
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Return writable keys and values of a layer, each `[kv_heads, tokens, head_dim]`."""
+
+
+@dataclass(frozen=True)
+class LayerViews:
+    """Stored KV whose layers are at hand as tensors; implements `CachedSegment`."""
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.layers[layer]
+
+
+def opened(stored: CachedSegment | None) -> CachedSegment | None:
+    """Return stored KV in host memory as it is read fastest, layer by layer and more than once."""
+    layers = stored.raw_layers() if isinstance(stored, EncodedChunk) else None
+    return stored if layers is None else LayerViews(layers)
 
 
 @dataclass
@@ -46,6 +64,7 @@ class KVPlacer:
     positions: Tensor
     kv: PromptKV
     _transfers: Transfers | None = None
+    _by_kernel: bool | None = None
     _placed: int = 0  # on a GPU, the layer behind the last that is in place
 
     def __enter__(self) -> KVPlacer:
@@ -77,8 +96,8 @@ class KVPlacer:
             self._placed = staged.layers.stop
             transfers.begin(self._placed)
             return
-        parts = [(span.start, *stored.layer(layer)) for span, stored in self._segments]
-        if rotation.supports_placement(parts, k_all, v_all, positions):
+        parts = self._parts_of(layer)
+        if self._placed_by_kernel(parts):
             rotation.place(parts, k_all, v_all, positions=positions, cos=rope.cos, sin=rope.sin)
             return
         for start, k, v in parts:
@@ -106,6 +125,24 @@ class KVPlacer:
                 staged_layer=first - layers.start,
                 layer=0 if self._pool is None else first,
             )
+
+    def left_to_kernel(self, layer: int) -> list[StoredSegment]:
+        """Return what a kernel places at a layer before it goes on; place what none can."""
+        parts = self._parts_of(layer)
+        if self._placed_by_kernel(parts):
+            return parts
+        self.place(layer)
+        return []
+
+    def _parts_of(self, layer: int) -> list[StoredSegment]:
+        return [(span.start, *stored.layer(layer)) for span, stored in self._segments]
+
+    def _placed_by_kernel(self, parts: list[StoredSegment]) -> bool:
+        """Return whether a kernel on a CPU places what is stored of a layer, as of all others."""
+        if self._by_kernel is None:
+            kv = self.kv.prompt_layer(0, self.layout.tokens)
+            self._by_kernel = rotation.supports_placement(parts, *kv, self.positions)
+        return self._by_kernel
 
     @cached_property
     def _pool(self) -> Target | None:
@@ -201,6 +238,10 @@ def write_and_rotate(
         kept = None if replaced is None else (replaced.k, replaced.v)
         return rotation_gpu.write_with_queries(
             q, k, v, k_all, v_all, positions=rows, cos=rope.cos, sin=rope.sin, replaced=kept
+        )
+    if rotation.are_rows(q, q.shape) and rotation.supports_write(k, v, k_all, v_all, rows):
+        return rotation.write_with_queries(
+            q, k, v, k_all, v_all, rows=rows, cos=rope.cos, sin=rope.sin
         )
     write_rows(rope, k_all, v_all, k, v, rows)
     return rope.rotate(q, rows)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.attention_pass import AttentionPass
-from service.worker.forward.kv_placement import KVPlacer, PromptKV, can_keep
+from service.worker.forward.kv_placement import KVPlacer, PromptKV, can_keep, opened
 from service.worker.forward.layer_ops import SparseRows, attend_and_finish, project
 from service.worker.forward.prefill_graphs import PrefillGraphs
 from service.worker.forward.recorded_runs import RecordedRuns
@@ -95,6 +95,8 @@ def prefill(
         progress: resumed from, if an earlier run of this prompt left any, and updated.
         graphs: recorded layers of this decoder; None: every operation is launched by itself.
     """
+    if decoder.device.type == "cpu":
+        cached = [opened(segment) for segment in cached]
     with KVPlacer(decoder, layout, cached, method.key_positions(layout), kv) as placer:
         loop = PromptLoop(
             decoder=decoder,
@@ -158,7 +160,8 @@ class PromptLoop:
             layers=layers,
             weights=weights,
             sight=sight,
-            place=self._place_for_pass,
+            placer=self.placer,
+            arrived=self._arrived,
             graphs=self.graphs,
         )
         scores = yield from one_pass.run()
@@ -167,13 +170,14 @@ class PromptLoop:
                 self.on_pass(layer, rows)
         return scores
 
-    def _place_for_pass(self, layer: int) -> Steps[None]:
+    def _arrived(self, layer: int) -> Steps[bool]:
+        """Wait for stored KV of a layer; return whether the caller must put it in place."""
         if layer < self._placed:
-            return
+            return False
         if self.arrival is not None:
             yield from self.arrival(layer)
-        self.placer.place(layer)
         self._placed = layer + 1
+        return True
 
     # -- the layers -------------------------------------------------------------------------------
 
@@ -306,7 +310,7 @@ class PromptLoop:
             cached=self.cached,
             scale=self.decoder.scale,
             rule=self.decoder.rules[layer],
-            rotate=self.decoder.ropes[layer].rotate,
+            rope=self.decoder.ropes[layer],
             flops=self._flops,
             attention_scores=scores,
             memo=memo,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -74,7 +74,7 @@ class LayerView:
         cached: stored KV by segment, None where a segment has none.
         scale: factor of the attention scores before the softmax.
         rule: what this layer adds to causal attention: a window, a soft cap, sinks.
-        rotate: RoPE: `[m, kv_heads, head_dim]` and their positions `[m]` → the same, rotated.
+        rope: by which queries and keys are rotated.
         flops: the prompt's FLOP count, to which a method adds the work it does itself.
         attention_scores: attention that every token received in an earlier pass over the stitched
             cache `[n]` fp32, summed over layers; None if there was no such pass.
@@ -93,13 +93,17 @@ class LayerView:
     fresh_v: Tensor
     cached: Sequence[CachedSegment | None]
     scale: float
-    rotate: Callable[[Tensor, Tensor], Tensor]
+    rope: RotaryTable
     flops: FlopCount
     rule: AttentionRule = PLAIN
     attention_scores: Tensor | None = None
     memo: dict[str, Any] = field(default_factory=dict)
     ranks: Ranks | None = None
     replaced: Replaced | None = None
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return x `[m, kv_heads, head_dim]` rotated to `positions` `[m]`."""
+        return self.rope.rotate(x, positions)
 
     def over_all_heads(self, x: Tensor) -> Tensor:
         """Return a sum over the heads that are here, summed over those of other processes too."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from service.worker.device_copies import to_device
+from service.worker.kernels.cpu import shift as shift_cpu
 from service.worker.kernels.gpu import shift_gpu
 from service.worker.kernels.gpu.shift_gpu import ShiftPlan
 from service.worker.layout import PromptLayout
@@ -83,6 +85,11 @@ class PlannedShift:
         return torch.cat([document.places for document in self.documents])
 
     @cached_property
+    def tokens(self) -> Tensor:
+        """All probes, by their numbers in their documents `[p]`."""
+        return torch.cat([document.tokens for document in self.documents])
+
+    @cached_property
     def lines(self) -> Tensor:
         """The programs of the kernel that shifts on a GPU `[programs, 4]`."""
         spans = [document.span for document in self.documents]
@@ -97,16 +104,21 @@ class Shift:
     fresh minus stored over its document's probes. A document without a probe stays as it is.
 
     Attributes:
+        firsts: which of all their probes is the first of each.
+        tokens: all their probes, by their numbers in their documents, on the host `[p]`.
         fresh: places of all their probes among the computed rows `[p]`.
         average: makes means of the probes' values `[documents, p]` fp32.
         rows: from the first row of these documents to the last.
         document_of: number of each row's document; any where the weight is 0 `[rows]`.
-        weights: of each row, 0 for those that are computed or of no such document `[rows, 1]`.
+        weights: of each row, 0 for those that are computed or of no such document `[rows]`.
         positions: of these rows `[rows]`.
         plan: of the kernel that does it on a GPU; None elsewhere.
+        by_kernel: whether kernels on a CPU do it.
     """
 
     documents: Sequence[Probed]
+    firsts: Sequence[int]
+    tokens: Tensor
     fresh: Tensor
     average: Tensor
     rows: slice
@@ -114,6 +126,7 @@ class Shift:
     weights: Tensor
     positions: Tensor
     plan: ShiftPlan | None
+    by_kernel: bool
 
     @classmethod
     def of(cls, view: LayerView, probes: Tensor, weights: Tensor | float) -> Shift | None:
@@ -137,18 +150,24 @@ class Shift:
         plan = None
         if view.replaced is not None and shift_gpu.supports(view.k):
             plan = ShiftPlan.of(planned.lines, planned.places, each, rows.start, device)
+        counts = [len(document.tokens) for document in documents]
+        stored = [] if plan else [_layer_of(view, document) for document in documents]
         document_of = torch.zeros(rows.stop - rows.start, dtype=torch.int64)
         for number, document in enumerate(documents):
             document_of[document.span.start - rows.start : document.span.stop - rows.start] = number
         return cls(
             documents,
+            [0, *accumulate(counts[:-1])],
+            planned.tokens,
             to_device(planned.places, device),
-            to_device(_averages([len(document.tokens) for document in documents]), device),
+            to_device(_averages(counts), device),
             rows,
             to_device(document_of, device),
-            each[:, None],
+            each,
             layout.all_rows[rows],
             plan,
+            plan is None
+            and shift_cpu.supports(stored, (view.fresh_k, view.fresh_v), (view.k, view.v)),
         )
 
     def apply(self, view: LayerView, *, keys: bool = True, values: bool = True) -> None:
@@ -161,32 +180,52 @@ class Shift:
             )  # fmt: skip
             return
         stored = [_layer_of(view, document) for document in self.documents]
+        if self.by_kernel:
+            gaps = shift_cpu.gaps(
+                stored,
+                (view.fresh_k, view.fresh_v),
+                firsts=self.firsts,
+                tokens=self.tokens,
+                places=self.fresh,
+            )
+            shift_cpu.move(
+                self._means(gaps[0], view.k.dtype) if keys else None,
+                self._means(gaps[1], view.v.dtype) if values else None,
+                (view.k, view.v), document_of=self.document_of, weights=self.weights,
+                first=self.rows.start, positions=self.positions, cos=view.rope.cos,
+                sin=view.rope.sin,
+            )  # fmt: skip
+            return
         if keys:
-            by = self._by(view.fresh_k, self._old([kv[0] for kv in stored]))
+            by = self._by(view.fresh_k, [kv[0] for kv in stored])
             view.k[:, self.rows].add_(view.rotate(by, self.positions).transpose(0, 1))
         if values:
-            by = self._by(view.fresh_v, self._old([kv[1] for kv in stored]))
+            by = self._by(view.fresh_v, [kv[1] for kv in stored])
             view.v[:, self.rows].add_(by.transpose(0, 1))
 
-    def _old(self, stored: Sequence[Tensor]) -> Tensor:
-        """Return the probes' stored keys or values `[p, kv_heads, head_dim]`, where they are."""
+    def _means(self, gaps: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return each document's mean of `gaps` `[p, kv_heads * head_dim]` fp32.
+
+        In the model's dtype: its rounding is far below that of the KV it is added to.
+        """
+        return (self.average @ gaps).to(dtype)
+
+    def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
+        """Return what is added to every row's keys or values `[rows, kv_heads, head_dim]`.
+
+        Args:
+            stored: of every document, where they are.
+        """
         kept = [
             kv.index_select(0, each.tokens.to(kv.device))
             for each, kv in zip(self.documents, stored, strict=True)
         ]
         if len({each.device for each in kept}) > 1:  # earlier turns come from the KV pool
             kept = [to_device(each, self.fresh.device) for each in kept]
-        return torch.cat(kept)
-
-    def _by(self, fresh: Tensor, old: Tensor) -> Tensor:
-        """Return what is added to every row `[rows, kv_heads, head_dim]`.
-
-        In the model's dtype: its rounding is far below that of the KV it is added to.
-        """
-        old = old.to(fresh.device).flatten(1)
+        old = torch.cat(kept).to(fresh.device).flatten(1)
         new = fresh.index_select(0, self.fresh).flatten(1)
-        means = (self.average @ (new.float() - old.float())).to(fresh.dtype)
-        by = means.index_select(0, self.document_of).mul_(self.weights)
+        means = self._means(new.float() - old.float(), fresh.dtype)
+        by = means.index_select(0, self.document_of).mul_(self.weights[:, None])
         return by.view(-1, *fresh.shape[1:])
 
 

@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.worker.kernels.cpu import cpu_linear
+from service.worker.kernels.cpu import cpu_linear, layer_parts
+from service.worker.kernels.cpu.layer_parts import LayerParts
 from service.worker.kernels.gpu import residual_norm_gpu, silu_product_gpu
 from service.worker.model.attention_rule import PLAIN, AttentionRule
+from service.worker.model.layer_weights import is_plain, layer_weights, norm
 from service.worker.model.lora_projection import Lora, rows_by_name, with_updates
 from service.worker.model.projection import (
     DenseProjection,
@@ -30,16 +32,6 @@ from service.worker.model.projection import (
 from service.worker.model.rope import RotaryTable, halves_order, static_positions
 from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
 from service.worker.steps import Lead, Ranks, Steps, run
-
-PLAIN_NORMS = frozenset(
-    f"{family}RMSNorm"
-    for family in (
-        *("Granite", "Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3"),
-        *("Qwen3Moe", "SmolLM3"),
-    )
-)
-"""transformers has one class per family, and these compute the same. Others do not: Gemma's adds
-one to the weight, OLMo 2's rounds later."""
 
 
 class DecoderModel:
@@ -94,6 +86,7 @@ class DecoderModel:
         self.rules = self.attention_rules()
         windows = tuple(rule.window for rule in self.rules)
         self.windows = windows if any(windows) else ()
+        self.parts = self._layer_parts()
 
     def _let_go_of_the_file(self) -> None:
         """Copy what was not fused, norms and embeddings: they are views of the checkpoint's
@@ -103,6 +96,21 @@ class DecoderModel:
         for parameter in self.model.parameters():
             if id(parameter) not in fused and parameter.device.type == "cpu":
                 parameter.data = parameter.data.clone()
+
+    def _layer_parts(self) -> list[LayerParts | None]:
+        """Return what computes the two parts of each layer in one call, None where nothing can."""
+        none: list[LayerParts | None] = [None] * self.layers
+        silu = getattr(self.config, "hidden_act", None) in ("silu", "swish")
+        if not (self.has_plain_layers and silu) or self.head_order is not None:
+            return none
+        weights = list(map(layer_weights, self.blocks, self.projections))
+        eps = self.blocks[0].input_layernorm.variance_epsilon
+        return [
+            LayerParts(each, heads=self.heads, kv_heads=self.kv_heads, eps=eps)
+            if each is not None and layer_parts.supports(each, self.heads)
+            else None
+            for each in weights
+        ]
 
     # -- hooks for families -----------------------------------------------------------------------
 
@@ -238,7 +246,8 @@ class DecoderModel:
     def _updated(self, loras: Sequence[tuple[Tensor | None, Lora]]) -> Self:
         view = copy.copy(self)
         view.projections = with_updates(self.projections, loras)
-        view.has_plain_layers = False  # no kernel that decodes by itself adds anything
+        view.has_plain_layers = False  # no kernel that computes more than a product adds anything
+        view.parts = [None] * self.layers
         return view
 
     # -- what the layer loops call ----------------------------------------------------------------
@@ -252,6 +261,11 @@ class DecoderModel:
 
         Before RoPE, after any norm of q and k; this process's own heads.
         """
+        if (parts := self.parts[layer]) is not None and parts.takes(x, batch=batch):
+            heads = parts.qkv(x, batch=batch).view(x.shape[0], -1, self.head_dim)
+            sizes = self.own_heads, self.own_kv_heads, self.own_kv_heads
+            q, k, v = heads.split_with_sizes(sizes, 1)
+            return q, k, v
         block = self.blocks[layer]
         out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)
         heads = out.view(len(x), -1, self.head_dim)
@@ -269,6 +283,8 @@ class DecoderModel:
         self, layer: int, x: Tensor, attended: Tensor, *, batch: bool = False
     ) -> Steps[Tensor]:
         """`finish` in steps: pauses where many rows take long."""
+        if (parts := self.parts[layer]) is not None and parts.takes(x, batch=batch):
+            return parts.finish(x, attended, batch=batch)
         block = self.blocks[layer]
         projected = self.projections[layer].output(attended, batch=batch)
         x, inner = self._after_attention(block, x, self.attention_residual(block, projected))
@@ -317,21 +333,3 @@ def activation_of(mlp: Any) -> Callable[[Tensor], Tensor]:
     """Return the activation function of a gated MLP, which families name differently."""
     function: Callable[[Tensor], Tensor] = getattr(mlp, "act_fn", None) or mlp.activation_fn
     return function
-
-
-def norm(module: Any, x: Tensor) -> Tensor:
-    """Return the norm of x, `[m, width]` or `[m, heads, width]`, by a transformers module.
-
-    Plain norms are computed on a GPU in one pass.
-    """
-    if is_plain(module) and residual_norm_gpu.supports(x):
-        return residual_norm_gpu.normalise(x, module.weight, module.variance_epsilon)
-    if is_plain(module) and x.device.type == "cuda":
-        return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
-    normed: Tensor = module(x)
-    return normed
-
-
-def is_plain(module: Any) -> bool:
-    """Return whether a norm computes what Llama's does."""
-    return type(module).__name__ in PLAIN_NORMS

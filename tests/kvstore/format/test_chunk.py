@@ -3,7 +3,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load as safetensors_load
 
-from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, encode_chunk
+from kvstore import ChunkCorrupt, ChunkSpec, ChunkSpecError, EncodedChunk, encode_chunk
 from kvstore.format.codecs import codec, codec_names
 from kvstore.format.tensor_layout import ROLES
 from tests.kvstore.chunks import (
@@ -45,6 +45,23 @@ def test_raw_round_trip_is_exact_and_copies_nothing(dtype, tokens):
         got_k, got_v = chunk.layer(layer)
         assert torch.equal(got_k, k[layer]) and torch.equal(got_v, v[layer])
         assert got_k.untyped_storage().data_ptr() == chunk.data.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("offset", [0, 1])
+def test_all_layers_at_once(codec_name, offset):
+    """Only what is stored as it is used, and where it is aligned."""
+    chunk = make_chunk(make_spec(codec_name))
+    moved = torch.empty(len(chunk.data) + offset, dtype=torch.uint8)[offset:]
+    chunk = EncodedChunk(chunk.header, moved.copy_(chunk.data))
+    layers = chunk.raw_layers()
+    if codec_name != "raw" or offset:
+        assert layers is None
+        return
+    assert layers is not None and len(layers) == chunk.spec.layers
+    for number, (k, v) in enumerate(layers):
+        one_k, one_v = chunk.layer(number)
+        assert k.equal(one_k) and v.equal(one_v) and k.data_ptr() == one_k.data_ptr()
 
 
 @pytest.mark.parametrize("codec_name", codec_names())

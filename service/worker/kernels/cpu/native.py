@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor  # with torch's OpenMP, which the module needs
 
-INTERFACE = 4
+INTERFACE = 5
 """Of the C functions. It must change, here and in `src/kernels.h`, when their arguments do."""
 
 
@@ -27,16 +27,10 @@ def module() -> Any | None:
 
 
 def call(kernel: str, *arguments: Tensor | array[int] | float | None) -> None:
-    """Call a kernel, which must be there. Tensors and arrays are passed as their addresses."""
+    """Call a kernel, which must be there. It gets the addresses of tensors and arrays."""
     found = module()
     assert found is not None, "ask `supports` first"
-    getattr(found, kernel)(*map(_argument, arguments))
-
-
-def _argument(given: Tensor | array[int] | float | None) -> float | None:
-    if isinstance(given, Tensor):
-        return given.data_ptr()
-    return given.buffer_info()[0] if isinstance(given, array) else given
+    getattr(found, kernel)(*arguments)
 
 
 @cache

@@ -65,11 +65,17 @@ def attend_with_scores(
             f"row_weights of shape {tuple(row_weights.shape)} for {m} rows: give one each"
         )
     kv_heads, n, _ = k.shape
-    tiles = -(-m * (heads // kv_heads) // QUERIES)
-    key_scores = torch.zeros(kv_heads * tiles, n)  # by tile; the kernel adds them up in row 0
+    key_scores = torch.zeros(
+        kv_heads * score_tiles(m, heads // kv_heads), n
+    )  # by tile; the kernel adds them up in row 0
     row_weights = row_weights.float().contiguous()
     attended = _run(q, k, v, seen=seen, scale=scale, row_weights=row_weights, key_scores=key_scores)
     return attended, key_scores[0]
+
+
+def score_tiles(m: int, group: int) -> int:
+    """Return by how many tiles the queries of a KV head are scored."""
+    return -(-m * group // QUERIES)
 
 
 def _run(

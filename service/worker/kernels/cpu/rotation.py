@@ -27,8 +27,8 @@ def supports(x: Tensor, positions: Tensor, out: Tensor) -> bool:
     return (
         native.module() is not None
         and _are_positions(positions)
-        and _are_rows(x, out.shape)
-        and _are_rows(out, x.shape)
+        and are_rows(x, out.shape)
+        and are_rows(out, x.shape)
         and x.shape[2] % (2 * HALF_LANES) == 0
     )
 
@@ -39,11 +39,11 @@ def supports_placement(
     """Return whether the kernel is there and can `place` these segments into this cache."""
     heads, n, d = k_cache.shape
     return (
-        _is_cache(k_cache, v_cache)
+        is_cache(k_cache, v_cache)
         and _are_positions(positions)
         and len(positions) >= n
         and all(
-            _are_rows(x, (len(k), heads, d)) and start + len(k) <= n
+            are_rows(x, (len(k), heads, d)) and start + len(k) <= n
             for start, k, v in segments
             for x in (k, v)
         )
@@ -53,30 +53,35 @@ def supports_placement(
 def supports_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Tensor) -> bool:
     """Return whether the kernel is there and can `write` these rows, in ascending order."""
     heads, n, d = k_cache.shape
+    shape = rows.shape[0], heads, d
     return (
-        len(rows) > 0
-        and _is_cache(k_cache, v_cache)
-        and _are_positions(rows)
-        and all(_are_rows(x, (len(rows), heads, d)) for x in (k, v))
-        and rows[0].item() >= 0
-        and rows[-1].item() < n
+        shape[0] > 0
+        and is_cache(k_cache, v_cache)
+        and are_rows(k, shape)
+        and are_rows(v, shape)
+        and are_places(rows, n)
     )
 
 
-def _is_cache(k_cache: Tensor, v_cache: Tensor) -> bool:
+def is_cache(k_cache: Tensor, v_cache: Tensor) -> bool:
     """Return whether there is a kernel that can write to this layer's cache."""
     d = k_cache.shape[2]
     return (
         native.module() is not None
         and d % (2 * HALF_LANES) == 0
-        and all(_are_rows(x, k_cache.shape) and x.stride(1) == d for x in (k_cache, v_cache))
+        and all(are_rows(x, k_cache.shape) and x.stride(1) == d for x in (k_cache, v_cache))
     )
 
 
-def _are_rows(x: Tensor, shape: Sequence[int]) -> bool:
+def are_rows(x: Tensor, shape: Sequence[int]) -> bool:
     """Return whether the kernel can read and write these rows, and they have this shape."""
     ours = x.dtype == torch.bfloat16 and x.device.type == "cpu"
     return ours and x.shape == tuple(shape) and x.stride(2) == 1
+
+
+def are_places(rows: Tensor, n: int) -> bool:
+    """Return whether the kernel can write to these rows of a cache of n, in ascending order."""
+    return _are_positions(rows) and rows[0].item() >= 0 and rows[-1].item() < n
 
 
 def _are_positions(positions: Tensor) -> bool:
@@ -127,9 +132,9 @@ def place(
     """
     structs = array("q")
     for segment in segments:
-        structs.extend(_segment_struct(*segment))
+        structs.extend(segment_struct(*segment))
     threads = torch.get_num_threads() if k_cache.numel() >= MIN_PARALLEL else 1
-    layer = _layer_struct(k_cache, v_cache)
+    layer = layer_struct(k_cache, v_cache)
     native.call(
         "rotation_place_segments", structs, len(segments), layer, positions, cos, sin, threads
     )
@@ -156,16 +161,39 @@ def write(
         cos: table `[max_positions, head_dim / 2]` fp32.
         sin: table like `cos`.
     """
-    segment, layer = array("q", _segment_struct(0, k, v)), _layer_struct(k_cache, v_cache)
+    segment, layer = array("q", segment_struct(0, k, v)), layer_struct(k_cache, v_cache)
     native.call("rotation_write_rows", segment, layer, rows, cos, sin)
 
 
-def _segment_struct(start: int, k: Tensor, v: Tensor) -> tuple[int, ...]:
+def write_with_queries(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    rows: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
+    """`write`, and return the rows' queries, q `[m, heads, head_dim]`, rotated like the keys."""
+    segment, layer = array("q", segment_struct(0, k, v)), layer_struct(k_cache, v_cache)
+    out = q.new_empty(q.shape)
+    native.call(
+        "rotation_write_with_queries",
+        *(segment, layer, rows, cos, sin, q, out),
+        *(q.shape[1], q.stride(0), q.stride(1)),
+        torch.get_num_threads() if q.numel() >= MIN_PARALLEL else 1,
+    )
+    return out
+
+
+def segment_struct(start: int, k: Tensor, v: Tensor) -> tuple[int, ...]:
     """Return the fields of the C `struct segment`."""
-    return (k.data_ptr(), v.data_ptr(), start, len(k), *k.stride()[:2], *v.stride()[:2])
+    return (k.data_ptr(), v.data_ptr(), start, k.shape[0], *k.stride()[:2], *v.stride()[:2])
 
 
-def _layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
+def layer_struct(k_cache: Tensor, v_cache: Tensor) -> array[int]:
     """Return the fields of the C `struct layer`."""
     heads, _, d = k_cache.shape
     sizes = (heads, d // 2, k_cache.stride(0), v_cache.stride(0))

@@ -80,8 +80,9 @@ class Method(TwoPassMethod):
     def probes(self, layout: PromptLayout, rows: Tensor, scores: Tensor | None) -> Probes | None:
         if not self.shift or scores is None:
             return None
-        computed, stale = layout.on_host(rows), layout.on_host(layout.stale_document_rows)
-        return Probes(layout.on_device(computed[torch.isin(computed, stale)]), self.shift)
+        computed, stale = layout.on_host(rows), torch.zeros(layout.tokens, dtype=torch.bool)
+        stale[layout.on_host(layout.stale_document_rows)] = True
+        return Probes(layout.on_device(computed[stale[computed]]), self.shift)
 
     def ranking(self, view: LayerView) -> Tensor | None:
         return view.attention_scores if view.layer == 0 else None

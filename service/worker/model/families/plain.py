@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from service.worker.model.decoder import DecoderModel, norm
+from service.worker.model.decoder import DecoderModel
+from service.worker.model.layer_weights import norm
 from service.worker.model.projection import Projection, fuse
 from service.worker.model.rope import RotaryTable
 

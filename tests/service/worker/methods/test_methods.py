@@ -237,7 +237,7 @@ def kept_by(
             fresh_v=fresh,
             cached=[None, None],
             scale=8**-0.5,
-            rotate=tiny("llama").decoder.ropes[0].rotate,
+            rope=tiny("llama").decoder.ropes[0],
             flops=counts,
         )
         prompt = prompt_attention(

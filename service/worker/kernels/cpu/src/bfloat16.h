@@ -3,6 +3,7 @@
 #define KVSTITCH_BFLOAT16_H
 
 #include <immintrin.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -10,6 +11,9 @@
 #define TARGET __attribute__((target("avx512f")))
 #define TARGET_BF16 __attribute__((target("avx512f,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline))
+
+/* With an explicit rounding mode a compiler does not fuse a product and a sum. */
+#define UNFUSED _MM_FROUND_CUR_DIRECTION
 
 INLINE float to_fp32(uint16_t value)
 {
@@ -80,6 +84,13 @@ TARGET INLINE __m512 load_fp32(const uint16_t *x)
 TARGET INLINE void store_bf16(uint16_t *y, __m512i bits)
 {
     _mm256_storeu_si256((__m256i *)y, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+}
+
+/* sum = x + added, of so many values, a multiple of LANES / 2. */
+TARGET INLINE void add_row(const uint16_t *x, const uint16_t *added, uint16_t *sum, ptrdiff_t width)
+{
+    for (ptrdiff_t c = 0; c < width; c += LANES / 2)
+        store_bf16(sum + c, round_to_bf16(_mm512_add_ps(load_fp32(x + c), load_fp32(added + c))));
 }
 
 #endif

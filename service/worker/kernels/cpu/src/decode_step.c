@@ -23,14 +23,6 @@
 
 #define SHARED 5 /* operations of a layer that threads take parts of */
 
-/* A layer's parameters, and its part of the KV pool, rows of d. The norms of queries and keys may be
- * NULL. gate_up: the rows of gate, then those of up. */
-struct layer {
-    const uint16_t *norm, *q_norm, *k_norm, *mlp_norm;
-    struct weight qkv, o, gate_up, down;
-    uint16_t *k, *v;
-};
-
 struct decoder {
     const struct layer *layers;
     const uint16_t *norm;
@@ -168,14 +160,6 @@ TARGET static void run_all(struct step *s, const struct thread *t)
     wait_for_all(&s->barrier, t->threads);
     multiply(s, t, s->normed, &m->head, s->logits, m->vocabulary, m->hidden,
              s->taken + m->depth * SHARED);
-}
-
-/* Takes the next `count` values of 2 or 4 bytes from memory that is cut up. */
-INLINE void *cut(char **memory, ptrdiff_t count, size_t size)
-{
-    void *part = *memory;
-    *memory += ((size_t)count * size + 63) / 64 * 64;
-    return part;
 }
 
 /* x [rows, hidden] are the tokens' embeddings, and are overwritten; logits [rows, vocabulary]. Every

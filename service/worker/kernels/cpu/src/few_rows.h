@@ -18,6 +18,7 @@
 #define KVSTITCH_FEW_ROWS_H
 
 #include "bfloat16.h"
+#include "layer.h"
 
 #include <stddef.h>
 
@@ -26,16 +27,6 @@
 #define STRIP 32   /* rows of w that stay in the cache while all rows of x are multiplied */
 #define WIDTH 1536 /* columns of x and w multiplied before the next: ROWS of x fit the L1 cache */
 #define AHEAD 4    /* blocks of w */
-
-/* A weight [outs, columns]. bits: 16 for bfloat16. 8 for int8 times a scale for each row, scales
- * [outs]. 4 for numbers in 0..15, less 8, times a scale for every LANES columns, scales [outs, columns
- * / LANES]; of these columns the first half lies in the lower halves of bytes. bias [outs] or NULL. */
-struct weight {
-    const void *values;
-    const uint16_t *bias;
-    const float *scales;
-    ptrdiff_t bits;
-};
 
 /* Rows of w are `stride` bytes apart. */
 struct product {

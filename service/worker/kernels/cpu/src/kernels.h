@@ -6,15 +6,41 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define INTERFACE 4 /* the same number as in `native.py` */
+#define INTERFACE 5 /* the same number as in `native.py` */
 
 struct decoder;
-struct segment;
-struct cache_layer;
+struct layer;
+struct pass;
+struct pass_layer;
+
+/* Keys before RoPE and values [rows, heads, 2 * half] of a segment, strides in values. They go to a
+ * cache's rows from `start` on. */
+struct segment {
+    const uint16_t *k, *v;
+    ptrdiff_t start, rows, k_row, k_head, v_row, v_head;
+};
+
+/* A layer's cache: k and v [heads, .., 2 * half], heads k_head and v_head values apart. */
+struct cache_layer {
+    uint16_t *k, *v;
+    ptrdiff_t heads, half, k_head, v_head;
+};
 
 int decode_step(const struct decoder *m, uint16_t *x, const int64_t *positions,
                 const int64_t *runs, uint16_t *logits, ptrdiff_t rows, float eps, float scale,
                 int bf16_dot, int threads);
+
+int layer_qkv(const struct layer *layer, const uint16_t *x, uint16_t *y, ptrdiff_t rows,
+              ptrdiff_t hidden, ptrdiff_t heads, ptrdiff_t kv_heads, ptrdiff_t d, float eps,
+              int few, int bf16_dot, int threads);
+int layer_finish(const struct layer *layer, const uint16_t *x, const uint16_t *attended,
+                 uint16_t *y, ptrdiff_t rows, ptrdiff_t hidden, ptrdiff_t width, ptrdiff_t inner,
+                 float eps, int few, int bf16_dot, int threads);
+
+int attention_pass(const struct pass *pass, const struct pass_layer *layers, uint16_t *x,
+                   const int64_t *at, const int64_t *seen, const int64_t *positions,
+                   const float *row_weights, float eps, float scale, int few, int bf16_dot,
+                   int threads);
 
 void linear_few_rows(const uint16_t *x, const void *w, const uint16_t *bias, const float *scales,
                      uint16_t *y, float *wide, float *carried, ptrdiff_t rows, ptrdiff_t outs,
@@ -56,5 +82,17 @@ void rotation_place_segments(const struct segment *segments, ptrdiff_t count,
                              const float *cosine, const float *sine, int threads);
 void rotation_write_rows(const struct segment *segment, const struct cache_layer *layer,
                          const int64_t *at, const float *cosine, const float *sine);
+void rotation_write_with_queries(const struct segment *segment, const struct cache_layer *layer,
+                                 const int64_t *at, const float *cosine, const float *sine,
+                                 const uint16_t *q, uint16_t *y, ptrdiff_t heads, ptrdiff_t q_row,
+                                 ptrdiff_t q_head, int threads);
+
+void shift_gaps(const struct segment *stored, ptrdiff_t documents, const struct segment *fresh,
+                const int64_t *tokens, const int64_t *places, float *gaps, ptrdiff_t count,
+                ptrdiff_t heads, ptrdiff_t d);
+void shift_rows(const uint16_t *keys, const uint16_t *values, const int64_t *document_of,
+                const uint16_t *weights, const int64_t *positions, ptrdiff_t first,
+                ptrdiff_t count, const struct cache_layer *layer, const float *cosine,
+                const float *sine, int threads);
 
 #endif

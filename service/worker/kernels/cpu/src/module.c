@@ -1,7 +1,7 @@
-/* The Python module `_native`: the kernels as functions of numbers, which are addresses of tensors
+/* The Python module `_native`: the kernels as functions of tensors, arrays of numbers or addresses
  * (None for NULL), sizes and scalars in the order of `kernels.h`. They run without Python's global
- * lock. Nothing is checked but the number of arguments and that they are numbers: the Python
- * modules around this one check dtypes, shapes and strides, and nobody else calls it.
+ * lock. Nothing is checked but the number of arguments and their kinds: the Python modules around
+ * this one check dtypes, shapes and strides, and nobody else calls it.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -17,6 +17,27 @@ union argument {
     int number;
 };
 
+/* Where the memory of an array or a tensor begins, or what an address says. */
+static void *address_of(PyObject *given)
+{
+    if (given == Py_None)
+        return NULL;
+    if (PyObject_CheckBuffer(given)) {
+        Py_buffer buffer;
+        if (PyObject_GetBuffer(given, &buffer, PyBUF_SIMPLE))
+            return NULL;
+        void *start = buffer.buf;
+        PyBuffer_Release(&buffer);
+        return start;
+    }
+    if (PyLong_Check(given))
+        return PyLong_AsVoidPtr(given);
+    PyObject *number = PyObject_CallMethod(given, "data_ptr", NULL);
+    void *start = number ? PyLong_AsVoidPtr(number) : NULL;
+    Py_XDECREF(number);
+    return start;
+}
+
 /* kinds: one letter for each argument: a(ddress), s(ize), f(loat), i(nteger). */
 static int converted(const char *name, const char *kinds, PyObject *const *given, Py_ssize_t count,
                      union argument *out)
@@ -26,9 +47,9 @@ static int converted(const char *name, const char *kinds, PyObject *const *given
                      (Py_ssize_t)strlen(kinds), count);
         return 0;
     }
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++)
         switch (kinds[i]) {
-        case 'a': out[i].address = given[i] == Py_None ? NULL : PyLong_AsVoidPtr(given[i]); break;
+        case 'a': out[i].address = address_of(given[i]); break;
         case 's': out[i].size = PyLong_AsSsize_t(given[i]); break;
         case 'f': out[i].scalar = (float)PyFloat_AsDouble(given[i]); break;
         default: out[i].number = (int)PyLong_AsLong(given[i]);
@@ -55,6 +76,14 @@ static int converted(const char *name, const char *kinds, PyObject *const *given
 
 KERNEL(decode_step, "aaaaasffii",
        failed = decode_step(A(0), A(1), A(2), A(3), A(4), S(5), F(6), F(7), I(8), I(9)))
+KERNEL(attention_pass, "aaaaaaaffiii",
+       failed = attention_pass(A(0), A(1), A(2), A(3), A(4), A(5), A(6), F(7), F(8), I(9), I(10),
+                               I(11)))
+KERNEL(layer_qkv, "aaasssssfiii",
+       failed = layer_qkv(A(0), A(1), A(2), S(3), S(4), S(5), S(6), S(7), F(8), I(9), I(10), I(11)))
+KERNEL(layer_finish, "aaaassssfiii",
+       failed = layer_finish(A(0), A(1), A(2), A(3), S(4), S(5), S(6), S(7), F(8), I(9), I(10),
+                             I(11)))
 KERNEL(linear_few_rows, "aaaaaaasssssi",
        linear_few_rows(A(0), A(1), A(2), A(3), A(4), A(5), A(6), S(7), S(8), S(9), S(10), S(11),
                        I(12)))
@@ -82,6 +111,13 @@ KERNEL(rotation_rows, "aaaaasssssssi",
 KERNEL(rotation_place_segments, "asaaaai",
        rotation_place_segments(A(0), S(1), A(2), A(3), A(4), A(5), I(6)))
 KERNEL(rotation_write_rows, "aaaaa", rotation_write_rows(A(0), A(1), A(2), A(3), A(4)))
+KERNEL(rotation_write_with_queries, "aaaaaaasssi",
+       rotation_write_with_queries(A(0), A(1), A(2), A(3), A(4), A(5), A(6), S(7), S(8), S(9),
+                                   I(10)))
+KERNEL(shift_gaps, "asaaaasss",
+       shift_gaps(A(0), S(1), A(2), A(3), A(4), A(5), S(6), S(7), S(8)))
+KERNEL(shift_rows, "aaaaassaaai",
+       shift_rows(A(0), A(1), A(2), A(3), A(4), S(5), S(6), A(7), A(8), A(9), I(10)))
 
 /* Whether this CPU runs the kernels, has bfloat16 dot products, and is AMD's. */
 static PyObject *cpu(PyObject *module, PyObject *unused)
@@ -96,6 +132,9 @@ static PyObject *cpu(PyObject *module, PyObject *unused)
 
 static PyMethodDef methods[] = {
     METHOD(decode_step),
+    METHOD(attention_pass),
+    METHOD(layer_qkv),
+    METHOD(layer_finish),
     METHOD(linear_few_rows),
     METHOD(dequantise),
     METHOD(linear_many_rows_bf16_pack),
@@ -108,6 +147,9 @@ static PyMethodDef methods[] = {
     METHOD(rotation_rows),
     METHOD(rotation_place_segments),
     METHOD(rotation_write_rows),
+    METHOD(rotation_write_with_queries),
+    METHOD(shift_gaps),
+    METHOD(shift_rows),
     {"cpu", cpu, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -7,9 +7,6 @@
 
 #include <stddef.h>
 
-/* With an explicit rounding mode a compiler does not fuse a product and a sum. */
-#define UNFUSED _MM_FROUND_CUR_DIRECTION
-
 /* x and y [heads, 2 * half], heads x_head and y_head values apart; they may be the same. */
 TARGET INLINE void rotate_row(const uint16_t *x, uint16_t *y, const float *cosine,
                               const float *sine, ptrdiff_t heads, ptrdiff_t half, ptrdiff_t x_head,

@@ -16,19 +16,6 @@ TARGET void rotation_rows(const uint16_t *x, uint16_t *y, const int64_t *positio
                sine + positions[row] * half, heads, half, x_head, y_head);
 }
 
-/* A segment to be copied into a cache: k before RoPE and v [rows, heads, 2 * half], strides in
- * values. It goes to the cache's rows from `start` on. */
-struct segment {
-    const uint16_t *k, *v;
-    ptrdiff_t start, rows, k_row, k_head, v_row, v_head;
-};
-
-/* A layer's cache: k and v [heads, .., 2 * half], heads k_head and v_head values apart. */
-struct cache_layer {
-    uint16_t *k, *v;
-    ptrdiff_t heads, half, k_head, v_head;
-};
-
 /* Row `row` of a segment to row `at` of the cache: the key rotated, the value as it is. */
 TARGET INLINE void place_row(const struct segment *s, ptrdiff_t row, const struct cache_layer *to,
                           ptrdiff_t at, const float *cosine, const float *sine)
@@ -75,4 +62,17 @@ TARGET void rotation_write_rows(const struct segment *segment, const struct cach
     const struct cache_layer to = *layer;
     for (ptrdiff_t row = 0; row < s.rows; row++)
         place_row(&s, row, &to, at[row], cosine + at[row] * to.half, sine + at[row] * to.half);
+}
+
+/* `rotation_write_rows`, and `rotation_rows` of the same rows' queries. */
+TARGET void rotation_write_with_queries(const struct segment *segment,
+                                        const struct cache_layer *layer, const int64_t *at,
+                                        const float *cosine, const float *sine, const uint16_t *q,
+                                        uint16_t *y, ptrdiff_t heads, ptrdiff_t q_row,
+                                        ptrdiff_t q_head, int threads)
+{
+    ptrdiff_t d = 2 * layer->half;
+    rotation_write_rows(segment, layer, at, cosine, sine);
+    rotation_rows(q, y, at, cosine, sine, segment->rows, heads, layer->half, q_row, q_head,
+                  heads * d, d, threads);
 }

@@ -1,4 +1,4 @@
-/* How threads share work, and wait for one another. */
+/* How threads share work, and wait for one another; and how memory is cut up for it. */
 #ifndef KVSTITCH_WORK_H
 #define KVSTITCH_WORK_H
 
@@ -57,6 +57,14 @@ INLINE void wait_for_all(struct barrier *barrier, int threads)
     while (__atomic_load_n(&barrier->passed, __ATOMIC_SEQ_CST) == passed)
         syscall(SYS_futex, &barrier->passed, FUTEX_WAIT_PRIVATE, passed, NULL, NULL, 0);
     __atomic_sub_fetch(&barrier->asleep, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Takes the next `count` values of 2 or 4 bytes from memory that is cut up. */
+INLINE void *cut(char **memory, ptrdiff_t count, size_t size)
+{
+    void *part = *memory;
+    *memory += ((size_t)count * size + 63) / 64 * 64;
+    return part;
 }
 
 #endif

@@ -63,8 +63,10 @@ def test_every_function_that_is_declared_can_be_called(compiled: Any) -> None:
 def test_wrong_arguments_are_refused(compiled: Any) -> None:
     with pytest.raises(TypeError, match="rotation_rows takes 13 arguments, not 1"):
         compiled.rotation_rows(1)
-    with pytest.raises(TypeError):
+    with pytest.raises(AttributeError, match="data_ptr"):
         compiled.rotation_rows(*["x"] * 13)
+    with pytest.raises(TypeError):
+        compiled.rotation_rows(*[None] * 5, *["x"] * 8)
 
 
 def test_a_change_of_a_source_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

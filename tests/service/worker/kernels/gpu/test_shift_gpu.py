@@ -48,7 +48,7 @@ def prompt(device: str, dtype: torch.dtype) -> tuple[LayerView, Tensor]:
               for s in layout.segments]  # fmt: skip
     view = LayerView(
         layer=0, layout=layout, rows=rows, q=fresh[0], k=k_all, v=v_all, fresh_q=fresh[0],
-        fresh_k=fresh[1], fresh_v=fresh[2], cached=cached, scale=1.0, rotate=rope.rotate,
+        fresh_k=fresh[1], fresh_v=fresh[2], cached=cached, scale=1.0, rope=rope,
         flops=FlopCount.__new__(FlopCount), replaced=Replaced(old_k, old_v, rope),
     )  # fmt: skip
     return view, layout.on_device(probes)

@@ -22,6 +22,7 @@ from service.worker.methods.layer_view import LayerView
 from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.flops import FlopCount
 from service.worker.model.model_facts import ModelFacts
+from service.worker.model.rope import RotaryTable
 from tests.references import eviction as reference
 from tests.references.eviction import Kept, Region, attention_weights
 from tests.service.worker.held import held
@@ -139,7 +140,7 @@ def view_of(layout: PromptLayout, number: int, qk: QK, layers: int) -> LayerView
         fresh_v=k,
         cached=[None] * len(layout.segments),
         scale=sizes.scale,
-        rotate=lambda x, rows: x,
+        rope=RotaryTable(torch.zeros(sizes.head_dim // 2), 1.0, layout.tokens),  # turns nothing
         flops=FlopCount(cast(Any, sizes)),
     )
 
