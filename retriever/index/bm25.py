@@ -19,6 +19,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -35,8 +36,12 @@ from retriever.errors import CatalogUnsupported
 from retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
+    Frequencies,
     Hits,
+    Searched,
     blind_words,
+    present,
+    remembering,
     searched_terms,
 )
 from retriever.sealing import Sealing, blinded_query, blinded_term, blinded_text
@@ -115,22 +120,17 @@ def purge(write: Connection) -> None:
         write.exec_driver_sql("UPDATE scopes SET stale = 0 WHERE scope_id = ?", (scope_id,))
 
 
-def search(
-    connection: Connection,
-    scope_id: int,
-    query: AnalysedQuery,
-    k: int,
-    allowed_ids: Collection[int] | None = None,
-) -> Hits:
+def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     """See FullText.search."""
     if not query.terms or k <= 0:
         return []
+    connection, scope_id = words.connection, words.scope_id
     tables = _tables(connection, scope_id)
-    among, ids = _among(allowed_ids)
+    among, ids = _among(words.allowed_ids)
     found: Hits = []
     if tables.made:
         indexed = blinded_query(query, blind_words(connection, scope_id))
-        terms = searched_terms(indexed, lambda tokens: _frequencies(connection, tables, tokens))
+        terms = searched_terms(indexed, _counted(words, tables))
         found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
         further = f"{among} {_not_in_new(tables)}"
@@ -139,20 +139,19 @@ def search(
     return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
 
 
-def holding(
-    connection: Connection,
-    scope_id: int,
-    term: Term,
-    allowed_ids: Collection[int] | None = None,
-) -> set[int]:
+def holding(words: Searched, term: Term) -> set[int]:
     """See FullText.holding."""
+    connection, scope_id = words.connection, words.scope_id
     tables = _tables(connection, scope_id)
     if not tables.made:
         return set()
-    among, ids = _among(allowed_ids)
+    blinded = blinded_term(term, blind_words(connection, scope_id))
+    if (held := present(blinded, _counted(words, tables))) is None:
+        return set()
+    among, ids = _among(words.allowed_ids)
     found = _driver(connection).execute(
         f"SELECT rowid FROM {tables.new} WHERE {tables.new} MATCH ? {among}",
-        (match_expression([blinded_term(term, blind_words(connection, scope_id))]), *ids),
+        (match_expression([held]), *ids),
     )
     return {int(chunk_id) for (chunk_id,) in found}
 
@@ -246,6 +245,12 @@ def _own_ids(connection: Connection, tables: _Tables, chunk_ids: Sequence[int]) 
         return set()
     query = f"SELECT id FROM {tables.new}_docsize WHERE id IN (SELECT value FROM json_each(?))"
     return set(connection.exec_driver_sql(query, (json.dumps(list(chunk_ids)),)).scalars())
+
+
+def _counted(words: Searched, tables: _Tables) -> Frequencies:
+    # Words that are made anew change the table, and not the catalog's state.
+    counts = {} if tables.old else words.counts
+    return remembering(counts, partial(_frequencies, words.connection, tables))
 
 
 def _frequencies(
