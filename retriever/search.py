@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from retriever.analysis.analyser import analyse_query
 from retriever.documents import Chunk, Passage, SearchMode
@@ -38,8 +37,7 @@ MAX_FUSED_SCORE = 2 / (K + 1)  # of what is first in both rankings
 Hits = Sequence[tuple[int, float]]  # (chunk_id, score), best first
 
 
-@dataclass(frozen=True)
-class FusedHit:
+class FusedHit(NamedTuple):
     """One candidate with its rank and score in both rankings; None where it was not found."""
 
     chunk_id: int
@@ -70,7 +68,7 @@ def reciprocal_rank_fusion(dense: Hits | None, sparse: Hits | None) -> list[Fuse
         if dense is None or sparse is None:
             score = sparse_score if dense is None else dense_score
         else:
-            score = sum(1 / (K + rank) for rank in (dense_rank, sparse_rank) if rank is not None)
+            score = sum([1 / (K + rank) for rank in (dense_rank, sparse_rank) if rank is not None])
         fused.append(
             FusedHit(chunk_id, score or 0.0, dense_rank, dense_score, sparse_rank, sparse_score)
         )
@@ -98,7 +96,7 @@ def exact_first(
     all_hits = [*hits, *(FusedHit(chunk_id, 0.0) for chunk_id in added[:most])]
     best = max((hit.score for hit in hits), default=0.0)
     return sorted(
-        (replace(hit, score=best, exact=True) if hit.chunk_id in weights else hit
+        (hit._replace(score=best, exact=True) if hit.chunk_id in weights else hit
          for hit in sorted(all_hits, key=lambda hit: (-hit.score, hit.chunk_id))),
         key=lambda hit: -weights.get(hit.chunk_id, 0.0),
     )  # fmt: skip
@@ -169,6 +167,6 @@ def find_passages(
 
 
 def _passage(chunk: Chunk, hit: FusedHit) -> Passage:
-    places = asdict(hit)
+    places = hit._asdict()
     del places["chunk_id"]
     return Passage(chunk, **places)
