@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from service.gateway.answers.attribution.sentences import sentences, words
 
@@ -78,6 +79,7 @@ def _rarity(held: int, count: int) -> float:
     return math.log(1 + (count - held + 0.5) / (held + 0.5))
 
 
+@lru_cache(maxsize=512)  # the same passages answer many questions
 def _source(title: str, text: str) -> _Source:
     spans = sentences(text) or [range(len(text))]
     found = [(span, frozenset(words(text[span.start : span.stop]))) for span in spans]
