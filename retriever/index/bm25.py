@@ -9,7 +9,8 @@ revision, `scopes.old_words`, is searched further for chunks that the new one ha
 has all, and the old one is dropped.
 
 FTS5 keeps removed words in its older segments until they are merged, so a scope from which
-something was removed is marked `stale` until `purge`.
+something was removed is marked `stale` until `purge`. So is one to which something was added: every
+addition is a segment, and a search looks for each word in each of them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ from retriever.index.full_text import (
     searched_terms,
 )
 from retriever.sealing import Sealing, blinded_query, blinded_term, blinded_text
+
+REMOVED, GROWN = 1, 2  # why a scope is stale
+MERGED_PAGES = 256  # of a scope that has grown, by one purge: some milliseconds
 
 
 def require() -> None:
@@ -85,6 +89,8 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     rows = [(chunk_id, *_columns(title, text, blind)) for chunk_id, title, text in chunks]
     if rows:
         write.exec_driver_sql(f"INSERT INTO {table} (rowid, words, parts) VALUES (?, ?, ?)", rows)
+        grown = "UPDATE scopes SET stale = ? WHERE scope_id = ? AND NOT stale"
+        write.exec_driver_sql(grown, (GROWN, scope_id))
 
 
 def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
@@ -101,7 +107,7 @@ def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> No
         f"INSERT INTO {table} ({table}, rowid, words, parts) VALUES (?, ?, ?, ?)",
         [(command, number, *_columns(title, text, blind)) for command, number, title, text in rows],
     )
-    write.exec_driver_sql("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
+    write.exec_driver_sql("UPDATE scopes SET stale = ? WHERE scope_id = ?", (REMOVED, scope_id))
 
 
 def drop(write: Connection, scope_id: int) -> None:
@@ -112,11 +118,19 @@ def drop(write: Connection, scope_id: int) -> None:
 
 
 def purge(write: Connection) -> None:
-    """Merge the segments of stale scopes, so that no page holds words of removed chunks."""
-    stale = "SELECT scope_id FROM scopes WHERE stale"
-    for scope_id in write.exec_driver_sql(stale).scalars().all():
-        table = _tables(write, scope_id).new
-        write.exec_driver_sql(f"INSERT INTO {table} ({table}) VALUES ('optimize')")
+    """Merge the segments of stale scopes, so that no page holds words of removed chunks, and that a
+    search looks into few."""
+    stale = "SELECT scope_id, stale FROM scopes WHERE stale"
+    for scope_id, why in write.exec_driver_sql(stale).all():
+        tables = _tables(write, scope_id)
+        if not tables.made:  # another release was stopped before it came to this
+            continue
+        table = tables.new
+        if why == GROWN:
+            merge = f"INSERT INTO {table} ({table}, rank) VALUES ('merge', ?)"
+            write.exec_driver_sql(merge, (-MERGED_PAGES,))
+        else:
+            write.exec_driver_sql(f"INSERT INTO {table} ({table}) VALUES ('optimize')")
         write.exec_driver_sql("UPDATE scopes SET stale = 0 WHERE scope_id = ?", (scope_id,))
 
 
