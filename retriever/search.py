@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from retriever.analysis.analyser import analyse_query
 from retriever.documents import Chunk, Passage, SearchMode
@@ -38,8 +37,7 @@ MAX_FUSED_SCORE = 2 / (K + 1)  # of what is first in both rankings
 Hits = Sequence[tuple[int, float]]  # (chunk_id, score), best first
 
 
-@dataclass(frozen=True)
-class FusedHit:
+class FusedHit(NamedTuple):
     """One candidate with its rank and score in both rankings; None where it was not found."""
 
     chunk_id: int
@@ -61,20 +59,19 @@ def reciprocal_rank_fusion(dense: Hits | None, sparse: Hits | None) -> list[Fuse
 
     With only one ranking, the result is that ranking with its own scores.
     """
-    in_dense = _places(dense or ())
-    in_sparse = _places(sparse or ())
-    fused = []
-    for chunk_id in in_dense.keys() | in_sparse.keys():
-        dense_rank, dense_score = in_dense.get(chunk_id, (None, None))
-        sparse_rank, sparse_score = in_sparse.get(chunk_id, (None, None))
-        if dense is None or sparse is None:
-            score = sparse_score if dense is None else dense_score
-        else:
-            score = sum(1 / (K + rank) for rank in (dense_rank, sparse_rank) if rank is not None)
-        fused.append(
-            FusedHit(chunk_id, score or 0.0, dense_rank, dense_score, sparse_rank, sparse_score)
-        )
-    return sorted(fused, key=lambda ranked: (-ranked.score, ranked.chunk_id))
+    fuses = dense is not None and sparse is not None
+    scores: dict[int, float] = {}
+    for hits in (dense or (), sparse or ()):
+        for rank, (chunk_id, score) in enumerate(hits, start=1):
+            own = 1 / (K + rank) if fuses else score
+            scores[chunk_id] = scores.get(chunk_id, 0.0) + own
+    in_dense, in_sparse = _places(dense or ()), _places(sparse or ())
+    nowhere = None, None
+    return [
+        FusedHit(chunk_id, score, *in_dense.get(chunk_id, nowhere),
+                 *in_sparse.get(chunk_id, nowhere))
+        for chunk_id, score in sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    ]  # fmt: skip
 
 
 def exact_first(
@@ -98,7 +95,7 @@ def exact_first(
     all_hits = [*hits, *(FusedHit(chunk_id, 0.0) for chunk_id in added[:most])]
     best = max((hit.score for hit in hits), default=0.0)
     return sorted(
-        (replace(hit, score=best, exact=True) if hit.chunk_id in weights else hit
+        (hit._replace(score=best, exact=True) if hit.chunk_id in weights else hit
          for hit in sorted(all_hits, key=lambda hit: (-hit.score, hit.chunk_id))),
         key=lambda hit: -weights.get(hit.chunk_id, 0.0),
     )  # fmt: skip
@@ -169,6 +166,6 @@ def find_passages(
 
 
 def _passage(chunk: Chunk, hit: FusedHit) -> Passage:
-    places = asdict(hit)
+    places = hit._asdict()
     del places["chunk_id"]
     return Passage(chunk, **places)

@@ -25,6 +25,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 
 import icu4py
 from icu4py.breakers import WordBreaker
@@ -243,11 +244,9 @@ def _phrases(folded: str) -> tuple[Phrase, ...]:
         return ()
     if len(cut) > 1 and _PAIRED.fullmatch(cut[-1][0]) and cut[-2][0].endswith(cut[-1][0]):
         del cut[-1]  # in a text it may be the first of another pair
-    made = (
-        tuple(word if is_cut else _stem(word, language) for word, is_cut in cut)
-        for language in languages.LATIN
-    )
-    return tuple(dict.fromkeys(made))
+    words = (repeat(word) if is_cut else _stem_in_each(word) for word, is_cut in cut)
+    made = zip(languages.LATIN, *words, strict=False)
+    return tuple(dict.fromkeys(phrase[1:] for phrase in made))
 
 
 def _own_term(word: str, is_cut: bool) -> Term:
@@ -319,6 +318,11 @@ _SPACED = _Spaced()
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str, language: str) -> str:
     return languages.stem(word, language)
+
+
+@lru_cache(maxsize=1 << 12)
+def _stem_in_each(word: str) -> list[str]:
+    return [languages.stem(word, language) for language in languages.LATIN]
 
 
 @lru_cache(maxsize=1 << 12)

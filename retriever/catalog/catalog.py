@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import ColumnElement, and_, func, select
 
 from encryption.keyring import Keyring
 from retriever.analysis.analyser import AnalysedQuery, Term
@@ -31,6 +31,7 @@ from retriever.catalog.reading_groups import of_readers, readable
 from retriever.catalog.shown_chunks import Shown, ShownChunks
 from retriever.catalog.storing import CarriedOver
 from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
+from retriever.catalog.word_counts import WordCounts
 from retriever.chunking import ChunkSpan
 from retriever.documents import (
     Chunk,
@@ -43,7 +44,7 @@ from retriever.documents import (
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import CatalogError, DocumentHidden, InvalidQuery, InvalidVectors
 from retriever.index import bm25, postings
-from retriever.index.full_text import FullText
+from retriever.index.full_text import FullText, Searched
 from retriever.readers import EVERYTHING, View
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sealing import Sealing
@@ -75,6 +76,7 @@ class Catalog:
         self.database = database
         self._words: FullText = postings if database.shared else bm25
         self._shown = ShownChunks()
+        self._word_counts = WordCounts()
 
     @property
     def shared(self) -> bool:
@@ -342,23 +344,21 @@ class Catalog:
             The `k` best by their BM25 scores, and all that hold what is to be held exactly.
         """
         with self.database.read() as read:
-            scope_id = queries.find_scope(read, scope)
-            if scope_id is None:
+            searched = queries.find_scope_in_state(read, scope)
+            if searched is None:
                 return WordHits([], [])
+            scope_id, state = searched
+            # Another process that makes the words of PostgreSQL anew does not change the state.
+            counts = {} if self.shared else self._word_counts.of(scope_id, state)
+            words = Searched(read, scope_id, counts, allowed_ids)
             return WordHits(
-                self._words.search(read, scope_id, query, k, allowed_ids),
-                [self._holding(read, scope_id, term, allowed_ids) for term in query.exact],
+                self._words.search(words, query, k),
+                [self._holding(words, term) for term in query.exact],
             )
 
-    def _holding(
-        self,
-        read: Connection,
-        scope_id: int,
-        term: Term,
-        allowed_ids: Collection[int] | None,
-    ) -> set[int]:
+    def _holding(self, words: Searched, term: Term) -> set[int]:
         for spellings in term.preferred:
-            if found := self._words.holding(read, scope_id, spellings, allowed_ids):
+            if found := self._words.holding(words, spellings):
                 return found
         return set()
 

@@ -6,10 +6,10 @@ restored backup that reaches the same generation again is still recognised as di
 (reading_groups.py). A scope's row exists as long as the scope has documents.
 
 Where they differ: SQLite has the words of chunks in tables of FTS5, one per scope (bm25.py), and
-`scopes.stale` marks those that hold removed words, `analyser` and `old_words` say which tables they
-are. PostgreSQL has them in `postings`; `changes` is what other gateways follow (index_mirror.py),
-`fields` is the metadata for filters (`metadata` keeps how a number was written), and the folded
-columns are for searches by name.
+`scopes.stale` marks those that hold removed words or have grown, `analyser` and `old_words` say
+which tables they are. PostgreSQL has them in `postings`; `changes` is what other gateways follow
+(index_mirror.py), `fields` is the metadata for filters (`metadata` keeps how a number was written),
+and the folded columns are for searches by name.
 """
 
 from __future__ import annotations

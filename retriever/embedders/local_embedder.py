@@ -19,6 +19,7 @@ from retriever.errors import EmbedderError, EmbedderNotStarted
 
 if TYPE_CHECKING:
     import torch
+    from tokenizers import Tokenizer
 
 # Most tokens of one forward pass, padding included. Larger ones are slower: 8,192 take a third more
 # time per token, because what the layers hand on does not fit into the CPU's caches.
@@ -27,6 +28,7 @@ _BATCH_TOKENS = 2048
 # short text, mostly a question, is left as it is. For every shape that is new the libraries below
 # make programs of their own, which take time and are kept: hundreds of shapes took 160 MB.
 _STEP = 32
+_SHORT_CHARS = 1000
 
 
 class LocalEmbedder:
@@ -58,9 +60,6 @@ class LocalEmbedder:
         self._name = name
         self._dtype = dtype
         self._loading = threading.Lock()
-        # A fast tokenizer keeps its truncation setting as state: two threads must not set it at
-        # the same time.
-        self._tokenizing = threading.Lock()
         self._loaded: _Loaded | None = None
 
     @property
@@ -97,8 +96,7 @@ class LocalEmbedder:
         if not texts:
             return CountedVectors(np.zeros((0, loaded.dim), dtype=np.float32), 0)
         try:
-            with self._tokenizing:
-                rows, owners = loaded.tokenize(list(texts))
+            rows, owners = loaded.tokenize(list(texts))
             return CountedVectors(loaded.embed(rows, owners, len(texts)), sum(map(len, rows)))
         except Exception as error:
             raise EmbedderError(f"embedding {len(texts)} texts failed: {error}") from error
@@ -119,7 +117,13 @@ class _Loaded:
 
         self.folder = folder
         self.revision = folder.revision()
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
+        loaded: Any = AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
+        self.padding = loaded.pad_token_id or 0
+        # What transformers puts around it takes longer than a question's tokens do, and sets its
+        # truncation anew at every call.
+        self.tokenizer: Tokenizer = loaded.backend_tokenizer
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(folder.max_tokens, direction=loaded.truncation_side)
         self.model: Any = AutoModel.from_pretrained(
             folder.path, local_files_only=True, dtype=dtype
         ).eval()
@@ -129,17 +133,16 @@ class _Loaded:
 
     def tokenize(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
         """The token ids of every window, and the index of the text that each window belongs to."""
-        encoded = self.tokenizer(
-            texts,
-            truncation=True,
-            max_length=self.folder.max_tokens,
-            return_overflowing_tokens=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        rows: list[list[int]] = encoded["input_ids"]
-        owners: list[int] = list(encoded["overflow_to_sample_mapping"])
-        return rows, owners
+        if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
+            whole = [self.tokenizer.encode(texts[0])]
+        else:  # by threads, and without Python's lock
+            whole = self.tokenizer.encode_batch(texts)
+        windows = [
+            (window.ids, owner)
+            for owner, encoded in enumerate(whole)
+            for window in (encoded, *encoded.overflowing)
+        ]
+        return [ids for ids, _ in windows], [owner for _, owner in windows]
 
     def embed(self, rows: list[list[int]], owners: list[int], count: int) -> Vectors:
         """Embed windows: `[count, dim]`. Windows of similar length share a batch."""
@@ -178,16 +181,15 @@ class _Loaded:
         from retriever.embedders.short_text import MAX_TOKENS
 
         longest = max(len(row) for row in rows)
-        if len(rows) > 1 or longest > MAX_TOKENS:
-            longest = self._padded(longest)
-        pad = self.tokenizer.pad_token_id or 0
-        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
-        lengths = torch.tensor([len(row) for row in rows])
-        mask = (torch.arange(longest)[None, :] < lengths[:, None]).long()
+        is_short = len(rows) == 1 and longest <= MAX_TOKENS
         with torch.inference_mode():
-            if self.short is not None and len(rows) == 1 and longest <= MAX_TOKENS:
-                states = self.short.states(ids[0])[None]
+            if self.short is not None and is_short:
+                states, mask = self.short.states(torch.tensor(rows[0]))[None], None
             else:
+                longest = longest if is_short else self._padded(longest)
+                ids = torch.tensor([row + [self.padding] * (longest - len(row)) for row in rows])
+                lengths = torch.tensor([len(row) for row in rows])
+                mask = (torch.arange(longest)[None, :] < lengths[:, None]).long()
                 states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
             pooled = _pool(states.float(), mask, self.folder.pooling)
             normalised = torch.nn.functional.normalize(pooled, dim=-1)
@@ -204,11 +206,14 @@ def _dtype(name: str) -> torch.dtype:
     return torch.bfloat16 if in_hardware else torch.float32
 
 
-def _pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
-    """Pool states `[rows, tokens, dim]` over mask `[rows, tokens]` into `[rows, dim]`."""
-    kept = mask.unsqueeze(-1)
+def _pool(states: torch.Tensor, mask: torch.Tensor | None, pooling: str) -> torch.Tensor:
+    """Pool states `[rows, tokens, dim]` over mask `[rows, tokens]` into `[rows, dim]`. Without a
+    mask all tokens count."""
     if pooling == "cls":
         return states[:, 0]
+    if mask is None:
+        return states.amax(dim=1) if pooling == "max" else states.sum(dim=1) / states.shape[1]
+    kept = mask.unsqueeze(-1)
     if pooling == "max":
         return states.masked_fill(kept == 0, float("-inf")).amax(dim=1)
     return (states * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1)

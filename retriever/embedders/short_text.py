@@ -37,20 +37,33 @@ class _Linear(NamedTuple):
         """Map `[tokens, in]` to `[tokens, out]`; `then` is "gelu" or "none"."""
         if self.packed:
             kind = "none" if then == "gelu" else ""  # not the approximation by tanh
-            call = torch.ops.mkldnn._linear_pointwise
+            call = torch.ops.mkldnn._linear_pointwise.default  # else it is looked for in each call
             out: Tensor = call(x, self.weight, self.bias, then, [], kind)
             return out
         y = F.linear(x, self.weight, self.bias)
         return F.gelu(y) if then == "gelu" else y
 
 
+class _Norm(NamedTuple):
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: Any) -> _Norm:
+        return cls(module.weight.detach(), module.bias.detach(), module.eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
 class _Layer(NamedTuple):
     qkv: _Linear
     attended: _Linear
-    attended_norm: Any
+    attended_norm: _Norm
     up: _Linear
     down: _Linear
-    norm: Any
+    norm: _Norm
 
 
 class ShortTextBert:
@@ -62,8 +75,12 @@ class ShortTextBert:
 
     def __init__(self, model: Any) -> None:
         self._heads = int(model.config.num_attention_heads)
-        self._embeddings = model.embeddings
+        parts = model.embeddings
         with torch.inference_mode():
+            self._words = parts.word_embeddings.weight.detach()
+            self._type = parts.token_type_embeddings.weight[0].detach()
+            self._places = parts.position_embeddings.weight.detach()
+            self._norm = _Norm.of(parts.LayerNorm)
             self._layers = [_layer(each) for each in model.encoder.layer]
 
     @staticmethod
@@ -76,10 +93,8 @@ class ShortTextBert:
 
     def states(self, ids: Tensor) -> Tensor:
         """Return the last hidden states `[tokens, dim]` of token ids `[tokens]`."""
-        tokens, parts = len(ids), self._embeddings
-        words = F.embedding(ids, parts.word_embeddings.weight)
-        places = parts.position_embeddings.weight[:tokens]
-        x: Tensor = parts.LayerNorm(words + parts.token_type_embeddings.weight[0] + places)
+        tokens = len(ids)
+        x = self._norm(self._words[ids] + self._type + self._places[:tokens])
         for layer in self._layers:
             q, k, v = layer.qkv(x).view(tokens, 3, self._heads, -1).permute(1, 2, 0, 3)[:, None]
             attended = F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
@@ -94,10 +109,10 @@ def _layer(module: Any) -> _Layer:
     return _Layer(
         _Linear.of(of.query, of.key, of.value),
         _Linear.of(attention.output.dense),
-        attention.output.LayerNorm,
+        _Norm.of(attention.output.LayerNorm),
         _Linear.of(module.intermediate.dense),
         _Linear.of(output.dense),
-        output.LayerNorm,
+        _Norm.of(output.LayerNorm),
     )
 
 

@@ -9,7 +9,8 @@ revision, `scopes.old_words`, is searched further for chunks that the new one ha
 has all, and the old one is dropped.
 
 FTS5 keeps removed words in its older segments until they are merged, so a scope from which
-something was removed is marked `stale` until `purge`.
+something was removed is marked `stale` until `purge`. So is one to which something was added: every
+addition is a segment, and a search looks for each word in each of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -35,11 +37,18 @@ from retriever.errors import CatalogUnsupported
 from retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
+    Frequencies,
     Hits,
+    Searched,
     blind_words,
+    present,
+    remembering,
     searched_terms,
 )
 from retriever.sealing import Sealing, blinded_query, blinded_term, blinded_text
+
+REMOVED, GROWN = 1, 2  # why a scope is stale
+MERGED_PAGES = 256  # of a scope that has grown, by one purge: some milliseconds
 
 
 def require() -> None:
@@ -80,6 +89,8 @@ def add(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
     rows = [(chunk_id, *_columns(title, text, blind)) for chunk_id, title, text in chunks]
     if rows:
         write.exec_driver_sql(f"INSERT INTO {table} (rowid, words, parts) VALUES (?, ?, ?)", rows)
+        grown = "UPDATE scopes SET stale = ? WHERE scope_id = ? AND NOT stale"
+        write.exec_driver_sql(grown, (GROWN, scope_id))
 
 
 def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> None:
@@ -96,7 +107,7 @@ def remove(write: Connection, scope_id: int, chunks: Iterable[ChunkWords]) -> No
         f"INSERT INTO {table} ({table}, rowid, words, parts) VALUES (?, ?, ?, ?)",
         [(command, number, *_columns(title, text, blind)) for command, number, title, text in rows],
     )
-    write.exec_driver_sql("UPDATE scopes SET stale = 1 WHERE scope_id = ?", (scope_id,))
+    write.exec_driver_sql("UPDATE scopes SET stale = ? WHERE scope_id = ?", (REMOVED, scope_id))
 
 
 def drop(write: Connection, scope_id: int) -> None:
@@ -107,30 +118,33 @@ def drop(write: Connection, scope_id: int) -> None:
 
 
 def purge(write: Connection) -> None:
-    """Merge the segments of stale scopes, so that no page holds words of removed chunks."""
-    stale = "SELECT scope_id FROM scopes WHERE stale"
-    for scope_id in write.exec_driver_sql(stale).scalars().all():
-        table = _tables(write, scope_id).new
-        write.exec_driver_sql(f"INSERT INTO {table} ({table}) VALUES ('optimize')")
+    """Merge the segments of stale scopes, so that no page holds words of removed chunks, and that a
+    search looks into few."""
+    stale = "SELECT scope_id, stale FROM scopes WHERE stale"
+    for scope_id, why in write.exec_driver_sql(stale).all():
+        tables = _tables(write, scope_id)
+        if not tables.made:  # another release was stopped before it came to this
+            continue
+        table = tables.new
+        if why == GROWN:
+            merge = f"INSERT INTO {table} ({table}, rank) VALUES ('merge', ?)"
+            write.exec_driver_sql(merge, (-MERGED_PAGES,))
+        else:
+            write.exec_driver_sql(f"INSERT INTO {table} ({table}) VALUES ('optimize')")
         write.exec_driver_sql("UPDATE scopes SET stale = 0 WHERE scope_id = ?", (scope_id,))
 
 
-def search(
-    connection: Connection,
-    scope_id: int,
-    query: AnalysedQuery,
-    k: int,
-    allowed_ids: Collection[int] | None = None,
-) -> Hits:
+def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     """See FullText.search."""
     if not query.terms or k <= 0:
         return []
+    connection, scope_id = words.connection, words.scope_id
     tables = _tables(connection, scope_id)
-    among, ids = _among(allowed_ids)
+    among, ids = _among(words.allowed_ids)
     found: Hits = []
     if tables.made:
         indexed = blinded_query(query, blind_words(connection, scope_id))
-        terms = searched_terms(indexed, lambda tokens: _frequencies(connection, tables, tokens))
+        terms = searched_terms(indexed, _counted(words, tables))
         found = _ranked(connection, tables.new, match_expression(terms), among, ids, k)
     for old in tables.old:
         further = f"{among} {_not_in_new(tables)}"
@@ -139,20 +153,19 @@ def search(
     return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
 
 
-def holding(
-    connection: Connection,
-    scope_id: int,
-    term: Term,
-    allowed_ids: Collection[int] | None = None,
-) -> set[int]:
+def holding(words: Searched, term: Term) -> set[int]:
     """See FullText.holding."""
+    connection, scope_id = words.connection, words.scope_id
     tables = _tables(connection, scope_id)
     if not tables.made:
         return set()
-    among, ids = _among(allowed_ids)
+    blinded = blinded_term(term, blind_words(connection, scope_id))
+    if (held := present(blinded, _counted(words, tables))) is None:
+        return set()
+    among, ids = _among(words.allowed_ids)
     found = _driver(connection).execute(
         f"SELECT rowid FROM {tables.new} WHERE {tables.new} MATCH ? {among}",
-        (match_expression([blinded_term(term, blind_words(connection, scope_id))]), *ids),
+        (match_expression([held]), *ids),
     )
     return {int(chunk_id) for (chunk_id,) in found}
 
@@ -246,6 +259,12 @@ def _own_ids(connection: Connection, tables: _Tables, chunk_ids: Sequence[int]) 
         return set()
     query = f"SELECT id FROM {tables.new}_docsize WHERE id IN (SELECT value FROM json_each(?))"
     return set(connection.exec_driver_sql(query, (json.dumps(list(chunk_ids)),)).scalars())
+
+
+def _counted(words: Searched, tables: _Tables) -> Frequencies:
+    # Words that are made anew change the table, and not the catalog's state.
+    counts = {} if tables.old else words.counts
+    return remembering(counts, partial(_frequencies, words.connection, tables))
 
 
 def _frequencies(

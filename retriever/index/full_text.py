@@ -12,6 +12,7 @@ chunks at a time; chunks that it has not come to are found by their old words.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from sqlalchemy import Connection
@@ -25,6 +26,24 @@ ChunkWords = tuple[int, str, str]
 Hits = list[tuple[int, float]]
 
 PART_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Where words are searched.
+
+    Attributes:
+        connection: In a transaction.
+        scope_id: The scope.
+        counts: In how many of its chunks words are, of those that were looked up; look-ups add to
+            it.
+        allowed_ids: Only these chunks; None: all.
+    """
+
+    connection: Connection
+    scope_id: int
+    counts: dict[str, int]
+    allowed_ids: Collection[int] | None = None
 
 
 class FullText(Protocol):
@@ -42,27 +61,14 @@ class FullText(Protocol):
     def purge(self, write: Connection) -> None:
         """Make sure that no table holds words of removed chunks."""
 
-    def search(
-        self,
-        connection: Connection,
-        scope_id: int,
-        query: AnalysedQuery,
-        k: int,
-        allowed_ids: Collection[int] | None = None,
-    ) -> Hits:
+    def search(self, words: Searched, query: AnalysedQuery, k: int) -> Hits:
         """The `k` best chunks that have any of the query's words.
 
         Returns:
             (chunk_id, BM25 score), best first, ties by id.
         """
 
-    def holding(
-        self,
-        connection: Connection,
-        scope_id: int,
-        term: Term,
-        allowed_ids: Collection[int] | None = None,
-    ) -> set[int]:
+    def holding(self, words: Searched, term: Term) -> set[int]:
         """All chunks that have any of a term's spellings."""
 
     def outdated(self, connection: Connection) -> list[int]:
@@ -88,9 +94,21 @@ def blind_words(connection: Connection, scope_id: int) -> BlindWords | None:
     return sealing.words_of(str(connection.exec_driver_sql(query, (scope_id,)).scalar_one()))
 
 
-def searched_terms(
-    query: AnalysedQuery, frequencies: Callable[[Collection[str]], Mapping[str, int]]
-) -> list[Term]:
+Frequencies = Callable[[Collection[str]], Mapping[str, int]]
+
+
+def remembering(counts: dict[str, int], look_up: Frequencies) -> Frequencies:
+    """Return `look_up` for what is not among `counts`, to which it adds what it finds."""
+
+    def counted(tokens: Collection[str]) -> Mapping[str, int]:
+        if unknown := [token for token in tokens if token not in counts]:
+            counts.update({**dict.fromkeys(unknown, 0), **look_up(unknown)})
+        return counts
+
+    return counted
+
+
+def searched_terms(query: AnalysedQuery, frequencies: Frequencies) -> list[Term]:
     """The terms that a search asks for: those there are, or of a long query its rarest and last.
 
     Most spellings are those of languages that no text has: to look each up is cheap, to score by
@@ -100,8 +118,7 @@ def searched_terms(
         query: The query.
         frequencies: Tells in how many chunks tokens are; those that are in none may be left out.
     """
-    tokens = {token for t in query.terms if not t.starts for s in t.spellings for token in s}
-    counted = frequencies(tokens)
+    counted = frequencies(_tokens(query.terms))
     found = {term: _found(term, counted) for term in query.terms}
     chosen = [term for term, there in found.items() if there is not None]
     if len(chosen) > MAX_QUERY_WORDS:
@@ -114,6 +131,15 @@ def searched_terms(
         kept.update(others[: max(0, MAX_QUERY_WORDS - len(kept))])
         chosen = [term for term in chosen if term in kept]
     return [there for term in chosen if (there := found[term]) is not None]
+
+
+def present(term: Term, frequencies: Frequencies) -> Term | None:
+    """The term as a search may ask for it; None: no chunk has it."""
+    return _found(term, frequencies(_tokens([term])))
+
+
+def _tokens(terms: Iterable[Term]) -> set[str]:
+    return {token for t in terms if not t.starts for s in t.spellings for token in s}
 
 
 def _found(term: Term, counted: Mapping[str, int]) -> Term | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -27,8 +28,12 @@ from retriever.analysis.analyser import AnalysedQuery, Phrase, Term, analyse_tex
 from retriever.index.full_text import (
     PART_WEIGHT,
     ChunkWords,
+    Frequencies,
     Hits,
+    Searched,
     blind_words,
+    present,
+    remembering,
     searched_terms,
 )
 from retriever.sealing import Sealing, blinded_query, blinded_term, blinded_text
@@ -109,44 +114,38 @@ def purge(write: Connection) -> None:
     """The rows of removed chunks went with them; VACUUM frees their space."""
 
 
-def search(
-    connection: Connection,
-    scope_id: int,
-    query: AnalysedQuery,
-    k: int,
-    allowed_ids: Collection[int] | None = None,
-) -> Hits:
+def search(words: Searched, query: AnalysedQuery, k: int) -> Hits:
     """See FullText.search."""
     if not query.terms or k <= 0:
         return []
+    connection, scope_id = words.connection, words.scope_id
     indexed = blinded_query(query, blind_words(connection, scope_id))
-    terms = searched_terms(indexed, lambda tokens: _frequencies(connection, scope_id, tokens))
+    terms = searched_terms(indexed, _counted(words))
     if not terms:
         return []
     hits, values = _hits(scope_id, terms)
     among = ""
     more_values: list[Any] = [scope_id]
-    if allowed_ids is not None:
+    if words.allowed_ids is not None:
         among = f"WHERE chunk_id = {_ANY}"
-        more_values.append(list(allowed_ids))
+        more_values.append(list(words.allowed_ids))
     rows = _driver(connection).execute(
         _SEARCH.format(hits=hits, among=among), (*values, *more_values, k)
     )
     return [(int(chunk_id), float(score)) for chunk_id, score in rows]
 
 
-def holding(
-    connection: Connection,
-    scope_id: int,
-    term: Term,
-    allowed_ids: Collection[int] | None = None,
-) -> set[int]:
+def holding(words: Searched, term: Term) -> set[int]:
     """See FullText.holding."""
-    hits, values = _hits(scope_id, [blinded_term(term, blind_words(connection, scope_id))])
+    connection, scope_id = words.connection, words.scope_id
+    blinded = blinded_term(term, blind_words(connection, scope_id))
+    if (held := present(blinded, _counted(words))) is None:
+        return set()
+    hits, values = _hits(scope_id, [held])
     sql = f"SELECT DISTINCT chunk_id FROM ({hits}) AS hits"
-    if allowed_ids is not None:
+    if words.allowed_ids is not None:
         sql += f" WHERE chunk_id = {_ANY}"
-        values.append(list(allowed_ids))
+        values.append(list(words.allowed_ids))
     return {int(chunk_id) for (chunk_id,) in _driver(connection).execute(sql, values)}
 
 
@@ -229,6 +228,10 @@ def _phrase(scope_id: int, words: Phrase) -> tuple[str, list[Any]]:
         )
         values += [scope_id, word]
     return sql + " GROUP BY chunk_id", values
+
+
+def _counted(words: Searched) -> Frequencies:
+    return remembering(words.counts, partial(_frequencies, words.connection, words.scope_id))
 
 
 def _frequencies(

@@ -96,11 +96,14 @@ class ScopeIndex:
         if fetched > k and ids[k] >= 0 and scores[k] == scores[k - 1]:
             below = float(scores[k]) - _ROUNDING
             _, scores, ids = self.faiss.range_search(query, below, params=parameters)
-        hits = [(int(i), float(score)) for i, score in zip(ids, scores, strict=True) if i >= 0]
+        found = zip(ids.tolist(), scores.tolist(), strict=True)
+        hits = [(i, score) for i, score in found if i >= 0]
         return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]
 
     def _parameters(self, selector: Any, probes: int | None) -> Any:
         """What a search reads: of so many lists (None: of all) what the selector selects."""
+        if selector is None and self.reads is None:
+            return None
         import faiss
 
         # SWIG's keywords are not in faiss's stubs.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from retriever import Document, Retriever, SearchMode
 from retriever.analysis.analyser import MAX_QUERY_WORDS, analyse_query, question_of
 from retriever.index.full_text import searched_terms
@@ -93,6 +91,6 @@ def test_exact_first_by_hand() -> None:
     made = exact_first(hits, [{2, 3}, {3}, set()], most=9)
     assert [hit.chunk_id for hit in made] == [3, 2, 1], "what fewer hold counts for more"
     assert [hit.score for hit in made] == [0.5, 0.5, 0.5]
-    assert made[2] == replace(hits[0], exact=False)
+    assert made[2] == hits[0]
     assert [h.chunk_id for h in exact_first(hits, [{7, 8, 9}], most=2)] == [7, 8, 1, 2, 3]
     assert exact_first(hits, [], most=9) == hits

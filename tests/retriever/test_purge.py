@@ -136,3 +136,19 @@ def test_purge_comes_through_beside_endless_searches(
         for thread in threads:
             thread.join()
     assert failed == []
+
+
+def test_what_was_added_bit_by_bit_is_merged(open_retriever: OpenRetriever, tmp_path: Path) -> None:
+    retriever = open_retriever(max_tokens=64)
+    for number in range(3):
+        retriever.ingest([filler(number)])
+    with retriever.catalog.database.read() as read:
+        tables = "SELECT name FROM sqlite_master WHERE name LIKE 'words_%_idx'"
+        segments = f"SELECT count(DISTINCT segid) FROM {read.exec_driver_sql(tables).scalar_one()}"
+        assert read.exec_driver_sql(segments).scalar_one() == 3
+    found = retriever.search("xylo1word7 wq2", 99, mode="sparse")
+    retriever.purge()
+    with retriever.catalog.database.read() as read:
+        assert read.exec_driver_sql(segments).scalar_one() == 1
+        assert read.exec_driver_sql("SELECT stale FROM scopes").scalar_one() == 0
+    assert retriever.search("xylo1word7 wq2", 99, mode="sparse") == found

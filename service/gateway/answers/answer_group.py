@@ -66,6 +66,8 @@ class AnswerGroup:
 
     async def collect(self) -> list[GenerateResponse]:
         """Return the whole answers. Raises as `events`."""
+        if len(self.answers) == 1:
+            return [await self.answers[0].collect()]
         tasks = [asyncio.create_task(answer.collect()) for answer in self.answers]
         try:
             return await asyncio.gather(*tasks)

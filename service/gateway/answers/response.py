@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from service.gateway.answers.answer_plan import AnswerPlan
@@ -168,17 +169,20 @@ def observe_answer(
     metrics.e2e.observe(timing.total_s)
     if timing.tpot_s is not None:
         metrics.tpot.observe(timing.tpot_s)
-    for stage in STAGES:
-        if stage in stages:
-            metrics.stage.labels(stage).observe(stages[stage])
+    for stage, seconds in stages.items():
+        if stage in STAGES:
+            metrics.stage.labels(stage).observe(seconds)
     metrics.completion_tokens.inc(report.completion_tokens)
     for source, tokens in tokens_by_source(report).items():
-        metrics.prompt_tokens.labels(source).inc(tokens)
-    for segment in (report.system, *report.documents):
-        metrics.segments.labels(_decision(segment)).inc()
-        if segment.tier in TIERS:
-            metrics.kv_read_bytes.labels(segment.tier).inc(segment.bytes)
-            metrics.kv_stored_bytes.labels(segment.tier).inc(segment.stored_bytes)
+        if tokens:
+            metrics.prompt_tokens.labels(source).inc(tokens)
+    segments = (report.system, *report.documents)
+    for decision, count in Counter(map(_decision, segments)).items():
+        metrics.segments.labels(decision).inc(count)
+    for tier in {segment.tier for segment in segments}.intersection(TIERS):
+        read = [segment for segment in segments if segment.tier == tier]
+        metrics.kv_read_bytes.labels(tier).inc(sum(segment.bytes for segment in read))
+        metrics.kv_stored_bytes.labels(tier).inc(sum(segment.stored_bytes for segment in read))
     metrics.flops.inc(report.flops)
     metrics.full_prefill_flops.inc(report.full_prefill_flops)
     if evicted:

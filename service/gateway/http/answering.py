@@ -13,7 +13,7 @@ from service.gateway.admission import CallContext
 from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_service import AnswerService
 from service.gateway.http.audit_trail import Questions, note, note_questions
-from service.gateway.http.dependencies import CallContextDep, GatewayDep
+from service.gateway.http.dependencies import CallContextDep, gateway_of
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
 from service.gateway.prompts.conversation import question_of
 from service.gateway.schemas.answer import GenerateResponse
@@ -95,7 +95,8 @@ def json_response(result: BaseModel, timing: str) -> Response:
     return Response(body, media_type="application/json", headers={"Server-Timing": timing})
 
 
-async def _exchange(request: Request, gateway: GatewayDep, call: CallContextDep) -> AnswerExchange:
+async def _exchange(request: Request, call: CallContextDep) -> AnswerExchange:
+    gateway = gateway_of(request)
     settings = gateway.settings
     return AnswerExchange(
         request, gateway.answers, call, settings.stream_ping_s, settings.audit_questions

@@ -125,14 +125,13 @@ class AuditTrail:
 
 def note(request: Request, **details: Any) -> None:
     """Add to the entry of this request, if there is an audit log."""
-    found: dict[str, Any] | None = getattr(request.state, "audit", None)
-    if found is not None:
+    if (found := _entry(request)) is not None:
         found |= details
 
 
 def note_questions(request: Request, texts: Sequence[str], kept: Questions) -> None:
     """Add what was asked, as the setting says; several prompts of one call as a list."""
-    if kept == "none":
+    if kept == "none" or _entry(request) is None:
         return
     told = list(texts) if kept == "text" else [_sha256(text) for text in texts]
     name = "question" if kept == "text" else "question_sha256"
@@ -152,6 +151,11 @@ async def noted(
             names.append(f"{document.collection}/{document.doc_id}")
         note(request, documents=count)
         yield document
+
+
+def _entry(request: Request) -> dict[str, Any] | None:
+    entry: dict[str, Any] | None = getattr(request.state, "audit", None)
+    return entry
 
 
 def _sha256(text: str) -> str:

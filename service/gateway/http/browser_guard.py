@@ -12,6 +12,7 @@ Senders that are no browsers send neither Origin nor Sec-Fetch-Site, and are not
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -80,6 +81,7 @@ class BrowserGuard:
             )
 
 
+@lru_cache(maxsize=256)  # clients have few names for this machine
 def _split(url: str) -> tuple[str, str]:
     """Return (host with port, host alone) of a URL, in lower case; empty if it is none."""
     try:

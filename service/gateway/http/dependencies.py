@@ -21,9 +21,14 @@ from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.http.uploads import read_documents
 
 
-async def _gateway(request: Request) -> Gateway:
+def gateway_of(request: Request) -> Gateway:
+    """Return the gateway, for dependencies of every answer: one of their own takes longer."""
     gateway: Gateway = request.app.state.gateway
     return gateway
+
+
+async def _gateway(request: Request) -> Gateway:
+    return gateway_of(request)
 
 
 GatewayDep = Annotated[Gateway, Depends(_gateway)]
@@ -47,13 +52,13 @@ async def _upload(
         await upload.close()
 
 
-def _require_scope(scope: str) -> Callable[[Request, Gateway], Awaitable[Principal]]:
+def _require_scope(scope: str) -> Callable[[Request], Awaitable[Principal]]:
     """Make a dependency that gives the sender, and refuses API keys that lack this scope."""
 
-    async def admitted(request: Request, gateway: GatewayDep) -> Principal:
+    async def admitted(request: Request) -> Principal:
         principal: Principal = request.state.principal
         counted = request.method == "POST"
-        await gateway.access.admit(principal, scope, counted=counted)
+        await gateway_of(request).access.admit(principal, scope, counted=counted)
         return principal
 
     return admitted

@@ -14,6 +14,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -71,6 +72,8 @@ class ServingTokenizer:
         # version obeyed added tokens that are not marked special.
         version = b"plain-1:" if all(token.special for token in added.values()) else b"plain-2:"
         self.revision = hashlib.sha256(version + content.encode()).hexdigest()
+        # A format's conversations have few parts, and every question is written with them.
+        self._obey_part = lru_cache(maxsize=64)(self._obey)
         self.bos = self._find_bos(folder, bos)
         self.bos_text = None if self.bos is None else self._obeying.id_to_token(self.bos)
 
@@ -105,7 +108,7 @@ class ServingTokenizer:
         if not user_text:
             return whole
         parts = _split(template, user_text)
-        template_ids = [self._obey(text) for name, text in parts if name is None]
+        template_ids = [self._obey_part(text) for name, text in parts if name is None]
         if self._added_in(whole) == [i for ids in template_ids for i in self._added_in(ids)]:
             return whole
         pieces = iter(template_ids)

@@ -52,9 +52,11 @@ def write_json(path: Path, value: object) -> None:
 def states(embedder: LocalEmbedder, text: str) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """The model's last hidden states [tokens, dim], from transformers alone."""
     import torch
+    from transformers import AutoTokenizer
 
     assert embedder._loaded is not None
-    inputs = embedder._loaded.tokenizer(text, return_tensors="pt")
+    tokenizer = AutoTokenizer.from_pretrained(embedder._loaded.folder.path, local_files_only=True)
+    inputs = tokenizer(text, return_tensors="pt")
     with torch.inference_mode():
         hidden = embedder._loaded.model(**inputs).last_hidden_state[0]
     return np.asarray(hidden.numpy())

@@ -208,3 +208,13 @@ def test_fusion_by_hand() -> None:
         4,
     ]
     assert reciprocal_rank_fusion([], []) == []
+
+
+def test_words_that_were_nowhere_are_found_once_they_are_there(retriever: Retriever) -> None:
+    """In how many chunks words are is remembered only as long as the catalog stays as it is."""
+    assert words(retriever, "zebra") == words(retriever, '"red zebra" fox')[1:] == []
+    retriever.ingest([Document("zebra", "A red zebra grazes.")])
+    assert words(retriever, "zebra") == ["zebra"]
+    assert words(retriever, '"red zebra" fox')[0] == "zebra"
+    retriever.delete(["fox", "zebra"])
+    assert words(retriever, '"red zebra" fox') == []

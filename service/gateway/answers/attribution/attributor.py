@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from service.gateway.answers.answer_plan import AnswerPlan
@@ -21,6 +22,9 @@ MIN_SUPPORT = 0.4
 """A sentence of which no passage holds this share is attributed to none."""
 AS_GOOD = 0.95
 """Passages with at least this share of the best one's score are cited beside it."""
+
+INLINE_CHARS = 4096
+"""Of answer and passages; in fewer they are found at once: a change of threads takes longer."""
 
 By = Literal["words", "marks"]
 
@@ -118,14 +122,17 @@ async def add_attribution(result: GenerateResponse, plan: AnswerPlan, begun: str
     request = plan.request
     if request.guided is not None or not (request.attribute or request.cite != "none"):
         return
-    found = await asyncio.to_thread(
+    passages = [(passage.chunk.title, passage.chunk.text) for passage in plan.passages]
+    find = partial(
         attribute,
         result.text,
-        [(passage.chunk.title, passage.chunk.text) for passage in plan.passages],
+        passages,
         plan.question,
         begun=begun.strip(),
         marked=request.cite == "inline",
     )
+    chars = len(result.text) + sum(len(text) for _, text in passages)
+    found = find() if chars <= INLINE_CHARS else await asyncio.to_thread(find)
     spans = [sentence.span for sentence in found.sentences]
     if request.cite == "marks":
         cited = [(sentence.span, sentence.citations) for sentence in found.sentences]

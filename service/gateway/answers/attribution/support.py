@@ -16,6 +16,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 
 from service.gateway.answers.attribution.sentences import sentences, words
 
@@ -55,12 +57,9 @@ class SupportScorer:
     def __init__(self, passages: Sequence[tuple[str, str]], question: str) -> None:
         self._sources = [_source(title, text) for title, text in passages]
         self._question = frozenset(words(question))
-        holding = Counter(
-            word for source in self._sources for _, found in source.sentences for word in found
-        )
-        count = sum(len(source.sentences) for source in self._sources)
-        self._weights = {word: _rarity(held, count) for word, held in holding.items()}
-        self._weight_of_unknown = _rarity(0, count)
+        found = [held for source in self._sources for _, held in source.sentences]
+        self._holding = Counter(chain.from_iterable(found))
+        self._count = len(found)
 
     def scores(self, sentence: str) -> list[Support]:
         """Return how far each passage supports a sentence, in their order."""
@@ -69,7 +68,7 @@ class SupportScorer:
         return [_support(source, wanted, total) for source in self._sources]
 
     def _weight(self, word: str) -> float:
-        weight = self._weights.get(word, self._weight_of_unknown)
+        weight = _rarity(self._holding[word], self._count)
         return OF_QUESTION * weight if word in self._question else weight
 
 
@@ -78,6 +77,7 @@ def _rarity(held: int, count: int) -> float:
     return math.log(1 + (count - held + 0.5) / (held + 0.5))
 
 
+@lru_cache(maxsize=512)  # the same passages answer many questions
 def _source(title: str, text: str) -> _Source:
     spans = sentences(text) or [range(len(text))]
     found = [(span, frozenset(words(text[span.start : span.stop]))) for span in spans]
