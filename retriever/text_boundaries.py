@@ -37,20 +37,24 @@ class TextBoundaries:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._rows = [match.span() for match in _ROW.finditer(text)]
+        # Numbers of arrays, since Python's own take five times the memory, beside a book a hundred
+        # megabytes, and leave holes behind.
+        self._row_starts, self._row_ends = array("q"), array("q")
+        for match in _ROW.finditer(text):
+            self._row_starts.append(match.start())
+            self._row_ends.append(match.end())
         heading, blank, sentence, line, white = (
-            [match.end() for match in kind.finditer(text)] for kind in _KINDS
+            array("q", (match.end() for match in kind.finditer(text))) for kind in _KINDS
         )
-        outside = [position for position in sentence if self.row_around(position) is None]
-        kinds = (heading, blank, outside, line, sentence, white)
-        self._kinds = [array("q", positions) for positions in kinds]
+        outside = (position for position in sentence if self.row_around(position) is None)
+        self._kinds = (heading, blank, array("q", outside), line, sentence, white)
 
     def row_around(self, position: int) -> tuple[int, int] | None:
         """The table's row (start, end) that a cut at `position` would divide; None: none."""
-        index = bisect_right(self._rows, position, key=lambda row: row[0]) - 1
+        index = bisect_right(self._row_starts, position) - 1
         if index < 0:
             return None
-        start, end = self._rows[index]
+        start, end = self._row_starts[index], self._row_ends[index]
         return (start, end) if start < position < end else None
 
     def best(self, low: int, high: int) -> int:
