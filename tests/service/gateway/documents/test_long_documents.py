@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from retriever import Document
 from retriever.embedders.base import Vectors
 from service.gateway.documents.ingestor import LONG_BYTES
 from service.gateway.search import async_retriever
@@ -100,6 +102,27 @@ def test_cancelling_ends_the_work_at_once(rig: Rig, embedder: SlowEmbedder) -> N
     until(at_rest, "the part that was under way has ended")
     assert embedder.texts < step["total"]
     assert rig.http.get("/admin/documents/book").status_code == 404
+
+
+def test_a_cancelled_text_is_not_held_until_garbage_is_collected(rig: Rig) -> None:
+    """What hundreds of cancelled books hold would be seldom collected."""
+
+    def held() -> int:
+        size = 0
+        for each in gc.get_objects():
+            if isinstance(each, Document):
+                size = max(size, len(each.text))
+        return size
+
+    gc.disable()
+    try:
+        long = post(rig, book())
+        embedding(rig, long)
+        until(lambda: held() >= LONG_BYTES, "the text is there")
+        rig.http.delete(f"/admin/jobs/{long}").raise_for_status()
+        until(lambda: held() < LONG_BYTES, "the text is let go")
+    finally:
+        gc.enable()
 
 
 def test_memory_is_given_back_when_nothing_is_left_to_index(
