@@ -63,10 +63,11 @@ def main(given: Sequence[str] | None = None) -> int:
         "seconds": {job: paired.raw() for job, paired in (alone | whole).items()},
     }
     (args.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (args.out / f"{name}.md").write_text(page + "\n" + provenance(result), encoding="utf-8")
+    whole_page = page + "\n" + provenance(result)
+    (args.out / f"{name}.md").write_text(whole_page, encoding="utf-8")
     if args.into is not None:
         into(args.into, "kernels", page)
-    print(page)
+    print(whole_page)
     return 0
 
 
