@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from service.cli.options import add_settings, settings_of
 from service.errors import InvalidSetting, KvstitchError
 from service.settings import unknown_variables
-from service.shared import logs, openmp
+from service.shared import free_memory, logs, openmp
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidSetting: A setting is wrong by itself.
     """
+    free_memory.share_heaps()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this the client adds a `_created` series to every metric, which nothing uses.
     os.environ.setdefault("PROMETHEUS_DISABLE_CREATED_SERIES", "true")

@@ -64,6 +64,37 @@ def test_what_lies_between_pieces_in_use_is_given_back() -> None:
 
 
 @GNU
+def test_threads_share_heaps() -> None:
+    program = """
+import ctypes, re, threading
+from service.shared import free_memory
+
+free_memory.share_heaps()
+ends = threading.Event()
+begun = [threading.Event() for _ in range(8)]
+
+def hold(begun):
+    piece = bytearray(100_000)
+    begun.set()
+    ends.wait()
+
+for each in begun:
+    threading.Thread(target=hold, args=(each,)).start()
+for each in begun:
+    each.wait()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
+libc.fflush(None)
+ends.set()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("<heap nr=") == free_memory.HEAPS
+
+
+@GNU
 def test_a_process_that_is_quiet_gives_back_what_it_took() -> None:
     held = PROGRAM[PROGRAM.index("def held") : PROGRAM.index("pieces")]
     done = subprocess.run(
