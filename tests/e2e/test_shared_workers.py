@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,13 @@ def load(fleet: Fleet) -> Iterator[Load]:
     assert not any(thread.is_alive() for thread in threads), "a request does not end"
 
 
+def _uses_both(gateway: Service) -> bool:
+    labels = [address.removeprefix("tcp://") for address in _ready(gateway)]
+    assert len(labels) == 2
+    steps = gateway.metrics()
+    return all(steps.value("kvstitch_decode_steps_total", worker=label) > 0 for label in labels)
+
+
 def _more(made: Load, count: int) -> Callable[[], bool]:
     wanted = len(made.ends) + count
     return lambda: len(made.ends) >= wanted
@@ -164,12 +172,9 @@ def test_workers_are_replaced_under_load_and_no_request_fails(fleet: Fleet) -> N
         assert second.drain() == 0, second.log()
         fleet.wait(first, third)
         until(_more(made, 8), "requests after", LOADING_S)
+        for gateway in fleet.gateways:
+            until(partial(_uses_both, gateway), "both gateways use both", LOADING_S)
     assert set(made.ends) == {"done"}, [end for end in made.ends if end != "done"]
-    for gateway in fleet.gateways:  # both used both
-        labels = [address.removeprefix("tcp://") for address in _ready(gateway)]
-        assert len(labels) == 2
-        for label in labels:
-            assert gateway.metrics().value("kvstitch_decode_steps_total", worker=label) > 0
 
 
 def test_a_worker_that_is_killed_under_load_ends_what_runs_there_and_nothing_else(

@@ -130,7 +130,7 @@ class AttentionPass:
         parts = [each for each in decoder.parts[:stop] if each is not None]
         plain = len(parts) == stop and all(rule is PLAIN for rule in decoder.rules[:stop])
         weights = self._same_weights() if plain else None
-        if weights is None:
+        if weights is None or rows.device.type != "cpu":
             return None
         x = decoder.embed(self.layout.ids[rows])
         kv = [self.kv.prompt_layer(layer, n) for layer in range(stop)]

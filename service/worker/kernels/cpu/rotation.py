@@ -85,7 +85,8 @@ def are_places(rows: Tensor, n: int) -> bool:
 
 
 def _are_positions(positions: Tensor) -> bool:
-    return positions.dtype == torch.int64 and positions.is_contiguous()
+    ours = positions.dtype == torch.int64 and positions.device.type == "cpu"
+    return ours and positions.is_contiguous()
 
 
 def rotate(x: Tensor, out: Tensor, *, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
