@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 from retriever.catalog.catalog_records import CorpusCounts
-from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -29,11 +28,12 @@ from retriever.filters import Filter, parse_filter
 from retriever.index.vector_index import VectorIndex
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.scope import Scope
+from retriever.splitting.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
 
 if TYPE_CHECKING:
     from retriever.catalog.catalog import Catalog
     from retriever.ingest import EmbeddedDocument, IngestResult
-    from retriever.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind, PrefixRule
+    from retriever.prefixes.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind, PrefixRule
     from retriever.retriever import Retriever, StartReport
 
 __all__ = [
@@ -79,7 +79,8 @@ _WITH_DATABASE = {
     "Catalog": "retriever.catalog.catalog",
     **dict.fromkeys(("EmbeddedDocument", "IngestResult"), "retriever.ingest"),
     **dict.fromkeys(
-        ("PrefixChunks", "PrefixKind", "PrefixRule", "PrefixedChunk"), "retriever.prefix_chunks"
+        ("PrefixChunks", "PrefixKind", "PrefixRule", "PrefixedChunk"),
+        "retriever.prefixes.prefix_chunks",
     ),
     **dict.fromkeys(("Retriever", "StartReport"), "retriever.retriever"),
 }

@@ -16,7 +16,6 @@ import numpy as np
 
 from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
-from retriever.chunking import ChunkSettings, ChunkSpan
 from retriever.documents import Chunk, Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import (
@@ -26,8 +25,9 @@ from retriever.errors import (
     RetrieverError,
     SplitStopped,
 )
-from retriever.heading_paths import heading_paths
 from retriever.scope import Scope
+from retriever.splitting.chunking import ChunkSettings, ChunkSpan
+from retriever.splitting.heading_paths import heading_paths
 
 logger = logging.getLogger(__name__)
 

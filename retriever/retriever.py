@@ -23,7 +23,6 @@ from encryption.keyring import Keyring
 from retriever.analysis.analyser import question_of
 from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
-from retriever.chunking import ChunkSettings
 from retriever.documents import (
     DocFilter,
     Document,
@@ -44,9 +43,10 @@ from retriever.ingest import (
     embed_part,
     split_document,
 )
-from retriever.prefix_chunks import PrefixChunks
+from retriever.prefixes.prefix_chunks import PrefixChunks
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.search import check_query, find_passages
+from retriever.splitting.chunking import ChunkSettings
 from retriever.sql.database import Database
 
 

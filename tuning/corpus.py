@@ -22,9 +22,9 @@ import numpy as np
 from retriever import Chunk, Document, PrefixKind, Retriever, Scope
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
-from retriever.chunking import ChunkSpan
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.errors import CatalogError
+from retriever.splitting.chunking import ChunkSpan
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder, prefix_rule
 from service.prompt import Turn

@@ -32,7 +32,6 @@ from retriever.catalog.shown_chunks import Shown, ShownChunks
 from retriever.catalog.storing import CarriedOver
 from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
 from retriever.catalog.word_counts import WordCounts
-from retriever.chunking import ChunkSpan
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -48,6 +47,7 @@ from retriever.index.full_text import FullText, Searched
 from retriever.readers import EVERYTHING, View
 from retriever.scope import DEFAULT_SCOPE, Scope
 from retriever.sealing import Sealing
+from retriever.splitting.chunking import ChunkSpan
 from retriever.sql.database import Database
 from retriever.sql.expressions import among
 

@@ -27,12 +27,12 @@ from retriever.catalog.tables import (
     state,
     vectors,
 )
-from retriever.chunking import ChunkSpan
 from retriever.documents import Document, canonical_metadata
 from retriever.embedders.base import EmbeddingSpace, Vectors
 from retriever.index.full_text import ChunkWords, FullText
 from retriever.scope import Scope
 from retriever.sealing import Sealing
+from retriever.splitting.chunking import ChunkSpan
 from retriever.sql.expressions import among
 
 CHANGES_KEPT = 100_000  # an index that is further behind is rebuilt

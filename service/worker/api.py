@@ -15,13 +15,13 @@ from __future__ import annotations
 from service.shared.model_fingerprint import CALIBRATION_FILE
 from service.shared.model_fingerprint import fingerprint as model_fingerprint
 from service.worker.engine.engine import Engine
-from service.worker.forward import prefill_graphs
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill, ScratchKV
 from service.worker.forward.decode import decode_step
 from service.worker.forward.evict import evict
 from service.worker.forward.kv_placement import write_rows
 from service.worker.forward.prefill import Capture
+from service.worker.forward.recorded import prefill_graphs
 from service.worker.forward.selfcheck import add_lora
 from service.worker.forward.selfcheck import check as start_up_check
 from service.worker.kernels.gpu import (

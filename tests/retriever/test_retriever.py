@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from retriever import ChunkSettings, DocFilter, Document, LocalEmbedder, Retriever
-from retriever.chunking import TokenCounter
 from retriever.errors import CatalogNotStarted, EmbedderMismatch, InvalidQuery
 from retriever.filters import parse_filter
 from retriever.index.vector_index import VectorIndex
+from retriever.splitting.chunking import TokenCounter
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever, Question
 

@@ -43,8 +43,8 @@ from benchmarks.quality.real.collection import Piece, read_pieces
 from benchmarks.quality.real.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from retriever import LocalEmbedder
-from retriever.document_prefix import prefix_starts
-from retriever.primer_groups import central
+from retriever.prefixes.document_prefix import prefix_starts
+from retriever.prefixes.primer_groups import central
 from service.errors import InvalidRequest, KvstitchError
 from tuning.prompts import Prompt
 
@@ -185,7 +185,7 @@ class Neighbourhood:
     def _of_group(
         self, ids: Ids, vector: Vectors, count: int, size: int, *, prefixes: int
     ) -> list[list[Ids]]:
-        """As the service divides a collection (`retriever.primer_groups`)."""
+        """As the service divides a collection (`retriever.prefixes.primer_groups`)."""
         wanted = count * prefixes
         if (wanted, size) not in self._groups:
             number = max(1, round(len(self._pool) / size))

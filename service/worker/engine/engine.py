@@ -25,8 +25,8 @@ from service.worker.engine.prefilling import Prefilling
 from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
-from service.worker.forward.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded_layers import supports as supports_graphs
+from service.worker.forward.recorded.layers import supports as supports_graphs
+from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
@@ -78,7 +78,7 @@ class Engine:
         checks: how answers are compared with those of full prefill; None for no comparison.
         grammars: compiles what answers must match; None: no request may ask for that.
         prefill_graphs: whether layers are recorded and replayed, where that is possible
-            (`service.worker.forward.prefill_graphs`).
+            (`service.worker.forward.recorded.prefill_graphs`).
     """
 
     def __init__(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.worker.forward.graph_tensors import Given
 from service.worker.forward.kv_placement import KVPlacer, PromptKV, write_and_rotate
-from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded.tensors import Given
 from service.worker.kernels.cpu import attention_pass
 from service.worker.kernels.cpu.attention_pass import PassLayer
 from service.worker.kernels.cpu.linear_many_rows_bf16 import PAUSE

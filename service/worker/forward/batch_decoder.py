@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from service.worker.forward.decode import Batch, Decodable, compute, decode_step, stays_on_device
-from service.worker.forward.recording import CudaGraphs, Play, Record
+from service.worker.forward.recorded.recording import CudaGraphs, Play, Record
 from service.worker.kv.pool import KVPool
 from service.worker.model.decoder import DecoderModel
 

@@ -99,15 +99,18 @@ class TensorParallel:
 
     def __enter__(self) -> TensorParallel:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        folder, gpus = Path(tempfile.mkdtemp(prefix="kvstitch-ranks-")), self._device == "cuda"
-        self._opened.callback(shutil.rmtree, folder, ignore_errors=True)
-        self._opened.callback(self._exchange.close)
-        self._opened.callback(self._end)
-        for rank in self._ranks:
-            self._start(rank, str(os.getpid()), self._device, str(folder / "ranks"))
-        self._exchange.open(folder / "ranks", gpus=gpus)
-        if not gpus:  # NCCL meets there again at the first exchange
-            shutil.rmtree(folder)
+        with ExitStack() as opened:  # it ends what was begun if the rest fails
+            folder = Path(tempfile.mkdtemp(prefix="kvstitch-ranks-"))
+            gpus = self._device == "cuda"
+            opened.callback(shutil.rmtree, folder, ignore_errors=True)
+            opened.callback(self._exchange.close)
+            opened.callback(self._end)
+            for rank in self._ranks:
+                self._start(rank, str(os.getpid()), self._device, str(folder / "ranks"))
+            self._exchange.open(folder / "ranks", gpus=gpus)
+            if not gpus:  # NCCL meets there again at the first exchange
+                shutil.rmtree(folder)
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.worker.forward.prefill import Progress, prefill
-from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import Prefix, PromptLayout
 from service.worker.loading.segment_load import Load, PartialLoad, SegmentLoad

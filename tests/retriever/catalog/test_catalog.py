@@ -10,11 +10,11 @@ import pytest
 from retriever.analysis.analyser import analyse_query
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.catalog_records import UpsertResult
-from retriever.chunking import ChunkSpan, split
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders import space_of
 from retriever.filters import parse_filter
 from retriever.scope import Scope
+from retriever.splitting.chunking import ChunkSpan, split
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 

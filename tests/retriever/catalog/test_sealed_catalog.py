@@ -15,13 +15,13 @@ from encryption.keyring import DataKey, Keyring
 from retriever.analysis.analyser import analyse_query
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
-from retriever.chunking import ChunkSettings, split
 from retriever.documents import DocFilter, Document, Mark, document_revision
 from retriever.embedders import space_of
 from retriever.errors import TextLocked
 from retriever.filters import parse_filter
 from retriever.retriever import Retriever
 from retriever.scope import Scope
+from retriever.splitting.chunking import ChunkSettings, split
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 

@@ -6,6 +6,7 @@ One other process serves all of these tests; it loads one tiny model after anoth
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from service.worker.model.load import load
 from service.worker.model.lora.folder import MODULES
 from service.worker.model.model_facts import ModelFacts
 from service.worker.parallel import processes
+from service.worker.parallel.exchange import Exchange
 from service.worker.parallel.processes import TensorParallel, refuse
 from service.worker.parallel.sharded_model import refuse_model
 from service.worker.sequences.admission import Admission
@@ -87,6 +89,21 @@ def ranks(ended: list[str]) -> Iterator[TensorParallel]:
     with TensorParallel(2, device="cpu", on_end=ended.append) as started:
         yield started
     torch.set_num_threads(threads)
+
+
+def test_a_start_that_fails_leaves_neither_processes_nor_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no other process came")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Exchange, "open", fail)
+    starting = TensorParallel(2, device="cpu", on_end=lambda why: None)
+    with pytest.raises(RuntimeError, match="no other process"), starting:
+        pass
+    assert not any(Path(f"/proc/{pid}").exists() for pid in starting.pids)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

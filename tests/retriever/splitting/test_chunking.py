@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
-from retriever import token_starts
-from retriever.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
 from retriever.errors import InvalidDocument, SplitStopped
-from retriever.text_boundaries import is_inside_character
-from retriever.token_starts import WINDOW
+from retriever.splitting import token_starts
+from retriever.splitting.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
+from retriever.splitting.text_boundaries import is_inside_character
+from retriever.splitting.token_starts import WINDOW
 from tests.fakes.models import TokenizerCounter, WordCounter
 
 COUNTERS = ("bytes", "word_pieces", "words")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-from retriever.chunking import ChunkSpan
 from retriever.documents import Document, Mark
+from retriever.splitting.chunking import ChunkSpan
 
 SEPARATOR = " > "
 MAX_PATH_CHARS = 200  # the nearest headings; an embedder reads some hundred words of a chunk

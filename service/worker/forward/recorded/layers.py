@@ -11,9 +11,9 @@ from functools import partial
 
 from torch import Tensor
 
-from service.worker.forward.graph_shapes import Shape
-from service.worker.forward.graph_tensors import Given, Tensors
 from service.worker.forward.kv_placement import write_and_rotate
+from service.worker.forward.recorded.shapes import Shape
+from service.worker.forward.recorded.tensors import Given, Tensors
 from service.worker.kernels.gpu import (
     attention_scores_gpu,
     index_causal_attention,

@@ -39,11 +39,11 @@ from retriever.catalog import queries
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.reading_groups import GroupSizes, visible, visible_in
 from retriever.catalog.tables import accompanied, chunks, companions, documents, scopes, vectors
-from retriever.document_prefix import prefix_starts
 from retriever.documents import Chunk
 from retriever.embedders.base import Vectors
 from retriever.index.vector_search import VectorSearch
-from retriever.primer_groups import PrimerGroups
+from retriever.prefixes.document_prefix import prefix_starts
+from retriever.prefixes.primer_groups import PrimerGroups
 from retriever.scope import Scope
 from retriever.sealing import Sealing
 from retriever.sql.expressions import Prepared, among

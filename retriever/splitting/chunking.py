@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from retriever.errors import InvalidDocument, SplitStopped
-from retriever.text_boundaries import TextBoundaries
-from retriever.token_starts import TokenOffsets, TokenStarts
+from retriever.splitting.text_boundaries import TextBoundaries
+from retriever.splitting.token_starts import TokenOffsets, TokenStarts
 
 # Render(title, text) gives the segment that is prefilled.
 Render = Callable[[str, str], str]

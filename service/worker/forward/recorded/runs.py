@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.worker.forward.graph_tensors import Given
 from service.worker.forward.kv_placement import PromptKV
-from service.worker.forward.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded.tensors import Given
 from service.worker.layout import PromptLayout
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.stored_kv import PlannedShift

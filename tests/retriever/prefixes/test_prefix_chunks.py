@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from retriever import ChunkSettings, Document, PrefixKind, PrefixRule, Retriever, Scope
-from retriever.document_prefix import prefix_starts
-from retriever.primer_groups import GROUP, central
+from retriever.prefixes.document_prefix import prefix_starts
+from retriever.prefixes.primer_groups import GROUP, central
 from retriever.scope import DEFAULT_SCOPE
 from tests.fakes.models import HashingEmbedder, WordCounter
 from tests.retriever.conftest import OpenRetriever
@@ -428,7 +428,7 @@ def test_a_book_is_looked_through_once(
         seen.append(len(tokens))
         return prefix_starts(tokens, most)
 
-    monkeypatch.setattr("retriever.prefix_chunks.prefix_starts", counted)
+    monkeypatch.setattr("retriever.prefixes.prefix_chunks.prefix_starts", counted)
     of_document(with_long, RULE)
     assert seen == [9]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from service.worker.device_copies import to_device
-from service.worker.forward.graph_shapes import Shape
+from service.worker.forward.recorded.shapes import Shape
 from service.worker.kernels.gpu import shift_gpu
 from service.worker.kernels.gpu.index_causal_attention import EXTENT
 from service.worker.kernels.gpu.shift_gpu import ShiftPlan

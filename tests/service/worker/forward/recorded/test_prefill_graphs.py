@@ -18,11 +18,11 @@ from benchmarks.launches.gpu import CUDA, host
 from benchmarks.launches.prefills import Case, _model, _Move
 from benchmarks.launches.tally import Tally
 from service.worker.api import DecoderModel, decoder_for
-from service.worker.forward import prefill_graphs
-from service.worker.forward.graph_shapes import FEW_ROWS, MAX_ROWS, Shape, bucket, layer_groups
-from service.worker.forward.graph_tensors import SHIFTED_DOCUMENTS, Given
-from service.worker.forward.prefill_graphs import PrefillGraphs
-from service.worker.forward.recorded_layers import supports
+from service.worker.forward.recorded import prefill_graphs
+from service.worker.forward.recorded.layers import supports
+from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
+from service.worker.forward.recorded.shapes import FEW_ROWS, MAX_ROWS, Shape, bucket, layer_groups
+from service.worker.forward.recorded.tensors import SHIFTED_DOCUMENTS, Given
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.layout import PromptLayout
 from service.worker.methods.stored_kv import PlannedShift

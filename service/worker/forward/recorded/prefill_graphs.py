@@ -3,7 +3,7 @@
     groups      layers │ 0 │ 1 2 3 │ 4 .. 15 │ 16 .. │        a recording each, x kept between them
 
 Launching the operations of a layer takes longer than computing few rows. Which rows they are and
-where their prompt lies only stands in one tensor (`graph_tensors`), so a recording serves every
+where their prompt lies only stands in one tensor (`tensors`), so a recording serves every
 prompt. It is for a number of rows, its *bucket*: rows behind those given see nothing and write
 nothing. Layers are placed in the cache before the group that reads them is replayed.
 
@@ -25,10 +25,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from service.worker.forward.graph_shapes import Shape, bucket, key_bucket
-from service.worker.forward.graph_tensors import Given, Tensors, has_room
-from service.worker.forward.recorded_layers import compute, unrecorded
-from service.worker.forward.recording import CudaGraphs, Play, Recorder
+from service.worker.forward.recorded.layers import compute, unrecorded
+from service.worker.forward.recorded.recording import CudaGraphs, Play, Recorder
+from service.worker.forward.recorded.shapes import Shape, bucket, key_bucket
+from service.worker.forward.recorded.tensors import Given, Tensors, has_room
 from service.worker.kv.pool import KVPool, SequenceKV
 from service.worker.methods.stored_kv import PlannedShift, Probed
 from service.worker.model.decoder import DecoderModel

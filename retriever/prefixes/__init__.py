@@ -1,0 +1,1 @@
+"""What a chunk is precomputed behind: earlier pieces of its document, or primers."""

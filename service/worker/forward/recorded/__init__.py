@@ -1,0 +1,1 @@
+"""Layers of a prefill that a GPU replays from recordings."""
