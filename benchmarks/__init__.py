@@ -1,5 +1,5 @@
 """Benchmarks. Every result file has the machine, versions, commit, seed and raw samples."""
 
-from service.shared import openmp
+from service.shared import torch_environment
 
-openmp.prepare()  # before anything here imports torch
+torch_environment.prepare()  # before anything here imports torch

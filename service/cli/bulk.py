@@ -12,7 +12,7 @@ from service.cli.output import console, emit, emit_line, plain, size, table, tim
 from service.cli.service_client import WrongArgument
 from service.models.model_finder import ModelFinder
 from service.settings import Settings
-from service.shared import openmp
+from service.shared import torch_environment
 
 if TYPE_CHECKING:
     from service.bulk.records import Progress
@@ -84,7 +84,7 @@ def _common(parser: argparse.ArgumentParser, *, default: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ingest the whole input; 1 if a document or a range failed."""
-    openmp.prepare()
+    torch_environment.prepare()
     if args.input is None:
         raise WrongArgument("say what to ingest: --input s3://bucket/prefix, DIR or FILE.jsonl")
     settings = _settings(args)

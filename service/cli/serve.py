@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from service.cli.options import add_settings, settings_of
 from service.errors import InvalidSetting, KvstitchError
 from service.settings import unknown_variables
-from service.shared import free_memory, logs, openmp
+from service.shared import free_memory, logs, torch_environment
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -79,7 +79,7 @@ def run_worker(args: argparse.Namespace) -> int:
 
 def _started(args: argparse.Namespace, start: Callable[[Settings], str | None]) -> int:
     """Start with the settings of the arguments; `start` returns or raises why it cannot be."""
-    openmp.prepare()
+    torch_environment.prepare()
     settings = settings_of(args)
     logs.set_up(settings.log_format)
     for noisy in ("faiss", "httpx", "transformers", "huggingface_hub"):

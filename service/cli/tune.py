@@ -22,7 +22,7 @@ from service.cli.documents.folder import UnsendableDocument, scan
 from service.cli.options import add_setting_options, minutes, settings_of
 from service.cli.output import console, emit
 from service.cli.service_client import CommandError, WrongArgument
-from service.shared import openmp
+from service.shared import torch_environment
 
 if TYPE_CHECKING:
     from retriever import Document
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if find_spec("matplotlib") is None:
         raise CommandError("tune needs what the extra `tune` brings: pip install 'kvstitch[tune]'")
-    openmp.prepare()
+    torch_environment.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from service.gateway.data_folder import UMASK
 

@@ -25,7 +25,7 @@ from service.errors import InvalidSetting, KvstitchError
 from service.gateway.data_folder import UMASK
 from service.gateway.worker_client.connection import WorkerConnection
 from service.gateway.worker_client.supervisor import COMMAND, Supervisor
-from service.shared import openmp
+from service.shared import torch_environment
 
 log = logging.getLogger("kvstitch.cluster")
 
@@ -181,7 +181,7 @@ def _environment() -> dict[str, str]:
     Ray sets OMP_NUM_THREADS for the actor, so those of OpenMP are set again.
     """
     search_path = os.pathsep.join(filter(None, sys.path))
-    return {**openmp.ENVIRONMENT, "PYTHONPATH": search_path, "PYTHONSAFEPATH": "1"}
+    return {**torch_environment.ENVIRONMENT, "PYTHONPATH": search_path, "PYTHONSAFEPATH": "1"}
 
 
 def free_address(host: str, ports: tuple[int, int] | None, before: str = "") -> str:

@@ -30,7 +30,7 @@ from service.models.gguf_file import GgufHeader, quantisation, read_header
 from service.models.model_cache import Conversion, ModelCache, Say
 from service.models.named_models import NAMED_MODELS, NamedModel, write_extras
 from service.settings import Settings, default_model_cache, demo_model
-from service.shared import logs, openmp
+from service.shared import logs, torch_environment
 
 
 def is_gguf(model: str) -> bool:
@@ -232,7 +232,11 @@ def _run_conversion(header: GgufHeader, folder: Path, dtype: str) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=None if shown else subprocess.PIPE,
-        env={**openmp.ENVIRONMENT, **os.environ, **({} if shown else {"TQDM_DISABLE": "1"})},
+        env={
+            **torch_environment.ENVIRONMENT,
+            **os.environ,
+            **({} if shown else {"TQDM_DISABLE": "1"}),
+        },
         text=True,
     )
     if done.returncode == 0:
