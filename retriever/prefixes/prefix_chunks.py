@@ -23,6 +23,8 @@ can be found.
     chosen ── stored behind it: set_made ── stored alone, too: set_exact
        └── so far prompts take the chunk as it is stored alone, if it is
 
+Of a document whose ingestion was given up nothing is computed beforehand (`leave`).
+
 A prefix that had to be chosen among too few chunks is chosen again when there are enough.
 """
 
@@ -33,7 +35,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from sqlalchemy import Connection, Integer, Text, bindparam, func, or_, select
+from sqlalchemy import Connection, Integer, Text, bindparam, func, literal, or_, select
 
 from retriever.catalog import queries
 from retriever.catalog.catalog import Catalog
@@ -235,6 +237,23 @@ class PrefixChunks:
         """
         self._set(chunk_ids, made=1, exact=1)
 
+    def leave(self, doc_ids: Collection[str], kind: PrefixKind, *, scope: Scope) -> None:
+        """Note that nothing of these documents is to be stored before a prompt needs it.
+
+        What is stored of their chunks is used as before. When a document is ingested again, its
+        chunks' prefixes are chosen.
+        """
+        of_documents = (scopes.c.tenant == scope.tenant, scopes.c.collection == scope.collection,
+                        among(documents.c.doc_id, doc_ids))  # fmt: skip
+        all_of = select(chunks.c.chunk_id).select_from(_JOINED).where(*of_documents)
+        new = all_of.where(accompanied.c.chunk_id.is_(None))
+        rows = new.add_columns(literal(kind), literal(0), literal(1))
+        with self._database.write() as write:
+            unfinished = (accompanied.c.chunk_id.in_(all_of), accompanied.c.exact == 0)
+            write.execute(accompanied.update().where(*unfinished).values(exact=1, few_of=0))
+            names = ["chunk_id", "kind", "made", "exact"]
+            write.execute(accompanied.insert().from_select(names, rows))
+
     def _set(self, chunk_ids: Collection[int], **values: int) -> None:
         with self._database.write() as write:
             named = among(accompanied.c.chunk_id, chunk_ids)
@@ -253,10 +272,11 @@ class PrefixChunks:
         """Return documents with chunks of which something is to be chosen or stored.
 
         Their prefix is not chosen, or it is not noted that they are stored behind it and alone; or
-        it is shorter than `count` chunks, as there were too few, and there are more by now.
+        it is shorter than `count` chunks, as there were too few, and there are more by now. Those
+        that were left are not among them.
         """
         missing = or_(accompanied.c.kind.is_(None), accompanied.c.kind != kind,
-                      accompanied.c.exact == 0, accompanied.c.made == 0)  # fmt: skip
+                      accompanied.c.exact == 0)  # fmt: skip
         query = _DOCUMENTS.distinct().where(missing)
         if self._database.shared:  # so that several processes do not all begin with the same
             query = select(query.subquery()).order_by(func.random())

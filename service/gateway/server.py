@@ -47,13 +47,14 @@ class DrainingServer(uvicorn.Server):
         config: uvicorn.Config,
         gateway: Gateway,
         reread: Callable[[], Settings] | None = None,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._reread = reread
         self._reloads: set[asyncio.Task[None]] = set()
         self._one_reload = asyncio.Lock()
-        self._loaded = False
+        self._on_ready = on_ready
         self._draining = False
         self._task: asyncio.Task[None] | None = None
 
@@ -73,9 +74,9 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to end uvicorn's main loop, which calls this ten times a second."""
-        if not self._loaded and self._gateway.not_ready() is None:
-            self._loaded = True
-            free_memory.look_after()
+        if self._on_ready is not None and self._gateway.not_ready() is None:
+            on_ready, self._on_ready = self._on_ready, None
+            on_ready()
         return await super().on_tick(counter) or self._gateway.failure is not None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -114,6 +115,7 @@ def make_server(
     *,
     log_level: str = "info",
     reread: Callable[[], Settings] | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> DrainingServer:
     """Return a server for `gateway` at its settings' host and port.
 
@@ -121,6 +123,7 @@ def make_server(
         gateway: Started and closed with the server.
         log_level: Of uvicorn.
         reread: Reads the settings again, at SIGHUP; None: SIGHUP is left alone.
+        on_ready: Called once, when questions can be answered.
     """
     settings = gateway.settings
     # Uvicorn's own handlers write text; without them its lines go where all others go.
@@ -140,7 +143,7 @@ def make_server(
         ),
         **as_json,
     )
-    return DrainingServer(config, gateway, reread)
+    return DrainingServer(config, gateway, reread, on_ready)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -175,7 +178,7 @@ def serve(
     gateway: Gateway, bound: socket.socket, reread: Callable[[], Settings] | None = None
 ) -> str | None:
     """Serve on a socket from `listen` until a signal or a failure; returns why it failed."""
-    server = make_server(gateway, reread=reread)
+    server = make_server(gateway, reread=reread, on_ready=free_memory.look_after)
     try:
         server.run(sockets=[bound])
     except SystemExit:  # uvicorn raises it when the lifespan does not start

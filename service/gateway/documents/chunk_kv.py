@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from retriever import Scope
@@ -125,6 +125,17 @@ class ChunkKVs:
         """Note that chunks are stored without a prefix, too: nothing of them is missing."""
         if self.has_copies:
             await self.retriever.change(self.prefixes.remembered.set_exact, chunk_ids)
+
+    async def leave(self, documents: Iterable[tuple[Scope, str]]) -> None:
+        """Note that of these documents nothing is computed before a question needs it."""
+        if (kind := self.prefixes.kind) is None:
+            return
+        of_scope: dict[Scope, list[str]] = {}
+        for scope, doc_id in documents:
+            of_scope.setdefault(scope, []).append(doc_id)
+        for scope, doc_ids in of_scope.items():
+            leave = self.prefixes.remembered.leave
+            await self.retriever.change(leave, doc_ids, kind, scope=scope)
 
     async def to_purge(
         self, scope: Scope, doc_ids: Sequence[str], *, other_readers: Collection[str] = ()

@@ -153,6 +153,7 @@ class Ingestor:
         aside: bool = False,
     ) -> None:
         self._queue = queue
+        self._chunks = chunks
         self._retriever = chunks.retriever
         self._purges = purges
         self._parser = DocumentParser(FileLimits.of(settings))
@@ -174,12 +175,18 @@ class Ingestor:
                 wanted=self._still_pending, store=self._store_long, fail=self._fail_long,
             )  # fmt: skip
 
-    def cancel(self, job_id: str) -> None:
-        """End what is being done for the documents of a job, which are cancelled already."""
+    async def cancel(self, job_id: str, indexed: Sequence[tuple[Scope, str]]) -> None:
+        """End what is being done for the documents of a job, which are cancelled already.
+
+        Args:
+            job_id: Of the job.
+            indexed: Its documents that were indexed, but not done.
+        """
         if self.long is not None:
             self.long.cancel(job_id)
         if self._storing is not None and job_id in self._storing_jobs:
             self._storing.cancel()  # what is left of the batch for other jobs is begun again
+        await self._chunks.leave(indexed)
 
     async def close(self) -> None:
         """End the work on documents that take long."""
@@ -400,6 +407,7 @@ class Ingestor:
         for number in await asyncio.to_thread(self._queue.still_in, "indexed", numbers):
             self._crashes[number] += 1
         given_up = [n for n in numbers if self._crashes[n] >= MAX_CRASHES]
+        await self._chunks.leave((i.scope, i.doc_id) for i in batch if i.number in given_up)
         reason = f"the worker died {MAX_CRASHES} times while computing its KV"
         for number in given_up:
             self._crashes.pop(number)

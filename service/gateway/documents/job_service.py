@@ -165,8 +165,8 @@ class JobService:
             job = await self.get(principal, job_id)
             if job.state not in (*OPEN_STATES, "cancelled"):
                 raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
-            await asyncio.to_thread(self._jobs.cancel, job_id)
-            self._ingestor.cancel(job_id)
+            indexed = await asyncio.to_thread(self._jobs.cancel, job_id)
+            await self._ingestor.cancel(job_id, indexed)
         await self._refresh_gauges()
         await asyncio.to_thread(self._jobs.scrub)
         return await self.get(principal, job_id)

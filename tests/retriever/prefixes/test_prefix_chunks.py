@@ -230,6 +230,23 @@ def test_prompts_take_a_prefix_once_the_chunk_is_stored_behind_it(retriever: Ret
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_documents_that_were_left_are_not_open(retriever: Retriever, kind: PrefixKind) -> None:
+    prefixes, own = retriever.prefix_chunks, number(retriever, "fox-2")
+    choose(retriever, "whale-1", kind)
+    choose(retriever, "whale-2", kind)
+    prefixes.set_made([number(retriever, "whale-2")])
+    prefixes.leave(["fox-2", "whale-1", "whale-2"], kind, scope=DEFAULT_SCOPE)
+    prefixes.leave(["fox-3"], kind, scope=Scope("", "other"))
+    still_open = {doc_id for _, doc_id in prefixes.open(kind, 100, count=3)}
+    assert still_open == {d.doc_id for d in corpus(8)} - {"fox-2", "whale-1", "whale-2"}
+    made = prefixes.of([own, number(retriever, "whale-1")], kind, made=True)
+    assert made == {}, "not stored behind a prefix"
+    assert prefixes.of([number(retriever, "whale-2")], kind, made=True), "what is stored is used"
+    assert len(choose(retriever, "fox-2", kind)) == 3, "ingested again, it gets its prefix"
+    assert "fox-2" in {doc_id for _, doc_id in prefixes.open(kind, 100, count=3)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_was_chosen_among_too_few_is_open_again_when_there_are_more(
     open_retriever: OpenRetriever, kind: PrefixKind
 ) -> None:

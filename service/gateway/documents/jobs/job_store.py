@@ -221,13 +221,17 @@ class JobStore:
         with self._database.read() as read:
             return {state: count for state, count in read.execute(query)}
 
-    def cancel(self, job_id: str) -> None:
-        """Cancel a job's documents that are not done; indexed ones stay indexed, without KV."""
+    def cancel(self, job_id: str) -> list[tuple[Scope, str]]:
+        """Cancel a job's documents that are not done; returns those that are indexed, and stay."""
+        indexed = sa.select(jobs.c.tenant, documents.c.collection, documents.c.doc_id)
+        indexed = indexed.select_from(_OF_TENANTS).where(in_state("indexed"))
         with self._freeing() as write:
             write.execute(jobs.update().where(jobs.c.job_id == job_id).values(cancelled=1))
+            rows = write.execute(indexed.where(jobs.c.job_id == job_id)).all()
             change = documents.update().where(documents.c.job_id == job_id, UNFINISHED)
             write.execute(change.values(state="cancelled", **_FREE))
             self._update_states(write, [job_id])
+        return [(Scope(tenant, collection), doc_id) for tenant, collection, doc_id in rows]
 
     def cancel_documents(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
         """Cancel documents that are deleted before they were indexed.

@@ -257,14 +257,45 @@ def test_nobody_stands_behind_what_its_readers_may_not_read(
 
 
 def test_a_document_that_kills_the_worker_every_time_is_given_up(folder: Path, data: Path) -> None:
-    """First by its job, then in spare time; it does not keep the worker dying for ever."""
+    """By its job, and not again in spare time."""
     token = byte_tokenizer().encode("☠").ids[0]
     fake_worker = "tests.fakes.worker"
     command = (sys.executable, "-m", fake_worker, "--crash-token", str(token))
     with running(folder, data / "d", command=command, prefix_mode="primer") as rig:
         assert rig.ingest([{"doc_id": "bad", "text": "this one ☠"}])["state"] == "dead"
         until(lambda: rig.http.get("/status").json()["corpus"]["complete"], "given up")
-        assert rig.metric("kvstitch_worker_restarts_total") == 6
+        assert rig.metric("kvstitch_worker_restarts_total") == 3
+
+
+def test_of_a_cancelled_job_nothing_is_computed_that_no_question_needs(
+    folder: Path, data: Path
+) -> None:
+    """The worker is away while its documents are indexed; they stay, and are answered from."""
+    with running(folder, data, prefix_mode="primer", companions=2, primers=1) as rig:
+        rig.call(fake(rig).stop)
+        until(lambda: rig.http.get("/health/ready").status_code == 503, "worker lost")
+        sent = rig.http.post("/admin/precompute", json={"documents": CORPUS[1:]}).json()
+        until(lambda: rig.metric("kvstitch_documents") == len(CORPUS) - 1, "indexed")
+        cancelled = rig.http.delete(f"/admin/jobs/{sent['job_id']}").json()
+        assert cancelled["progress"]["cancelled"] == len(CORPUS) - 1
+        rig.call(fake(rig).start)
+        rig.wait_ready()
+        rig.ingest(CORPUS[:1])
+        until(lambda: complete(rig), "nothing left to do")
+        computed = [
+            chunk.chunk_id
+            for message in fake(rig).seen(Precompute)
+            if isinstance(message, Precompute)
+            for chunk in message.documents
+        ]
+        [own] = rig.gateway.retriever.catalog.chunks_of(CORPUS[0]["doc_id"])
+        assert set(computed) == {own.chunk_id}, "and what it stands behind, under its number"
+        assert len(asked(rig)) == 4
+        rig.ingest(CORPUS)
+        until(lambda: settled(rig), "sent again, they are stored")
+        assert set(prefixes(rig, [document["doc_id"] for document in CORPUS])) == {
+            document["doc_id"] for document in CORPUS
+        }
 
 
 def test_what_stands_behind_the_same_is_sent_together(folder: Path, data: Path) -> None:
