@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 # Most tokens of one forward pass, padding included. Larger ones are slower: 8,192 take a third more
 # time per token, because what the layers hand on does not fit into the CPU's caches.
 _BATCH_TOKENS = 2048
-# Rows are padded to a multiple of so many tokens, and a batch has a power of two of them; a single
-# short text, mostly a question, is left as it is. For every shape that is new the libraries below
-# make programs of their own, which take time and are kept: hundreds of shapes took 160 MB.
+# Rows are padded to a multiple of so many tokens, and a batch has a power of two of them; for a
+# single short text, mostly a question, see short_text.py. For every shape that is new the libraries
+# below make programs of their own, which take time and are kept: hundreds of shapes took 160 MB.
 _STEP = 32
 _SHORT_CHARS = 1000
 

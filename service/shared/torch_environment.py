@@ -7,8 +7,8 @@ half).
 
 oneDNN makes a program for every shape of a product and keeps 1,024 of them, torch's layer above it
 as many again: in bfloat16 half a megabyte each. Prompts and batches of ever new lengths took
-hundreds of megabytes of a process. A program is made in 0.3 ms; among 128 all layers of a model
-find theirs, and so do questions of the usual lengths.
+hundreds of megabytes of a process. A program is made in 0.3 ms; among 32 all layers of a model find
+theirs, and so do questions, whose embedder pads them to few lengths.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import os
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "3000",
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
-    "LRU_CACHE_CAPACITY": "128",  # of ideep, the layer above
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
+    "LRU_CACHE_CAPACITY": "32",  # of ideep, the layer above
 }
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from retriever.embedders import LocalEmbedder
+from retriever.embedders import LocalEmbedder, short_text
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderNotStarted, EmbedderUnsupported
 
@@ -19,7 +20,6 @@ from retriever.errors import EmbedderNotStarted, EmbedderUnsupported
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random BERT of one layer with MiniLM's tokenizer, and no sentence-transformers files."""
-    import torch
     from transformers import BertConfig, BertModel
 
     folder = tmp_path_factory.mktemp("tiny-bert")
@@ -51,7 +51,6 @@ def write_json(path: Path, value: object) -> None:
 
 def states(embedder: LocalEmbedder, text: str) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """The model's last hidden states [tokens, dim], from transformers alone."""
-    import torch
     from transformers import AutoTokenizer
 
     assert embedder._loaded is not None
@@ -146,6 +145,22 @@ TEXTS = [
 def test_one_short_text_is_computed_as_transformers_does(minilm: LocalEmbedder, text: str) -> None:
     pooled = states(minilm, text).mean(axis=0)
     assert np.abs(minilm.embed([text])[0] - pooled / np.linalg.norm(pooled)).max() < 1e-5
+
+
+def test_short_texts_are_computed_in_few_shapes(
+    minilm: LocalEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: Counter[int] = Counter()
+    product = short_text._Linear.__call__
+
+    def note(linear: short_text._Linear, x: torch.Tensor, then: str = "none") -> torch.Tensor:
+        rows[len(x)] += 1
+        return product(linear, x, then)
+
+    monkeypatch.setattr(short_text._Linear, "__call__", note)
+    for words in range(1, 40):
+        minilm.embed(["word " * words])
+    assert rows and set(rows) <= {16, 32, 48}
 
 
 def test_one_short_text_in_bfloat16(minilm: LocalEmbedder) -> None:
