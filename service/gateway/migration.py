@@ -22,8 +22,8 @@ from service.gateway.audit.audit_log import FILE as AUDIT_FILE
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import lock_folder
 from service.gateway.documents import membership
+from service.gateway.documents.jobs.job_database import content_place
 from service.gateway.documents.jobs.job_records import spool_place
-from service.gateway.documents.jobs.job_store import content_place
 from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
 from service.gateway.encryption.tenant_keys import require_no_keys, tenant_keys_of

@@ -80,7 +80,7 @@ class Corpus:
         copies = (1 + chunks.has_copies) * (1 + len(settings.precomputed_loras))
         self._size = StoredSize(copies)
         self._ingestor = Ingestor(
-            self._store, chunks, worker, purges,
+            self._store.unfinished, chunks, worker, purges,
             settings=settings, on_reply=self._count_stored,
             on_warnings=self._count_warnings, aside=True,
         )  # fmt: skip

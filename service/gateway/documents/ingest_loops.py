@@ -151,10 +151,10 @@ class IngestLoops:
 
     def _more_to_come(self) -> bool:
         """Return whether documents are being indexed that prefixes should be chosen among."""
-        few = len(self._jobs.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
+        few = len(self._jobs.unfinished.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
         long = self._ingestor.long
         without = () if long is None else long.numbers  # nobody waits for these
-        return few and bool(self._jobs.pending(1, 1, without=without))
+        return few and bool(self._jobs.unfinished.pending(1, 1, without=without))
 
     # -- of documents that are done --------------------------------------------------------------
 

@@ -14,19 +14,25 @@ import json
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from retriever import Scope
 from retriever.readers import EVERYBODY, EVERYTHING, View
-from retriever.sql.expressions import among, upsert
+from retriever.sql.expressions import among
 from service.errors import DatabaseUnavailable
+from service.gateway.documents.jobs.job_database import (
+    FREE,
+    OF_TENANTS,
+    JobDatabase,
+    content_place,
+    meta_place,
+    warnings_place,
+)
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
-    IndexedDocument,
     IngestDocument,
     Job,
     JobPage,
@@ -38,28 +44,16 @@ from service.gateway.documents.jobs.job_rows import (
     NO_WARNINGS,
     UNFINISHED,
     in_state,
-    in_turns,
     load_job,
     lock_jobs,
-    said_place,
-    take,
-    update_job_states,
 )
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.webhooks import add_events
-from service.gateway.encryption.sealed_rows import SealedRows
+from service.gateway.documents.jobs.unfinished_documents import UnfinishedDocuments
 from service.gateway.service_database import ServiceDatabase
-from service.gateway.tables import documents, freed_files, jobs, sizes
+from service.gateway.tables import documents, jobs, sizes
 
 ACCEPTING = 0x6B76_0005  # first number of the advisory lock, the second is the tenant's
-# Frees the space of a document that is no longer needed here.
-_FREE: dict[str, Any] = {"kind": None, "meta": None, "content": None, "spooled": None}
 _ACCEPTED = jobs.c.state != "spooling"
-_OF_TENANTS = documents.join(jobs)
-_UNFINISHED = sa.select(
-    *documents.c["number", "job_id", "collection", "doc_id", "bytes", "kind", "meta", "content",
-                 "spooled", "chunks"], *jobs.c["tenant", "view"]
-).select_from(_OF_TENANTS).order_by(documents.c.number)  # fmt: skip
 
 
 class JobStore:
@@ -69,26 +63,25 @@ class JobStore:
         database: Of the jobs.
         spool: Holds what is too large for the database.
         with_events: Whether for each job that ends an event is owed to the webhook.
+
+    Attributes:
+        unfinished: The documents that are to be worked off.
     """
 
     def __init__(
         self, database: ServiceDatabase, spool: SpoolFolder, *, with_events: bool = False
     ) -> None:
-        self._sealed = SealedRows(spool.keys)
-        self._database = database
-        self._spool = spool
-        self._with_events = with_events
-        self._me = database.gateway_id
-        self._shared = database.shared
+        self._rows = JobDatabase(database, spool, with_events=with_events)
+        self.unfinished = UnfinishedDocuments(self._rows)
 
     def start(self) -> None:
         """Forget what a process that died had not accepted; before there are uploads."""
-        self._spool.start()
-        with self._freeing() as write:
-            write.execute(jobs.delete().where(~_ACCEPTED, self._mine(jobs)))
-        with self._database.read() as read:
+        self._rows.spool.start()
+        with self._rows.freeing() as write:
+            write.execute(jobs.delete().where(~_ACCEPTED, self._rows.mine(jobs)))
+        with self._rows.database.read() as read:
             named = sa.select(documents.c.spooled).where(documents.c.spooled.is_not(None))
-            self._spool.sweep(set(read.scalars(named)))
+            self._rows.spool.sweep(set(read.scalars(named)))
 
     # -- acceptance ------------------------------------------------------------------------------
 
@@ -102,29 +95,29 @@ class JobStore:
         now = time.time()
         row: dict[str, Any] = {"job_id": uuid.uuid4().hex, "tenant": tenant, "state": "spooling",
                                "created": now, "updated": now, "view": view.name}  # fmt: skip
-        if self._shared:
-            row["owner"] = self._me
+        if self._rows.shared:
+            row["owner"] = self._rows.me
         else:  # after all others
             last = sa.select(sa.func.coalesce(sa.func.max(jobs.c.number), 0))
             row["number"] = last.scalar_subquery() + 1
-        with self._database.write() as write:
+        with self._rows.database.write() as write:
             write.execute(jobs.insert().values(row))
         return str(row["job_id"])
 
     def spool(self, job_id: str, items: Sequence[IngestDocument]) -> None:
         """Write documents of a job that is not accepted yet. Their files are the job's now."""
-        tenant = self._tenant_of(job_id) if self._sealed.keys is not None else ""
+        tenant = self._tenant_of(job_id) if self._rows.sealed.keys is not None else ""
         rows = [
             {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
              "bytes": item.size, "kind": item.kind, "state": "spooling",
-             "meta": self._sealed.text(tenant, item.meta, *meta_place(job_id, item)),
+             "meta": self._rows.sealed.text(tenant, item.meta, *meta_place(job_id, item)),
              **self._content(job_id, tenant, item)}
             for item in items
         ]  # fmt: skip
         if rows:
-            with self._database.write() as write:
+            with self._rows.database.write() as write:
                 write.execute(documents.insert(), rows)
-        self._spool.claim(row["spooled"] for row in rows if row["spooled"] is not None)
+        self._rows.spool.claim(row["spooled"] for row in rows if row["spooled"] is not None)
 
     def accept(
         self,
@@ -153,7 +146,7 @@ class JobStore:
         """
         accepted = {"idempotency_key": idempotency_key, "digest": digest, "state": "queued",
                     "readers": _encoded(readers)}  # fmt: skip
-        with self._database.write() as write:
+        with self._rows.database.write() as write:
             if check is not None:
                 self._check_stored(write, job_id, check)
             job = jobs.update().where(jobs.c.job_id == job_id)
@@ -166,29 +159,29 @@ class JobStore:
 
     def drop(self, job_id: str) -> None:
         """Forget a job that was not accepted."""
-        with self._freeing() as write:
+        with self._rows.freeing() as write:
             write.execute(jobs.delete().where(~_ACCEPTED, jobs.c.job_id == job_id))
 
     def find(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
         """Return (job_id, digest) of the job that was accepted with this key, None if none was."""
         named = jobs.c.tenant == tenant, jobs.c.idempotency_key == idempotency_key
-        with self._database.read() as read:
+        with self._rows.database.read() as read:
             row = read.execute(sa.select(jobs.c.job_id, jobs.c.digest).where(*named)).first()
         return None if row is None else (row.job_id, row.digest)
 
     def prune(self, before: float) -> int:
         """Forget jobs that ended before a time, in Unix seconds; return how many."""
         ended = jobs.c.state.not_in(["spooling", *OPEN_STATES])
-        with self._database.write() as write:
+        with self._rows.database.write() as write:
             return write.execute(jobs.delete().where(jobs.c.updated < before, ended)).rowcount
 
     # -- jobs ------------------------------------------------------------------------------------
 
     def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> Job | None:
         named = jobs.c.job_id == job_id, jobs.c.tenant == tenant, _ACCEPTED
-        with self._database.read() as read:
+        with self._rows.database.read() as read:
             row = read.execute(JOB.where(*named)).first()
-            return None if row is None else load_job(read, row, self._sealed, max_errors)
+            return None if row is None else load_job(read, row, self._rows.sealed, max_errors)
 
     def page(
         self,
@@ -205,32 +198,32 @@ class JobStore:
             query = query.where(jobs.c.number < before)
         if state is not None:
             query = query.where(jobs.c.state == state)
-        with self._database.read() as read:
+        with self._rows.database.read() as read:
             if view.groups is not None:
                 own = sa.select(jobs.c.readers).where(jobs.c.tenant == tenant).distinct()
                 there = read.scalars(own).all()
                 shown = [each for each in there if all(map(view.shows, json.loads(each)))]
                 query = query.where(among(jobs.c.readers, shown))
             rows = read.execute(query.order_by(jobs.c.number.desc()).limit(limit + 1)).all()
-            found = [load_job(read, row, self._sealed) for row in rows[:limit]]
+            found = [load_job(read, row, self._rows.sealed) for row in rows[:limit]]
         return JobPage(found, str(rows[limit - 1].number) if len(rows) > limit else None)
 
     def states(self) -> dict[str, int]:
         """Return how many jobs of all tenants are in each state."""
         query = sa.select(jobs.c.state, sa.func.count()).where(_ACCEPTED).group_by(jobs.c.state)
-        with self._database.read() as read:
+        with self._rows.database.read() as read:
             return {state: count for state, count in read.execute(query)}
 
     def cancel(self, job_id: str) -> list[tuple[Scope, str]]:
         """Cancel a job's documents that are not done; returns those that are indexed, and stay."""
         indexed = sa.select(jobs.c.tenant, documents.c.collection, documents.c.doc_id)
-        indexed = indexed.select_from(_OF_TENANTS).where(in_state("indexed"))
-        with self._freeing() as write:
+        indexed = indexed.select_from(OF_TENANTS).where(in_state("indexed"))
+        with self._rows.freeing() as write:
             write.execute(jobs.update().where(jobs.c.job_id == job_id).values(cancelled=1))
             rows = write.execute(indexed.where(jobs.c.job_id == job_id)).all()
             change = documents.update().where(documents.c.job_id == job_id, UNFINISHED)
-            write.execute(change.values(state="cancelled", **_FREE))
-            self._update_states(write, [job_id])
+            write.execute(change.values(state="cancelled", **FREE))
+            self._rows.update_states(write, [job_id])
         return [(Scope(tenant, collection), doc_id) for tenant, collection, doc_id in rows]
 
     def cancel_documents(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
@@ -245,129 +238,35 @@ class JobStore:
         """
         named = sa.true() if doc_ids is None else among(documents.c.doc_id, doc_ids)
         waiting = sa.select(*documents.c["number", "job_id", "collection", "doc_id", "meta"])
-        waiting = waiting.select_from(_OF_TENANTS)
+        waiting = waiting.select_from(OF_TENANTS)
         waiting = waiting.where(in_state("pending"), jobs.c.tenant == scope.tenant)
-        with self._freeing() as write:
+        with self._rows.freeing() as write:
             query = waiting.where(documents.c.collection == scope.collection, named)
-            found = [(row, _readers(self._meta(row))) for row in write.execute(query)]
+            found = [(row, _readers(self._rows.meta(row))) for row in write.execute(query)]
             rows = [row for row, readers in found if scope.view.shows(readers)]
             job_ids = [row.job_id for row in rows]
             lock_jobs(write, job_ids)
             numbers = among(documents.c.number, [row.number for row in rows])
             change = documents.update().where(numbers, in_state("pending"))
             error = "deleted before it was indexed"
-            write.execute(change.values(state="cancelled", error=error, **_FREE))
-            self._update_states(write, job_ids)
+            write.execute(change.values(state="cancelled", error=error, **FREE))
+            self._rows.update_states(write, job_ids)
         return {row.doc_id: readers for row, readers in found if scope.view.shows(readers)}
-
-    # -- documents -------------------------------------------------------------------------------
-
-    def pending(
-        self,
-        limit: int,
-        max_bytes: int,
-        *,
-        without: Collection[int] = (),
-        largest: int | None = None,
-    ) -> list[IngestDocument]:
-        """Return the next documents to index, at least one, up to `max_bytes`.
-
-        Tenants come in turns, and of each its oldest documents.
-
-        Args:
-            without: Numbers of documents that are left out.
-            largest: Bytes of the largest that is wanted; None: any.
-        """
-        wanted = sa.true() if largest is None else documents.c.bytes <= largest
-        if without:
-            wanted = sa.and_(wanted, ~among(documents.c.number, sorted(without)))
-        return self._unfinished("pending", limit, max_bytes, wanted)
-
-    def indexed(self, limit: int) -> list[IngestDocument]:
-        """Return the next documents whose KV must be computed, in the same order."""
-        return self._unfinished("indexed", limit, None, sa.true())
-
-    def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
-        """Return those of the documents that are in this state; others may have been cancelled."""
-        found = in_state(state), among(documents.c.number, numbers), self._mine(documents)
-        with self._database.read() as read:
-            return set(read.scalars(sa.select(documents.c.number).where(*found)))
-
-    def set_indexed(self, indexed: Sequence[IndexedDocument]) -> None:
-        """Note that documents are in the catalog and the index now."""
-        names = ("_number", "change", "chunks", "tokens", "warnings")
-        free = {**_FREE, "owner": ""} if self._shared else _FREE
-        numbers = among(documents.c.number, [number for number, *_ in indexed])
-        with self._freeing() as write:
-            columns = documents.c["collection", "doc_id", "bytes", "number", "job_id"]
-            query = sa.select(jobs.c.tenant, *columns)
-            query = query.select_from(_OF_TENANTS).where(numbers, self._mine(documents))
-            rows = [dict(r) for r in write.execute(query.order_by(documents.c.number)).mappings()]
-            values: list[dict[str, Any]] = [dict(zip(names, e, strict=True)) for e in indexed]
-            own = {value["_number"]: value for value in values}
-            for row in rows:
-                tenant, named = row["tenant"], (row["collection"], row["doc_id"])
-                value, job_id = own[row.pop("number")], row.pop("job_id")
-                row["warnings"] = value["warnings"]
-                if value["warnings"] != NO_WARNINGS:
-                    where = warnings_place(tenant, *named)
-                    row["warnings"] = self._sealed.text(tenant, value["warnings"], *where)
-                    where = said_place(job_id, *named)
-                    value["warnings"] = self._sealed.text(tenant, value["warnings"], *where)
-            upsert(write, sizes, rows)
-            self._update_documents(write, {"state": "indexed", **free}, values)
 
     def warnings(self, tenant: str, collection: str, doc_id: str) -> list[dict[str, Any]]:
         """Return what is not in the text of a stored document, or may be wrong there: fields of
         ParseWarnings."""
         key = sizes.c.tenant == tenant, sizes.c.collection == collection, sizes.c.doc_id == doc_id
-        with self._database.read() as read:
+        with self._rows.database.read() as read:
             stored = read.scalar(sa.select(sizes.c.warnings).where(*key))
             where = warnings_place(tenant, collection, doc_id)
-            said = self._sealed.opened_text(stored, *where) or NO_WARNINGS
+            said = self._rows.sealed.opened_text(stored, *where) or NO_WARNINGS
             found: list[dict[str, Any]] = json.loads(said)
         return found
 
-    def set_done(self, numbers: Sequence[int]) -> None:
-        with self._database.write() as write:
-            self._update_documents(write, {"state": "done"}, [{"_number": n} for n in numbers])
-
-    def set_failed(self, failed: Sequence[tuple[int, str]], state: str = "failed") -> None:
-        """Note that documents cannot be stored.
-
-        Args:
-            failed: (number, what is wrong).
-            state: "failed", or "dead" if the worker died of them.
-        """
-        values: list[dict[str, Any]] = [{"_number": n, "error": error} for n, error in failed]
-        with self._freeing() as write:
-            if self._sealed.keys is not None:
-                self._seal_errors(write, values)
-            self._update_documents(write, {"state": state, **_FREE}, values)
-
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""
-        self._database.scrub()
-
-    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
-        """Return whether a row is this gateway's; others' are left alone."""
-        return table.c.owner == self._me if self._shared else sa.true()
-
-    @contextmanager
-    def _freeing(self) -> Iterator[sa.Connection]:
-        """Yield a transaction after which the files that no row names any more are removed.
-
-        Should the process die before they are, they are removed after the next one.
-        """
-        with self._database.write() as write:
-            yield write
-            if self._shared:  # without files
-                return
-            freed = write.scalars(sa.select(freed_files.c.name)).all()
-        if freed:
-            self._spool.remove(freed)
-            with self._database.write() as write:
-                write.execute(freed_files.delete().where(among(freed_files.c.name, freed)))
+        self._rows.database.scrub()
 
     def _check_stored(
         self, write: sa.Connection, job_id: str, check: Callable[[int, int], None]
@@ -375,7 +274,7 @@ class JobStore:
         tenant = write.scalar(sa.select(jobs.c.tenant).where(jobs.c.job_id == job_id))
         if tenant is None:  # forgotten, which `accept` says
             return
-        if self._shared:
+        if self._rows.shared:
             # Until this transaction ends no other one accepts a job of the tenant, and what others
             # have committed is seen. Two tenants of the same number only wait for each other.
             number = zlib.crc32(tenant.encode()) - (1 << 31)
@@ -383,7 +282,7 @@ class JobStore:
             write.execute(sa.select(sa.func.pg_advisory_xact_lock(*pair)))
         columns = ("collection", "doc_id", "bytes")
         stored = sa.select(*sizes.c[columns]).where(sizes.c.tenant == tenant)
-        coming = sa.select(*documents.c[columns]).select_from(_OF_TENANTS)
+        coming = sa.select(*documents.c[columns]).select_from(OF_TENANTS)
         coming = coming.where(
             jobs.c.tenant == tenant, sa.or_(in_state("pending"), documents.c.job_id == job_id)
         )
@@ -394,109 +293,20 @@ class JobStore:
         count, size = write.execute(sa.select(sa.func.count(), total).select_from(most_of)).one()
         check(int(count), int(size))
 
-    def _update_documents(
-        self, write: sa.Connection, values: dict[str, Any], rows: Sequence[dict[str, Any]]
-    ) -> None:
-        """Update documents that were not cancelled.
-
-        Args:
-            write: A transaction.
-            values: Of all of them.
-            rows: Each document's `_number`, and its own values.
-        """
-        if not rows:
-            return
-        numbers = among(documents.c.number, [row["_number"] for row in rows])
-        job_ids = write.scalars(sa.select(documents.c.job_id).where(numbers).distinct()).all()
-        lock_jobs(write, job_ids)
-        change = documents.update().where(
-            documents.c.number == sa.bindparam("_number"), UNFINISHED, self._mine(documents)
-        )
-        write.execute(change.values(values), rows)
-        self._update_states(write, job_ids)
-
-    def _update_states(self, write: sa.Connection, job_ids: Sequence[str]) -> None:
-        ended = update_job_states(write, job_ids)
-        if self._with_events:
-            add_events(write, ended)
-
-    def _unfinished(
-        self, state: str, limit: int, max_bytes: int | None, wanted: sa.ColumnElement[bool]
-    ) -> list[IngestDocument]:
-        out: list[IngestDocument] = []
-        total = 0
-        query = _UNFINISHED.where(in_state(state), self._mine(documents), wanted)
-        transaction = self._database.write if self._shared else self._database.read
-        with transaction() as connection:
-            if self._shared:
-                take(connection, self._me, state, limit)
-            turns = in_turns(connection, query, limit, max_bytes)
-            if turns is not None:
-                query, max_bytes = _UNFINISHED.where(among(documents.c.number, turns)), None
-            with connection.execute(query.limit(limit)) as rows:
-                for row in rows:
-                    total += row.bytes
-                    if out and max_bytes is not None and total > max_bytes:
-                        break
-                    out.append(self._document(row))
-        return out
-
-    def _document(self, row: Any) -> IngestDocument:
-        content = row.content or b""
-        if row.spooled is not None:
-            content = self._spool.file(row.spooled, row.bytes)
-        elif content:
-            content = self._sealed.opened_content(content, *content_place(row.job_id, row))
-        sent = json.loads(self._meta(row) or "{}")
-        return IngestDocument(
-            row.doc_id, row.collection, row.kind or "", content, **sent,
-            tenant=row.tenant, number=row.number, job_id=row.job_id, chunks=row.chunks,
-            view=View.named(row.view),
-        )  # fmt: skip
-
     def _content(self, job_id: str, tenant: str, document: IngestDocument) -> dict[str, Any]:
         """Return the columns `content` and `spooled`; other gateways cannot read our files."""
         content = document.content
         if isinstance(content, SpooledFile):
-            if not self._shared:
+            if not self._rows.shared:
                 return {"content": None, "spooled": content.path.name}
             content = content.read()
         where = content_place(job_id, document)
-        return {"content": self._sealed.content(tenant, content, *where), "spooled": None}
+        return {"content": self._rows.sealed.content(tenant, content, *where), "spooled": None}
 
     def _tenant_of(self, job_id: str) -> str:
-        with self._database.read() as read:
+        with self._rows.database.read() as read:
             found = read.scalar(sa.select(jobs.c.tenant).where(jobs.c.job_id == job_id))
         return found or ""
-
-    def _meta(self, row: Any) -> str | None:
-        return self._sealed.opened_text(row.meta, *meta_place(row.job_id, row))
-
-    def _seal_errors(self, write: sa.Connection, values: list[dict[str, Any]]) -> None:
-        """Errors of libraries may quote a file."""
-        columns = documents.c["number", "job_id", "collection", "doc_id"]
-        numbers = among(documents.c.number, [value["_number"] for value in values])
-        query = sa.select(jobs.c.tenant, *columns).select_from(_OF_TENANTS).where(numbers)
-        rows = {row.number: row for row in write.execute(query)}
-        for value in values:
-            if (row := rows.get(value["_number"])) is not None:
-                where = said_place(row.job_id, row.collection, row.doc_id)
-                value["error"] = self._sealed.text(row.tenant, value["error"], *where)
-
-
-def meta_place(job_id: str, document: Any) -> tuple[object, ...]:
-    """Return where what was sent with a document is sealed for."""
-    return "job meta", job_id, document.collection, document.doc_id
-
-
-def content_place(job_id: str, document: Any) -> tuple[object, ...]:
-    """Return where a document's content is sealed for."""
-    return "job content", job_id, document.collection, document.doc_id
-
-
-def warnings_place(tenant: str, collection: str, doc_id: str) -> tuple[object, ...]:
-    """Return where the warnings of a stored document are sealed for."""
-    return "warnings", tenant, collection, doc_id
 
 
 def _encoded(readers: Collection[str]) -> str:

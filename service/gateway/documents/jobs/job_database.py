@@ -1,0 +1,92 @@
+"""What the parts of the job store share: a gateway's rows in the database, and what seals them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from retriever.sql.expressions import among
+from service.gateway.documents.jobs.job_rows import update_job_states
+from service.gateway.documents.jobs.spool_folder import SpoolFolder
+from service.gateway.documents.jobs.webhooks import add_events
+from service.gateway.encryption.sealed_rows import SealedRows
+from service.gateway.service_database import ServiceDatabase
+from service.gateway.tables import documents, freed_files, jobs
+
+# Frees the space of a document that is no longer needed here.
+FREE: dict[str, Any] = {"kind": None, "meta": None, "content": None, "spooled": None}
+OF_TENANTS = documents.join(jobs)
+
+
+class JobDatabase:
+    """Thread-safe; every call blocks.
+
+    Args:
+        database: Of the jobs.
+        spool: Holds what is too large for the database.
+        with_events: Whether for each job that ends an event is owed to the webhook.
+
+    Attributes:
+        database, spool: As given.
+        sealed: Seals what was sent with documents, and opens it.
+        me: This gateway's id.
+        shared: Whether other gateways use the database, too.
+    """
+
+    def __init__(
+        self, database: ServiceDatabase, spool: SpoolFolder, *, with_events: bool = False
+    ) -> None:
+        self.database = database
+        self.spool = spool
+        self.sealed = SealedRows(spool.keys)
+        self.me = database.gateway_id
+        self.shared = database.shared
+        self._with_events = with_events
+
+    def mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        """Return whether a row is this gateway's; others' are left alone."""
+        return table.c.owner == self.me if self.shared else sa.true()
+
+    @contextmanager
+    def freeing(self) -> Iterator[sa.Connection]:
+        """Yield a transaction after which the files that no row names any more are removed.
+
+        Should the process die before they are, they are removed after the next one.
+        """
+        with self.database.write() as write:
+            yield write
+            if self.shared:  # without files
+                return
+            freed = write.scalars(sa.select(freed_files.c.name)).all()
+        if freed:
+            self.spool.remove(freed)
+            with self.database.write() as write:
+                write.execute(freed_files.delete().where(among(freed_files.c.name, freed)))
+
+    def update_states(self, write: sa.Connection, job_ids: Sequence[str]) -> None:
+        """Compute the states of jobs anew, after their documents' have changed."""
+        ended = update_job_states(write, job_ids)
+        if self._with_events:
+            add_events(write, ended)
+
+    def meta(self, row: Any) -> str | None:
+        """Return what was sent with a document, as JSON."""
+        return self.sealed.opened_text(row.meta, *meta_place(row.job_id, row))
+
+
+def meta_place(job_id: str, document: Any) -> tuple[object, ...]:
+    """Return where what was sent with a document is sealed for."""
+    return "job meta", job_id, document.collection, document.doc_id
+
+
+def content_place(job_id: str, document: Any) -> tuple[object, ...]:
+    """Return where a document's content is sealed for."""
+    return "job content", job_id, document.collection, document.doc_id
+
+
+def warnings_place(tenant: str, collection: str, doc_id: str) -> tuple[object, ...]:
+    """Return where the warnings of a stored document are sealed for."""
+    return "warnings", tenant, collection, doc_id
