@@ -229,6 +229,7 @@ def test_prompts_take_a_prefix_once_the_chunk_is_stored_behind_it(retriever: Ret
     assert [chunk.doc_id for chunk in now] == chosen
 
 
+@pytest.mark.parametrize("open_database", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_that_were_left_are_not_open(retriever: Retriever, kind: PrefixKind) -> None:
     prefixes, own = retriever.prefix_chunks, number(retriever, "fox-2")
