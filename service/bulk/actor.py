@@ -188,10 +188,10 @@ class RangeActor:
         queue = RangeQueue(
             reader.read(part), counts, corpus.record_sizes, whole=corpus.chooses_prefixes
         )
-        ingestor = corpus.ingestor(queue)
+        indexing, kv = corpus.stages(queue)
 
         async def index() -> bool:
-            return await ingestor.index_batch() != "nothing"
+            return await indexing.index_batch() != "nothing"
 
         async def work_off(step: Callable[[], Awaitable[bool]]) -> None:
             while not queue.ended:
@@ -206,7 +206,7 @@ class RangeActor:
                 else:
                     await asyncio.sleep(0 if found else LOOK_AGAIN_S)
 
-        await side_by_side([partial(work_off, index), partial(work_off, ingestor.store_batch)], 2)
+        await side_by_side([partial(work_off, index), partial(work_off, kv.store_batch)], 2)
 
     async def _report_progress(self, number: int, counts: Counts) -> None:
         """Write how far the range is; raises RangeLost when it is another's."""

@@ -20,10 +20,13 @@ from service.errors import InvalidSetting, ModelRefused
 from service.gateway.databases import shared_secret
 from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.deletion_store import DeletionStore
-from service.gateway.documents.ingestor import Ingestor
+from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_rows import record_sizes
+from service.gateway.documents.kv_stage import KvStage
+from service.gateway.documents.kv_storing import KvStoring
 from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
+from service.gateway.documents.parsing.parser import FileLimits
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
@@ -204,21 +207,19 @@ class BulkCorpus:
         """Whether chunks are computed behind others, which are chosen among the catalog's."""
         return self._chunks.has_copies
 
-    def ingestor(self, queue: RangeQueue) -> Ingestor:
-        """Return what ingests the documents of a range.
+    def stages(self, queue: RangeQueue) -> tuple[IndexingStage, KvStage]:
+        """Return the two stages that ingest the documents of a range.
 
         Nothing is left to the gateways: chunks are stored without a prefix, too.
         """
-        return Ingestor(
-            queue,
-            self._chunks,
-            self._worker,
-            self._purges,
-            settings=self.settings,
-            on_reply=queue.on_reply,
-            wait_again_s=WAIT_AGAIN_S,
-            complete=True,
+        indexing = IndexingStage(
+            queue, self._chunks.retriever, self._purges, FileLimits.of(self.settings)
         )
+        storing = KvStoring(
+            self._worker, self._chunks, self._purges,
+            loras=self.settings.precomputed_loras, on_reply=queue.on_reply, complete=True,
+        )  # fmt: skip
+        return indexing, KvStage(queue, self._chunks, storing, wait_again_s=WAIT_AGAIN_S)
 
     def record_sizes(self, documents: Sequence[IngestDocument]) -> None:
         """Note the sizes of documents, by which tenants' quotas are counted."""

@@ -1,4 +1,4 @@
-"""The documents of one range on their way in: what the ingestor works off in an actor."""
+"""The documents of one range on their way in: what the stages of ingestion work off in an actor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The corpus of a gateway: builds the parts of this room and runs their loops.
 
-jobs.submit ── job store ── ingestor ── catalog, index ── ingestor ── worker ── done
-documents.delete ── purge queue ─────────────────────────────────────────┘
+jobs.submit ── job store ── indexing stage ── catalog, index ── KV stage ── worker ── done
+documents.delete ── purge queue ───────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.document_service import DocumentService
+from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.ingest_loops import IngestLoops, TokenRate
-from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.kv_expiry import PAUSE_S, KvExpiry
+from service.gateway.documents.kv_stage import KvStage
+from service.gateway.documents.kv_storing import KvStoring
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.parsing.parsed_file import ParseWarning
+from service.gateway.documents.parsing.parser import FileLimits
 from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
 from service.gateway.documents.stored_size import StoredSize
 from service.gateway.prometheus import GatewayMetrics
@@ -79,13 +82,18 @@ class Corpus:
         rate = self._rate = TokenRate()
         copies = (1 + chunks.has_copies) * (1 + len(settings.precomputed_loras))
         self._size = StoredSize(copies)
-        self._ingestor = Ingestor(
-            self._store.unfinished, chunks, worker, purges,
-            settings=settings, on_reply=self._count_stored,
+        queue = self._store.unfinished
+        storing = KvStoring(
+            worker, chunks, purges, loras=settings.precomputed_loras, on_reply=self._count_stored
+        )
+        self._indexing = IndexingStage(
+            queue, retriever, purges, FileLimits.of(settings),
             on_warnings=self._count_warnings, aside=True,
         )  # fmt: skip
+        stages = self._indexing, KvStage(queue, chunks, storing)
         self._loops = IngestLoops(
-            ingestor=self._ingestor,
+            stages=stages,
+            storing=storing,
             jobs=self._store,
             chunks=chunks,
             worker=worker,
@@ -102,7 +110,7 @@ class Corpus:
             refresh_gauges=self.refresh_gauges,
             disk=disk,
             rate=rate,
-            ingestor=self._ingestor,
+            stages=stages,
             retriever=retriever,
         )
         self.documents = DocumentService(
@@ -176,7 +184,7 @@ class Corpus:
         await self._pruning.close()
         await self._expiry.close()
         await self._loops.indexing.close()
-        await self._ingestor.close()
+        await self._indexing.close()
         await self._loops.precompute.close()
 
     async def _prune(self) -> bool:

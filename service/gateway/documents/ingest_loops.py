@@ -1,4 +1,4 @@
-"""The gateway's background tasks: they make the ingestor's steps, and the purges that are due.
+"""The gateway's background tasks: they make the stages' steps, and the purges that are due.
 
     indexing      pending documents ── wait
     precompute    purges ── indexed documents ── what is missing ── pinned documents ── wait
@@ -27,9 +27,10 @@ from service.errors import (
 )
 from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.ingestor import MAX_CRASHES, STORED_DOCUMENTS, Ingestor
+from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.kv_storing import BATCH_CHUNKS, calls
+from service.gateway.documents.kv_stage import MAX_CRASHES, STORED_DOCUMENTS, KvStage
+from service.gateway.documents.kv_storing import BATCH_CHUNKS, KvStoring, calls
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.worker_client.protocol import Worker
 
@@ -51,7 +52,8 @@ class IngestLoops:
     def __init__(
         self,
         *,
-        ingestor: Ingestor,
+        stages: tuple[IndexingStage, KvStage],
+        storing: KvStoring,
         jobs: JobStore,
         chunks: ChunkKVs,
         worker: Worker,
@@ -60,8 +62,8 @@ class IngestLoops:
         pin_check_s: float,
         refresh_gauges: Callable[[], Awaitable[None]],
     ) -> None:
-        self._ingestor = ingestor
-        self._kv = ingestor.kv
+        self._indexing_stage, self._kv_stage = stages
+        self._kv = storing
         self._jobs = jobs
         self._chunks = chunks
         self._retriever = chunks.retriever
@@ -78,8 +80,8 @@ class IngestLoops:
         self.complete = not chunks.has_copies
         self.indexing = BackgroundLoop("indexing", self._index)
         self.precompute = BackgroundLoop("precompute", self._precompute, POLL_S)
-        if ingestor.long is not None:
-            ingestor.long.on_end = self._on_long_end
+        if (long := self._indexing_stage.long) is not None:
+            long.on_end = self._on_long_end
 
     def _on_long_end(self) -> None:
         self._long_ended = True
@@ -97,7 +99,7 @@ class IngestLoops:
 
     async def _index(self) -> bool:
         """Index one batch; return False if there was none."""
-        indexed = await self._ingestor.index_batch()
+        indexed = await self._indexing_stage.index_batch()
         if self._long_ended and indexed == "nothing":
             self._long_ended, indexed = False, "all"
         if indexed == "nothing":
@@ -139,7 +141,7 @@ class IngestLoops:
             self._rate.end()
             return False
         self._rate.begin()
-        if await self._ingestor.store_batch():
+        if await self._kv_stage.store_batch():
             self.complete = not self._chunks.has_copies
             await self._refresh_gauges()
             return True
@@ -152,7 +154,7 @@ class IngestLoops:
     def _more_to_come(self) -> bool:
         """Return whether documents are being indexed that prefixes should be chosen among."""
         few = len(self._jobs.unfinished.indexed(ENOUGH_INDEXED)) < ENOUGH_INDEXED
-        long = self._ingestor.long
+        long = self._indexing_stage.long
         without = () if long is None else long.numbers  # nobody waits for these
         return few and bool(self._jobs.unfinished.pending(1, 1, without=without))
 

@@ -19,8 +19,8 @@ from service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFou
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
+from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.ingest_loops import TokenRate
-from service.gateway.documents.ingestor import Ingestor
 from service.gateway.documents.jobs.job_records import (
     OPEN_STATES,
     DocumentError,
@@ -32,6 +32,7 @@ from service.gateway.documents.jobs.job_records import (
 )
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
+from service.gateway.documents.kv_stage import KvStage
 from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import document_scope
@@ -52,12 +53,12 @@ class JobService:
         refresh_gauges: Callable[[], Awaitable[None]],
         disk: DiskGuard,
         rate: TokenRate,
-        ingestor: Ingestor,
+        stages: tuple[IndexingStage, KvStage],
         retriever: AsyncRetriever,
     ) -> None:
         self._jobs = jobs
         self._retriever = retriever
-        self._ingestor = ingestor
+        self._indexing, self._kv = stages
         self._rate = rate
         self._disk = disk
         self._not_dropped: set[str] = set()  # refused, but there was no room to forget them
@@ -166,7 +167,8 @@ class JobService:
             if job.state not in (*OPEN_STATES, "cancelled"):
                 raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
             indexed = await asyncio.to_thread(self._jobs.cancel, job_id)
-            await self._ingestor.cancel(job_id, indexed)
+            self._indexing.cancel(job_id)
+            await self._kv.cancel(job_id, indexed)
         await self._refresh_gauges()
         await asyncio.to_thread(self._jobs.scrub)
         return await self.get(principal, job_id)
@@ -178,7 +180,7 @@ class JobService:
     def _with_eta(self, job: Job) -> Job:
         if job.state not in OPEN_STATES:
             return job
-        long = self._ingestor.long
+        long = self._indexing.long
         found = [] if long is None else long.of_job(job.job_id)
         steps = [Step(each.item.doc_id, each.step, each.done, each.total, each.eta_s,
                       each.item.collection) for each in found]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The documents of jobs that are not done: the queue that the ingestor works off."""
+"""The documents of jobs that are not done: the queue that the stages of ingestion work off."""
 
 from __future__ import annotations
 

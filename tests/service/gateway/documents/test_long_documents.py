@@ -14,7 +14,7 @@ import pytest
 
 from retriever import Document
 from retriever.embedders.base import Vectors
-from service.gateway.documents.ingestor import LONG_BYTES
+from service.gateway.documents.indexing_stage import LONG_BYTES
 from service.gateway.search import async_retriever
 from tests.fakes.models import HashingEmbedder
 from tests.service.gateway.rig import Rig, running, until

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from retriever import Document, EmbeddedDocument
-from service.gateway.documents.ingestor import LONG_BYTES, PASS_CHUNKS
+from service.gateway.documents.indexing_stage import LONG_BYTES
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
+from service.gateway.documents.kv_stage import PASS_CHUNKS
 from service.gateway.documents.long_documents import AT_A_TIME, LongDocuments
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import DocumentParser

@@ -1,50 +1,32 @@
-"""The ingestor: brings documents into the catalog and the index, and has their KV stored.
+"""The first stage of ingestion: brings documents into the catalog and the index.
 
-    pending ── parse ── cut, embed ── catalog and index ── indexed ── KV stored ── done
-                ├── error: failed                              └── the worker died: dead
-                └── takes long: beside all others (long_documents.py)
-
-Documents come from a queue: that of the jobs on disk, or that of a range of a bulk run. The steps
-are made by background tasks of the gateway, or by a Ray actor. Every step reads from the queue what
-is to be done, and doing it again changes nothing where it was done already: a restart simply
-continues.
+See document_queue.py. Documents that take long are worked on beside the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from retriever import Document, EmbeddedDocument, IngestResult, Scope
-from service.errors import KvstitchError, WorkerUnavailable
+from service.errors import KvstitchError
 from service.gateway.documents.background_loop import side_by_side
-from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
+from service.gateway.documents.document_queue import DocumentQueue
 from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
-from service.gateway.documents.kv_storing import (
-    BATCH_CHUNKS,
-    BatchProgress,
-    KvStoring,
-    OnReply,
-    slices,
-)
 from service.gateway.documents.long_documents import LongDocuments
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.gateway.documents.purge_queue import PurgeQueue
-from service.gateway.worker_client.protocol import Worker
-from service.settings import Settings
+from service.gateway.search.async_retriever import AsyncRetriever
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Indexed = Literal["nothing", "some", "all"]
 
@@ -55,17 +37,12 @@ INDEXED_BYTES = 250_000
 # Files that are parsed at a time, each by a process of its own, whose start takes longer than most
 # files. They have low priority, and each may take its share of memory.
 PARSERS = min(4, os.cpu_count() or 1)
-# Many documents, so that enough chunks with the same prefix are computed together.
-STORED_DOCUMENTS = 256
 # A document with more bytes, or more text, is worked on beside all others; so is one that takes
 # longer to read, and what is left of a batch whose reading takes longer.
 LONG_BYTES = LONG_CHARS = INDEXED_BYTES
 LONG_READING_S = 5.0
 BATCH_READING_S = 10.0
 BATCH_CHARS = 4 * INDEXED_BYTES
-PASS_CHUNKS = 256  # of one document whose KV is stored before others have their turn
-MAX_CRASHES = 3  # a document during which the worker died this often fails
-
 
 TITLE_CUT = ParseWarning(
     "title_cut",
@@ -74,126 +51,55 @@ TITLE_CUT = ParseWarning(
 )
 
 
-class DocumentQueue(Protocol):
-    """Documents on their way in, each with a number; every call may block."""
-
-    def pending(
-        self,
-        limit: int,
-        max_bytes: int,
-        *,
-        without: Collection[int] = (),
-        largest: int | None = None,
-    ) -> list[IngestDocument]:
-        """Return the next documents to index, oldest first: at least one, if there is one, then up
-        to `max_bytes`.
-
-        Args:
-            without: Numbers of documents that are left out.
-            largest: Bytes of the largest that is wanted; None: any.
-        """
-        ...
-
-    def indexed(self, limit: int) -> list[IngestDocument]:
-        """Return the next documents whose KV is to be stored, oldest first."""
-        ...
-
-    def still_in(self, state: str, numbers: Sequence[int]) -> set[int]:
-        """Return those of the documents that are in this state; others may have been cancelled."""
-        ...
-
-    def set_indexed(self, documents: Sequence[IndexedDocument]) -> None:
-        """Note documents that are in the catalog and the index."""
-        ...
-
-    def set_done(self, numbers: Sequence[int]) -> None:
-        """Note documents whose KV is stored."""
-        ...
-
-    def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
-        """Note (number, what is wrong); "dead": the worker died of the document."""
-        ...
-
-
-class Ingestor:
-    """Works off a queue of documents, a batch at a time.
-
-    The two steps may run side by side: one batch is indexed while the KV of another is stored.
+class IndexingStage:
+    """Indexes the documents of a queue, a batch at a time.
 
     Args:
         queue: Of documents.
-        chunks: Finds their chunks; with catalog and index.
-        worker: Computes and stores KV.
+        retriever: With catalog and index.
         purges: Of KV of revisions that are replaced.
-        settings: Limits of files, and LoRA adapters with which chunks are computed.
-        on_reply: As of `KvStoring`.
+        limits: Of files.
         on_warnings: Called with the warnings of every document that is indexed.
-        wait_again_s: Pauses after which a batch is tried again of which no document could be
-            stored: perhaps a tier is away for a moment.
-        complete: As of `KvStoring`.
         aside: Whether documents that take long are worked on beside the others.
 
     Attributes:
-        kv: Has KV stored.
         long: Documents that take long; None: they are as all others.
     """
 
     def __init__(
         self,
         queue: DocumentQueue,
-        chunks: ChunkKVs,
-        worker: Worker,
+        retriever: AsyncRetriever,
         purges: PurgeQueue,
+        limits: FileLimits,
         *,
-        settings: Settings,
-        on_reply: OnReply = lambda reply, lora, tokens: None,
         on_warnings: Callable[[Sequence[ParseWarning]], None] = lambda warnings: None,
-        wait_again_s: Sequence[float] = (),
-        complete: bool = False,
         aside: bool = False,
     ) -> None:
         self._queue = queue
-        self._chunks = chunks
-        self._retriever = chunks.retriever
+        self._retriever = retriever
         self._purges = purges
-        self._parser = DocumentParser(FileLimits.of(settings))
-        self.kv = KvStoring(
-            worker, chunks, purges,
-            loras=settings.precomputed_loras, on_reply=on_reply, complete=complete,
-        )  # fmt: skip
+        self._parser = DocumentParser(limits)
         self._on_warnings = on_warnings
-        self._waits = iter(wait_again_s)
-        self._crashes: Counter[int] = Counter()  # by number of the document
-        self._storing: asyncio.Task[None] | None = None
-        self._storing_jobs: set[str] = set()
-        # Chunks of long documents whose KV is stored in the next passes, by number.
-        self._rest: dict[int, list[ChunkKV]] = {}
         self.long: LongDocuments | None = None
         if aside:
             self.long = LongDocuments(
-                self._parser, chunks.retriever,
+                self._parser, retriever,
                 wanted=self._still_pending, store=self._store_long, fail=self._fail_long,
             )  # fmt: skip
 
-    async def cancel(self, job_id: str, indexed: Sequence[tuple[Scope, str]]) -> None:
-        """End what is being done for the documents of a job, which are cancelled already.
+    def cancel(self, job_id: str) -> None:
+        """End what is being done for the long documents of a job, which are cancelled already.
 
-        Args:
-            job_id: Of the job.
-            indexed: Its documents that were indexed, but not done.
+        Of others a batch is indexed without those that were cancelled.
         """
         if self.long is not None:
             self.long.cancel(job_id)
-        if self._storing is not None and job_id in self._storing_jobs:
-            self._storing.cancel()  # what is left of the batch for other jobs is begun again
-        await self._chunks.leave(indexed)
 
     async def close(self) -> None:
         """End the work on documents that take long."""
         if self.long is not None:
             await self.long.close()
-
-    # -- catalog and index -----------------------------------------------------------------------
 
     async def index_batch(self) -> Indexed:
         """Parse, embed and store some documents; returns which of those that are pending."""
@@ -325,93 +231,6 @@ class Ingestor:
             results = await self._retriever.store([doc for _, doc in pairs], scope=scope)
             out += zip([item for item, _ in pairs], results, strict=True)
         return out
-
-    # -- KV --------------------------------------------------------------------------------------
-
-    async def store_batch(self) -> bool:
-        """Have the KV of some indexed documents stored; False if there were none.
-
-        Raises:
-            WorkerUnavailable: The worker is away, or died of these documents, which is counted.
-        """
-        # One by one after a crash, so that a document that kills the worker does not block others.
-        limit = 1 if self._crashes else STORED_DOCUMENTS
-        batch = await asyncio.to_thread(self._queue.indexed, limit)
-        if not batch:
-            self._crashes.clear()  # of documents that were cancelled
-            return False
-        if len(batch) < limit:  # of documents that were cancelled
-            self._rest = {n: self._rest[n] for n in self._rest.keys() & {i.number for i in batch}}
-        self._storing_jobs = {item.job_id for item in batch}
-        storing = self._storing = asyncio.create_task(self._store_kv(batch))
-        try:
-            await asyncio.wait([storing])
-            if storing.cancelled():  # what is stored of the others is found so
-                self._rest.clear()
-            else:
-                storing.result()
-        except WorkerUnavailable:
-            self._rest.clear()
-            await self._count_crash(batch)
-            raise
-        except BaseException:
-            self._rest.clear()
-            raise
-        finally:
-            storing.cancel()
-            await asyncio.gather(storing, return_exceptions=True)
-        return True
-
-    async def _store_kv(self, batch: Sequence[IngestDocument]) -> None:
-        work: list[tuple[int, ChunkKV]] = []
-
-        async def finish(numbers: Sequence[int]) -> None:
-            done = set(numbers)
-            await self.kv.note_stored([c.chunk_id for number, c in work if number in done])
-            await self._finish([number for number in numbers if number not in self._rest])
-
-        progress = BatchProgress(finish)
-        for scope, items in slices(sorted(batch, key=lambda item: item.number in self._rest)):
-            if len(work) >= BATCH_CHUNKS:
-                break  # the others are in the next batch
-            fresh = dict.fromkeys(item.doc_id for item in items if item.number not in self._rest)
-            to_store = await self.kv.to_store(scope, list(fresh)) if fresh else []
-            for item in items:
-                own = self._rest.pop(item.number, None) or [
-                    chunk for chunk in to_store if chunk.doc_id == item.doc_id
-                ]
-                if own[PASS_CHUNKS:]:
-                    self._rest[item.number], own = own[PASS_CHUNKS:], own[:PASS_CHUNKS]
-                work += [(item.number, chunk) for chunk in own]
-                progress.expect(item.number, sum(map(self.kv.count, own)))
-        async with progress:
-            await self.kv.store(work, progress)
-        failed = sorted(progress.errors.items())
-        wait_s = next(self._waits, None) if len(failed) == len(progress.numbers) > 1 else None
-        if wait_s is not None:
-            self._rest.clear()
-            await asyncio.sleep(wait_s)
-            return
-        for number, _ in failed:
-            self._rest.pop(number, None)
-            self._crashes.pop(number, None)
-        await asyncio.to_thread(self._queue.set_failed, failed)
-
-    async def _finish(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self._crashes.pop(number, None)
-        await asyncio.to_thread(self._queue.set_done, numbers)
-
-    async def _count_crash(self, batch: Sequence[IngestDocument]) -> None:
-        numbers = [item.number for item in batch]
-        for number in await asyncio.to_thread(self._queue.still_in, "indexed", numbers):
-            self._crashes[number] += 1
-        given_up = [n for n in numbers if self._crashes[n] >= MAX_CRASHES]
-        await self._chunks.leave((i.scope, i.doc_id) for i in batch if i.number in given_up)
-        reason = f"the worker died {MAX_CRASHES} times while computing its KV"
-        for number in given_up:
-            self._crashes.pop(number)
-        await asyncio.to_thread(self._queue.set_failed, [(n, reason) for n in given_up], "dead")
 
 
 def until_repetition(items: Sequence[IngestDocument]) -> list[IngestDocument]:
