@@ -31,7 +31,7 @@ import icu4py
 from icu4py.breakers import WordBreaker
 
 from retriever.analysis import languages
-from retriever.analysis.folding import clean, fold
+from retriever.analysis.folding import CHARACTERS_KEPT, clean, fold
 from retriever.analysis.identifiers import identifiers, written_apart
 
 _RULES = 1  # count it up with every change of the code that changes a word
@@ -308,14 +308,16 @@ class _Spaced(dict[int, str | None]):
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
-        self[code] = made = char if unicodedata.category(char)[0] in "LNM" else " "
+        made = char if unicodedata.category(char)[0] in "LNM" else " "
+        if len(self) < CHARACTERS_KEPT:
+            self[code] = made
         return made
 
 
 _SPACED = _Spaced()
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def _stem(word: str, language: str) -> str:
     return languages.stem(word, language)
 
@@ -331,6 +333,6 @@ def _stems(word: str) -> list[str]:
     return [*languages.stems(word), *(languages.parts(word, "") if word[0] > "\u024f" else ())]
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def _parts(word: str, language: str) -> list[str]:
     return [languages.stem(part, language) for part in languages.parts(word, language)]

@@ -56,11 +56,16 @@ def fold(text: str) -> str:
     return _NASAL.sub("\u0902", folded)
 
 
+CHARACTERS_KEPT = 1 << 14  # of which is remembered what becomes of them; noise has a million
+
+
 class _Folded(dict[int, str | None]):
     """What each character becomes, found out when it first occurs."""
 
     def __missing__(self, code: int) -> str | None:
-        self[code] = found = _folded(chr(code))
+        found = _folded(chr(code))
+        if len(self) < CHARACTERS_KEPT:
+            self[code] = found
         return found
 
 

@@ -109,7 +109,16 @@ def versions() -> str:
 def _hyphenation(patterns: str) -> Any:
     import pyphen  # it reads the names of a hundred files
 
-    return pyphen.Pyphen(lang=patterns, left=3, right=3)
+    made = pyphen.Pyphen(lang=patterns, left=3, right=3)
+    made.hd.cache = _Nothing()
+    return made
+
+
+class _Nothing(dict[str, Any]):
+    """Keeps nothing, in place of a cache of all words that have ever come."""
+
+    def __setitem__(self, word: str, places: Any) -> None:
+        pass
 
 
 class _Stemmers(threading.local):
@@ -120,7 +129,7 @@ class _Stemmers(threading.local):
 
     def of(self, language: str) -> Any:
         if (made := self._made.get(language)) is None:
-            made = self._made[language] = Stemmer.Stemmer(language)
+            made = self._made[language] = Stemmer.Stemmer(language, 0)
         return made
 
 

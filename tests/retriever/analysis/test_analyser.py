@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -122,3 +124,29 @@ def test_what_is_to_be_held_exactly() -> None:
     ]
     assert exact("when does season 5 of that show about the throne start") == []
     assert exact("open orders") == [("open", "order")] and exact("orders") == []
+
+
+def test_ever_new_words_and_characters_are_not_kept() -> None:
+    """Neither by us nor by pyphen, which would keep every word that it has looked at."""
+    german = "Der Hund und die Katze sind heute nicht in dem Haus, weil sie in den Garten wollten. "
+
+    def analyse(first: int) -> None:
+        for number in range(first, first + 40):
+            letters = "".join(chr(ord("a") + int(digit)) for digit in f"{number:06}")
+            ends = (f"{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600))
+            words = (f"versicherungs{letters}gesellschaft{end}" for end in ends)
+            start = 0x20000 + 1000 * number
+            noise = " ".join(map(chr, range(start, start + 1000)))
+            assert analyse_text("", german + " ".join(words)).parts
+            analyse_text("", german + noise)
+
+    tracemalloc.start()
+    try:
+        analyse(0)  # what is kept is full now
+        before = tracemalloc.get_traced_memory()[0]
+        analyse(40)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 2e6  # 79 MB where all is kept
