@@ -129,7 +129,7 @@ class _Stemmers(threading.local):
 
     def of(self, language: str) -> Any:
         if (made := self._made.get(language)) is None:
-            made = self._made[language] = Stemmer.Stemmer(language, 0)
+            made = self._made[language] = Stemmer.Stemmer(language, 0)  # keeps no words
         return made
 
 

@@ -35,7 +35,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from sqlalchemy import Connection, Integer, Text, bindparam, func, literal, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Text,
+    bindparam,
+    case,
+    func,
+    literal,
+    or_,
+    select,
+)
 
 from retriever.catalog import queries
 from retriever.catalog.catalog import Catalog
@@ -227,8 +238,13 @@ class PrefixChunks:
         return chosen
 
     def set_made(self, chunk_ids: Collection[int]) -> None:
-        """Note that the chunks are stored behind the prefixes that were chosen for them."""
-        self._set(chunk_ids, made=1)
+        """Note that the chunks are stored behind the prefixes that were chosen for them.
+
+        Those that were left, and are stored after all, are to be stored alone, too.
+        """
+        self._set(
+            chunk_ids, made=1, exact=case((accompanied.c.made == 0, 0), else_=accompanied.c.exact)
+        )
 
     def set_exact(self, chunk_ids: Collection[int]) -> None:
         """Note that the chunks are also stored behind the instructions alone.
@@ -254,7 +270,7 @@ class PrefixChunks:
             names = ["chunk_id", "kind", "made", "exact"]
             write.execute(accompanied.insert().from_select(names, rows))
 
-    def _set(self, chunk_ids: Collection[int], **values: int) -> None:
+    def _set(self, chunk_ids: Collection[int], **values: int | ColumnElement[int]) -> None:
         with self._database.write() as write:
             named = among(accompanied.c.chunk_id, chunk_ids)
             write.execute(accompanied.update().where(named).values(**values))
