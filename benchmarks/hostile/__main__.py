@@ -8,7 +8,8 @@ One tenant reads streamed answers, one after the other, or `--readers` do. Anoth
 that are hard to compile, or files that are hard to read, all of them different; a file that is not
 read after 20 seconds is cancelled. Blocks with and without take turns on one service; without
 grammars it sends as many questions at a time. Writes time to the first token, time per token, and
-the memory of gateway and worker before and after. `document` hands in a text of so many bytes and
+the memory of gateway and worker before and after; before that, ordinary documents and questions
+have used what is kept once it is used. `document` hands in a text of so many bytes and
 then notes, and writes after how many seconds these are found and answered from, and after how many
 the text is cancelled.
 """
@@ -28,13 +29,12 @@ import httpx
 
 from benchmarks.hostile.documents import beside_a_long_one
 from benchmarks.hostile.grammars import Guided, grammars
-from benchmarks.hostile.phases import Place, compare, place
+from benchmarks.hostile.phases import ENDED, Place, compare, place
 from benchmarks.hostile.uploads import write
 from service.models.model_finder import resolve
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/hostile")
-ENDED = ("succeeded", "failed", "cancelled")
 PATIENCE_S = 20.0  # with a file: many are long texts in truth, whose ingestion would take hours
 
 

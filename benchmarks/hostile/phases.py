@@ -24,16 +24,19 @@ from benchmarks.costs.worker_memory import (
     service_process,
     worker_of,
 )
+from benchmarks.hostile.ordinary import ordinary_documents
 from benchmarks.hostile.reader import Seen, read_until
 from loadtest.local_service import service
 
 T = TypeVar("T")
 BLOCKS, TOKENS = 4, 60
+ENDED = ("succeeded", "failed", "cancelled")  # a job
 # Memory is read when gateway and worker have taken less than a tenth of a core for ten seconds:
 # what was cancelled may still be under way.
 SETTLE_S, SETTLED_S, LONGEST_SETTLING_S = 10.0, 1.0, 180.0
 # What is used once is kept, so it is small, and all of it is used before memory is read: the pool
-# by ten prompts of eight passages that are longer than it together, the tier by their KV.
+# by ten prompts of eight passages that are longer than it together, the tier by their KV, and by
+# ordinary documents what the gateway reads or makes when a language or a length first comes.
 POOL_TOKENS, TIER_MIB = 8192, 64
 PROMPTS, PASSAGES, WORDS = 10, 8, 100
 TARGET, MEMORY_TARGET = 1.5, 1.05
@@ -100,13 +103,20 @@ def place(folder: Path, model: Path, readers: int = 1) -> Iterator[Place]:
 
 
 async def _use_all(http: httpx.AsyncClient) -> None:
-    """Have the worker use all of its KV pool and of its memory tier."""
+    """Have the worker use all of its KV pool and of its memory tier, the gateway its tables."""
     source = random.Random(0)
     for _ in range(PROMPTS):
         numbers = [source.choices(range(1000), k=WORDS) for _ in range(PASSAGES)]
         passages = [{"text": " ".join(map(str, each)), "title": "numbers"} for each in numbers]
         body = {"question": "Which?", "inline_documents": passages, "max_tokens": 8}
         (await http.post("/v1/rag/generate", json=body)).raise_for_status()
+    documents = ordinary_documents(seed=0)
+    reply = await http.post("/admin/precompute", json={"documents": documents})
+    path = f"/admin/jobs/{reply.raise_for_status().json()['job_id']}"
+    while (job := (await http.get(path)).json())["state"] not in ENDED:
+        await asyncio.sleep(0.5)
+    if job["state"] != "succeeded":
+        raise RuntimeError(f"ordinary documents were not ingested: {job}")
 
 
 def _key(folder: Path, tenant: str) -> str:
@@ -170,6 +180,7 @@ async def compare(
     try:
         over = asyncio.Event()
         over.set()
+        started = where.memory()
         await quietly(Seen(), 0)
         await _use_all(clients[0])
         for each in work[:3]:  # what is loaded once
@@ -201,6 +212,7 @@ async def compare(
         "with over without": {
             name: round(with_[name] / without[name], 2) for name in without if "_ms" in name
         },
+        "anonymous MiB when it had started": started,
         "anonymous MiB before": before,
         "anonymous MiB after": after,
         "memory, after over before": {n: round(after[n] / before[n], 3) for n in before},

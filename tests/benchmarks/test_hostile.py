@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hostile import documents, grammars, uploads
+from benchmarks.hostile import documents, grammars, ordinary, uploads
 from benchmarks.hostile.reader import Seen
+from retriever.analysis import languages
 from service.gateway.schemas.generate import Guided
 
 
@@ -51,3 +52,10 @@ def test_figures() -> None:
 def test_a_book_is_as_long_as_it_says() -> None:
     text = documents.book(20_000, random.Random(0))
     assert 20_000 <= len(text) < 20_200 and len(set(text.splitlines())) == text.count("\n")
+
+
+def test_ordinary_documents_need_every_table_of_compounds() -> None:
+    made = ordinary.ordinary_documents(seed=0)
+    assert len({each["doc_id"] for each in made}) == len(made) == 56
+    long = [each["text"] for each in made if len(each["text"]) > 3000]
+    assert {languages.guess(text) for text in long} >= set(languages._COMPOUNDING)
