@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.errors import InternalError, KvstitchError, from_code
 from service.gateway.admission import CallContext, RequestSlot
@@ -83,6 +83,7 @@ class AnswerStream:
     forms: AnswerForms
     _first_token_at: float | None = None
     _last_token_at: float | None = None
+    _after_stop: int = 0  # tokens that came before the worker heard of a stop string
     _flush_s: float = 0.0  # time until the consumer of our text asked for more
     _ended: bool = False
     _told: Attributes = field(default_factory=dict, repr=False)  # by the worker, at its end
@@ -170,6 +171,9 @@ class AnswerStream:
 
     def _take(self, item: TokenItem) -> str:
         """Count a token, and return the text that it adds."""
+        if self._text.stopped:
+            self._after_stop += 1
+            return ""
         now = time.perf_counter()
         if self._last_token_at is None:
             self._first_token_at = now
@@ -178,11 +182,10 @@ class AnswerStream:
             self.metrics.inter_token.observe(now - self._last_token_at)
         self._last_token_at = now
         self.call.principal.spend_tokens(1)
-        stopped_before = self._text.stopped
         text = self._text.push(item.token)
         if self._logprobs is not None:
             self._logprobs.push(item)
-        if self._text.stopped and not stopped_before:
+        if self._text.stopped:
             self.worker.abort(self.id, "stop")
         return text
 
@@ -190,7 +193,8 @@ class AnswerStream:
         total_s = time.perf_counter() - self.call.arrived
         first = self._first_token_at
         ttft_s = total_s if first is None else first - self.call.arrived
-        report = done.report
+        made = done.report.completion_tokens - self._after_stop
+        report = replace(done.report, completion_tokens=made)
         self._told = {
             genai.OUTPUT_TOKENS: report.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": report.cached_tokens,

@@ -209,9 +209,10 @@ class CallParser:
         if not self._begun and stripped[0] in "{[":
             self._raw, self._held = self._held[: -len(stripped)], stripped
             self._inside = True
-        else:
-            out.append(Text(self._held))
-            self._held = ""
+        else:  # blanks wait: after calls they are no text if nothing follows
+            text = self._held.rstrip()
+            out.append(Text(text))
+            self._held = self._held[len(text) :]
         self._begun = True
 
     # -- between calls ---------------------------------------------------------------------------

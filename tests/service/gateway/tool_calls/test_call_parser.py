@@ -58,6 +58,7 @@ CASES: list[tuple[ToolForm, str, str, list[tuple[str, str]]]] = [
     (HERMES, '```python\nf({"name": 1})\n```', '```python\nf({"name": 1})\n```', []),
     (MISTRAL, f'{{"name": "f", "arguments": {F[1]}}}', "", [F]),
     (LLAMA3_JSON, f'{{"name": "f", "parameters": {F[1]}}}; {{"name": "g"}}', "", [F, G]),
+    (LLAMA3_JSON, f'{{"name": "f", "parameters": {F[1]}}} Done. ', "Done.", [F]),
     (LLAMA3_JSON, '{"x": 1} is JSON', '{"x": 1} is JSON', []),
     (LLAMA3_JSON, "[1, 2]", "[1, 2]", []),
     (LLAMA3_JSON, 'Like {"name": "f"}', 'Like {"name": "f"}', []),
