@@ -143,7 +143,9 @@ class AnswerStream:
                 async for event in stream:
                     match event:
                         case TokenItem():
-                            if text := self._take(event):
+                            if self._text.stopped:
+                                self._after_stop += 1
+                            elif text := self._take(event):
                                 started = time.perf_counter()
                                 yield self._delta(text)
                                 self._flush_s += time.perf_counter() - started
@@ -171,9 +173,6 @@ class AnswerStream:
 
     def _take(self, item: TokenItem) -> str:
         """Count a token, and return the text that it adds."""
-        if self._text.stopped:
-            self._after_stop += 1
-            return ""
         now = time.perf_counter()
         if self._last_token_at is None:
             self._first_token_at = now
