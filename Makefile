@@ -62,6 +62,7 @@ test-slow: tools
 	scripts/install-clients.sh
 	$(VENV)/python -m pytest -n 2 --dist loadfile -m "slow and exhaustive"
 	$(VENV)/python -m pytest -m "slow and not exhaustive"
+	$(VENV)/python -m pytest -n 2 -m "hypothesis and not slow" --hypothesis-profile other
 
 # Longest first, so that two cores end at the same time.
 check: types imports generated lint

@@ -11,9 +11,16 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from hypothesis import settings
 
 from tests.postgresql_server import PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
+
+# `make test` draws the same examples every time, so that a change fails by what it changed; other
+# examples are drawn by `make test-slow`.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("other", derandomize=False)
+settings.load_profile("same")
 
 DATABASES = ("sqlite", "postgresql")
 # What starts processes: files of few tests that take longest.
