@@ -15,7 +15,7 @@ _SENTENCES = (
     "The council publishes a report on the water supply of the town in every year.",
     "Le conseil municipal publie chaque année un rapport sur l'eau potable de la ville.",
 )
-_LENGTHS = (40, 150, 400, 1_000, 3_000, 10_000, 40_000)  # characters
+_LENGTHS = (40, 150, 400, 1_000, 3_000, 10_000)  # characters
 
 
 def ordinary_documents(seed: int) -> list[dict[str, str]]:

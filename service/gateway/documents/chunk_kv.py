@@ -15,7 +15,8 @@ NO_CHUNK = -1  # where only copies are to be purged
 # Whose prefixes are chosen in one turn of those who change the catalog: a note does not wait for a
 # book.
 CHOSEN_AT_A_TIME = 256
-COPIES_PER_PURGE = 8  # of chunks with the purged one in their prefix; others are further purges
+COPIES_PER_PURGE = 128  # the others of a chunk are further purges
+COPIES_PER_CALL = 256  # of which each may have thousands of tokens, in one message to the worker
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,9 @@ class ChunkKVs:
         if not (with_copies := [each for each in stored if each.copies]):
             return []
         chunk_ids = [each.chunk_id for each in with_copies]
-        now = await self.retriever.run(self.prefixes.copies, chunk_ids)
+        now = await self.retriever.run(self.prefixes.own_copies, chunk_ids)
         return [
             replace(each, chunk_id=NO_CHUNK, ids=[], copies=with_prefixes(each.copies))
             for each in with_copies
-            if any(copy not in now[each.chunk_id] for copy in each.copies)
+            if any(copy != now.get(each.chunk_id) for copy in each.copies)
         ]

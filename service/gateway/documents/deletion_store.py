@@ -15,7 +15,7 @@ import uuid
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
@@ -243,7 +243,7 @@ def _insert_purges(
             "doc_id": target.doc_id,
             "chunk_id": target.chunk_id,
             "ids": text(target, "ids", target.ids),
-            "copies": text(target, "copies", [asdict(copy) for copy in target.copies]),
+            "copies": text(target, "copies", _packed(target.copies)),
             "prompts": int(target.prompts),
         }
         for target in targets
@@ -257,9 +257,37 @@ def _pending(row: Row[Any], sealed: SealedRows) -> PendingPurge:
         place = purge_place(what, row.tenant, row.collection, row.doc_id, row.chunk_id)
         return json.loads(sealed.opened_text(stored, *place) or "[]")
 
-    copies = [ChunkTokens(**copy) for copy in content("copies", row.copies)]
+    copies = _unpacked(content("copies", row.copies))
     made = {"ids": content("ids", row.ids), "copies": copies, "prompts": bool(row.prompts)}
     return PendingPurge(**{**row._mapping, **made})
+
+
+def _packed(copies: Sequence[ChunkTokens]) -> dict[str, Any]:
+    """Return copies as JSON that holds a text once that stands in many prefixes."""
+    numbers: dict[int, int] = {}  # of texts, by the list's identity
+    texts: list[list[int]] = []
+
+    def number(ids: list[int]) -> int:
+        if id(ids) not in numbers:
+            numbers[id(ids)] = len(texts)
+            texts.append(ids)
+        return numbers[id(ids)]
+
+    packed = [
+        [copy.chunk_id, number(copy.ids), [[number(ids) for ids in one] for one in copy.prefixes]]
+        for copy in copies
+    ]
+    return {"texts": texts, "copies": packed} if packed else {}
+
+
+def _unpacked(content: Any) -> list[ChunkTokens]:
+    if isinstance(content, list):  # of 0.2.0
+        return [ChunkTokens(**copy) for copy in content]
+    texts, out = content.get("texts"), []
+    for chunk_id, own, prefixes in content.get("copies", ()):
+        behind = [[texts[number] for number in prefix] for prefix in prefixes]
+        out.append(ChunkTokens(chunk_id, texts[own], *((behind[0], behind[1:]) if behind else ())))
+    return out
 
 
 def purge_place(what: str, *names: object) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from retriever import Scope
 from service.errors import TierUnreached
-from service.gateway.documents.chunk_kv import ChunkKVs
+from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKVs
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import ChunkTokens, Purge
 
@@ -90,14 +90,16 @@ class KvExpiry:
         found = await self._chunks.to_purge(scope, doc_ids)
         texts = [ChunkTokens(each.chunk_id, each.ids) for each in found if each.ids]
         texts += [copy for each in found for copy in each.copies]
-        if not texts:
-            return
         prompts = self._chunks.prompts
-        done = await self._worker.purge(
-            Purge(uuid.uuid4().hex, prompts.system, texts, prompts.prefix_mode, scope.tenant)
-        )
-        if done.unreached:
-            names = ", ".join(done.unreached)
+        unreached: set[str] = set()
+        for start in range(0, len(texts), COPIES_PER_CALL):
+            part = texts[start : start + COPIES_PER_CALL]
+            done = await self._worker.purge(
+                Purge(uuid.uuid4().hex, prompts.system, part, prompts.prefix_mode, scope.tenant)
+            )
+            unreached.update(done.unreached)
+        if unreached:
+            names = ", ".join(sorted(unreached))
             raise TierUnreached(f"KV that is too old may still be in {names}")
 
     def _noted(self) -> float:

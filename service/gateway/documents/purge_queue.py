@@ -13,7 +13,15 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -21,7 +29,7 @@ from itertools import groupby
 from retriever import Scope
 from retriever.sql.database import Database
 from service.errors import TierUnreached
-from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
+from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKV, ChunkKVs
 from service.gateway.documents.deletion_store import DeletionStore, PendingPurge
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import ChunkTokens, Purge
@@ -128,7 +136,8 @@ class PurgeQueue:
             while self._clock() < give_up_at and (due := await self._due(receipt_id)):
                 purged = True
                 for (tenant, owner), group in groupby(due, lambda p: (p.tenant, p.receipt_id)):
-                    await self._purge(tenant, owner, list(group))
+                    for part in _calls(group):
+                        await self._purge(tenant, owner, part)
         finally:
             self._run_lock.release()
         if purged:
@@ -192,6 +201,20 @@ class PurgeQueue:
         same = await asyncio.to_thread(self._store.chunks_with_content, purge.tenant, purge.ids)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
         return bool(others) and bool(await self._chunks.stored(others))
+
+
+def _calls(due: Iterable[PendingPurge]) -> Iterator[list[PendingPurge]]:
+    """Yield what one message to the worker purges: a copy may have thousands of tokens."""
+    part: list[PendingPurge] = []
+    copies = 0
+    for each in due:
+        if part and copies + len(each.copies) > COPIES_PER_CALL:
+            yield part
+            part, copies = [], 0
+        part.append(each)
+        copies += len(each.copies)
+    if part:
+        yield part
 
 
 class CatalogLock:

@@ -8,9 +8,9 @@ has no prefix besides S in any mode, because its KV is then that of a full prefi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from retriever import Chunk, PrefixChunks, PrefixedChunk, PrefixKind, PrefixRule, Scope
+from retriever import Chunk, PrefixChunks, PrefixKind, PrefixRule, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages.requests import ChunkTokens
 from service.settings import Settings
@@ -64,13 +64,13 @@ class ChunkPrefixes:
 
         A chunk that is not stored behind its prefix yet comes without: it may be stored alone.
         """
-        segments = self._prompts.segments(chunks)
-        if self.kind is None or len(segments) < 2:
-            return segments
+        texts = _Texts(self._prompts)
+        if self.kind is None or len(chunks) < 2:
+            return [texts.copy(chunk) for chunk in chunks]
         chunk_ids = [chunk.chunk_id for chunk in chunks[1:]]
         prefixes = self.remembered.of(chunk_ids, self.kind, made=True)
-        return segments[:1] + [
-            self._behind(segment, prefixes.get(segment.chunk_id, [])) for segment in segments[1:]
+        return [texts.copy(chunks[0])] + [
+            texts.copy(chunk, prefixes.get(chunk.chunk_id, ())) for chunk in chunks[1:]
         ]
 
     def choose(self, chunks: Sequence[Chunk], scope: Scope, max_context: int) -> list[ChosenPrefix]:
@@ -85,36 +85,73 @@ class ChunkPrefixes:
             max_context: Tokens that the model takes.
         """
         assert self._rule is not None
+        texts = _Texts(self._prompts)
         before = self.remembered.of([chunk.chunk_id for chunk in chunks], self._rule.kind)
         most = self._rule.most
         short = [c for c in chunks if sum(map(len, before.get(c.chunk_id, ()))) < most]
         old: dict[int, list[ChunkTokens]] = {}
         for each in self.remembered.prefixed([chunk.chunk_id for chunk in short]):
-            copy = self._copy(each.chunk, each.prefixes)
+            copy = texts.copy(each.chunk, each.prefixes)
             old.setdefault(each.chunk.chunk_id, []).append(copy)
         room = max_context - len(self._prompts.system)
-        wanted = [(chunk, (room - len(self._prompts.segment(chunk))) // 2) for chunk in short]
+        wanted = [(chunk, (room - len(texts.of(chunk))) // 2) for chunk in short]
         now = self.remembered.choose_all(wanted, self._rule, scope=scope)
         prefixes = before | now
         out: list[ChosenPrefix] = []
         for chunk in chunks:
-            copy = self._copy(chunk, prefixes[chunk.chunk_id])
+            copy = texts.copy(chunk, prefixes[chunk.chunk_id])
             replaced = [other for other in old.get(chunk.chunk_id, []) if other != copy]
             out.append(ChosenPrefix(copy, replaced))
         return out
 
-    def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[ChunkTokens]]:
-        """Return what is stored of these chunks with a prefix, and of chunks with them in theirs.
+    def own_copies(self, chunk_ids: Sequence[int]) -> dict[int, ChunkTokens]:
+        """Return each of these chunks with its prefix, if it has one."""
+        texts = _Texts(self._prompts)
+        return {
+            each.chunk.chunk_id: texts.copy(each.chunk, each.prefixes)
+            for each in self.remembered.prefixed(chunk_ids)
+        }
 
-        Call it before any of them is removed: all of it holds their text, or follows from it.
+    def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[ChunkTokens]]:
+        """Return what is stored of these chunks with a prefix, and of chunks with them in theirs,
+        with the parts of these prefixes: they have seen what stands before them.
+
+        Call it before any of them is removed: all of it holds their text, or follows from it. As
+        the chunks of a document are removed together, what holds several of them comes once for
+        the document, with the first of these.
         """
+        texts = _Texts(self._prompts)
         found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
-        for chunk_id, others in self.remembered.behind(chunk_ids).items():
-            for other in others:
-                found[chunk_id] += self._parts(other, chunk_id)
-                found[chunk_id].append(self._copy(other.chunk, other.prefixes))
-        for own in self.remembered.prefixed(chunk_ids):
-            found[own.chunk.chunk_id].append(self._copy(own.chunk, own.prefixes))
+        once: set[tuple[str, tuple[int, ...]]] = set()
+        behind = self.remembered.behind(chunk_ids).values()
+        holding = {each.chunk.chunk_id: each for others in behind for each in others}
+        own = {each.chunk.chunk_id: each for each in self.remembered.prefixed(chunk_ids)}
+        for each in (holding | own).values():
+            concerned: dict[str, int] = {}  # the first chunk of each document that it holds
+            for prefix in each.prefixes:
+                names = tuple(chunk.chunk_id for chunk in prefix)
+                firsts: dict[str, int] = {}
+                for place, chunk in enumerate(prefix):
+                    if chunk.chunk_id in found:
+                        firsts.setdefault(chunk.doc_id, place)
+                for doc_id, first in firsts.items():
+                    holder = names[first]
+                    concerned.setdefault(doc_id, holder)
+                    # From the longest part on: if that was seen, the shorter ones were.
+                    for place in range(len(prefix) - 1, max(1, first) - 1, -1):
+                        if (part := (doc_id, names[: place + 1])) in once:
+                            break
+                        once.add(part)
+                        found[holder].append(texts.copy(prefix[place], [prefix[:place]]))
+            if each.chunk.chunk_id in found:
+                concerned.setdefault(each.chunk.doc_id, each.chunk.chunk_id)
+            for doc_id, holder in concerned.items():
+                if len(each.prefixes) == 1:  # it may be a part of a longer prefix, too
+                    part = doc_id, (*names, each.chunk.chunk_id)
+                    if part in once:
+                        continue
+                    once.add(part)
+                found[holder].append(texts.copy(each.chunk, each.prefixes))
         return found
 
     def incomplete(self, limit: int) -> list[tuple[Scope, str]]:
@@ -123,22 +160,25 @@ class ChunkPrefixes:
             return []
         return self.remembered.open(self._rule.kind, limit, count=self._rule.most)
 
-    def _parts(self, chunk: PrefixedChunk, removed: int) -> list[ChunkTokens]:
-        """Return the parts of a chunk's prefixes from a removed chunk on: they have seen it."""
-        parts: list[ChunkTokens] = []
-        for prefix in chunk.prefixes:
-            places = [place for place, each in enumerate(prefix) if each.chunk_id == removed]
-            for place in range(max(1, places[0]), len(prefix)) if places else ():
-                parts.append(self._copy(prefix[place], [prefix[:place]]))
-        return parts
 
-    def _copy(self, chunk: Chunk, prefixes: Sequence[Sequence[Chunk]]) -> ChunkTokens:
-        alone = ChunkTokens(chunk.chunk_id, self._prompts.segment(chunk))
-        return self._behind(alone, prefixes)
+class _Texts:
+    """Token ids of chunks during one call: a text that stands in many prefixes is one list."""
 
-    def _behind(self, segment: ChunkTokens, prefixes: Sequence[Sequence[Chunk]]) -> ChunkTokens:
-        ids = [[self._prompts.segment(chunk) for chunk in prefix] for prefix in prefixes]
-        return replace(segment, behind=ids[0], also_behind=ids[1:]) if ids else segment
+    def __init__(self, prompts: PromptBuilder) -> None:
+        self._segment = prompts.segment
+        self._made: dict[int, list[int]] = {}
+
+    def of(self, chunk: Chunk) -> list[int]:
+        if chunk.chunk_id < 0:  # of an inline document
+            return self._segment(chunk)
+        if (ids := self._made.get(chunk.chunk_id)) is None:
+            ids = self._made[chunk.chunk_id] = self._segment(chunk)
+        return ids
+
+    def copy(self, chunk: Chunk, prefixes: Sequence[Sequence[Chunk]] = ()) -> ChunkTokens:
+        ids = [[self.of(other) for other in prefix] for prefix in prefixes]
+        own = self.of(chunk)
+        return ChunkTokens(chunk.chunk_id, own, *((ids[0], ids[1:]) if ids else ()))
 
 
 def with_prefixes(copies: Sequence[ChunkTokens]) -> list[ChunkTokens]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore
 from service.gateway.documents.membership import Membership
 from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
+from service.gateway.tables import purges
+from service.messages.requests import ChunkTokens
 
 BOTH_DATABASES = True
 
@@ -218,6 +221,23 @@ def test_a_receipt_is_complete_when_its_purges_are_made(opened: ServiceDatabase)
     assert deletions.chunks_with_content("t", [1, 2, 3]) == [3]
     deletions.forget_contents([3])
     assert deletions.chunks_with_content("t", [1, 2, 3]) == []
+
+
+def test_copies_of_a_purge_come_back_with_their_prefixes(opened: ServiceDatabase) -> None:
+    deletions = DeletionStore(opened)
+    shared, other = [5, 6, 7], [8]
+    copies = [
+        ChunkTokens(1, [1], [shared, other], [[shared]]),
+        ChunkTokens(2, [2, 2], [shared]),
+        ChunkTokens(3, shared),
+    ]
+    deletions.add_purges([ChunkKV("t", "c", "d", 1, [1], copies), ChunkKV("t", "c", "d", 2, [2])])
+    first, second = deletions.pending_purges(9)
+    assert (first.copies, second.copies) == (copies, [])
+    with opened.write() as write:  # as 0.2.0 wrote them
+        old = json.dumps([asdict(copy) for copy in copies])
+        write.execute(purges.update().values(copies=old))
+    assert deletions.pending_purges(1)[0].copies == copies
 
 
 def test_keys_are_made_found_and_revoked(database: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from retriever import Chunk, PrefixKind
+from retriever import Chunk, PrefixKind, Scope
 from service.gateway.auth.access import ANONYMOUS
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
@@ -366,6 +366,48 @@ def test_chunks_of_a_document_stand_behind_the_earlier_ones(folder: Path, data: 
         assert rig.http.delete("/admin/documents/long").json()["state"] == "completed"
         for ids in pieces:
             assert not any(holds(stored, ids) for stored in list(fake(rig).stored))
+
+
+def test_a_long_document_is_purged_in_proportion_to_its_length(folder: Path, data: Path) -> None:
+    """Its chunks stand in one another's prefixes: what is stored of them is named once."""
+    text = "\n\n".join(f"fox forest hunts part{n} of long" for n in range(400))
+    with running(
+        folder, data, prefix_mode="primer", companions=2, primers=1, chunk_tokens=48
+    ) as rig:
+        rig.ingest([*CORPUS, {"doc_id": "long", "text": text}])
+        until(lambda: settled(rig), "all are stored behind their prefixes")
+        pieces = of_long(rig)
+        assert len(pieces) == 400
+        assert rig.http.delete("/admin/documents/long").json()["state"] == "completed"
+        purged = [
+            stored_key(chunk)
+            for message in fake(rig).seen(Purge)
+            if isinstance(message, Purge)
+            for chunk in message.documents
+        ]
+        assert len(purged) == len(set(purged)) <= 3 * len(pieces)  # 20 * before
+        of_it = [stored for stored in list(fake(rig).stored) if holds(stored, pieces[0])]
+        assert not of_it and len(fake(rig).stored) < COPIES + len(CORPUS)
+
+
+def test_a_text_in_many_prefixes_is_held_once(folder: Path, data: Path) -> None:
+    """A book's chunks with their prefixes took a gigabyte."""
+    text = "\n\n".join(f"fox forest hunts part{n} of long" for n in range(100))
+    with running(
+        folder, data, prefix_mode="primer", companions=2, primers=1, chunk_tokens=48
+    ) as rig:
+        rig.ingest([{"doc_id": "long", "text": text}])
+        kv = rig.gateway.corpus._loops._chunks
+        for made in (rig.call(lambda: kv.to_store(Scope(), ["long"], 8192))[0],
+                     rig.call(lambda: kv.to_purge(Scope(), ["long"]))):  # fmt: skip
+            lists = [
+                ids
+                for each in made
+                for copy in each.copies
+                for ids in (copy.ids, *(ids for prefix in copy.prefixes for ids in prefix))
+            ]
+            assert len(lists) > 1000
+            assert len({id(ids) for ids in lists}) <= 100
 
 
 def test_by_setting_they_all_have_primers(folder: Path, data: Path) -> None:
