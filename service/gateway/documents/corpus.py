@@ -14,6 +14,7 @@ from encryption.keyring import Keyring
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
+from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.chunk_kv import ChunkKVs
 from service.gateway.documents.deletion_store import DeletionStore
 from service.gateway.documents.document_service import DocumentService
@@ -29,7 +30,7 @@ from service.gateway.documents.kv_storing import KvStoring
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import FileLimits
-from service.gateway.documents.purge_queue import CatalogLock, PurgeQueue
+from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.documents.stored_size import StoredSize
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.service_database import ServiceDatabase

@@ -205,14 +205,14 @@ class DeletionStore:
 
     def record_contents(self, targets: Sequence[ChunkKV]) -> None:
         """Remember the content of chunks, before their KV is stored."""
-        rows = [{"chunk_id": target.chunk_id, "digest": _digest(target.tenant, target.ids)}
+        rows = [{"chunk_id": target.chunk_id, "digest": content_digest(target.tenant, target.ids)}
                 for target in targets]  # fmt: skip
         with self._database.write() as write:
             upsert(write, contents, rows)
 
     def chunks_with_content(self, tenant: str, ids: list[int]) -> list[int]:
         """Return a tenant's chunks with exactly these token ids: all of them share one KV."""
-        same = contents.c.digest == _digest(tenant, ids)
+        same = contents.c.digest == content_digest(tenant, ids)
         with self._database.read() as read:
             return list(read.scalars(select(contents.c.chunk_id).where(same)))
 
@@ -320,7 +320,8 @@ def _add_to_receipt(
     write.execute(receipts.update().where(named).values(values))
 
 
-def _digest(tenant: str, ids: list[int]) -> bytes:
+def content_digest(tenant: str, ids: list[int]) -> bytes:
+    """Return what a tenant's chunks with these token ids have in common."""
     # The unnamed tenant has no key, because the first release had none.
     key = hashlib.sha256(tenant.encode()).digest() if tenant else b""
     return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16, key=key).digest()

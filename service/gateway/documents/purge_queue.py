@@ -22,20 +22,21 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import groupby
 
 from retriever import Scope
-from retriever.sql.database import Database
+from retriever.catalog.catalog_records import CatalogState
 from service.errors import TierUnreached
+from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKV, ChunkKVs
-from service.gateway.documents.deletion_store import DeletionStore, PendingPurge
+from service.gateway.documents.deletion_store import DeletionStore, PendingPurge, content_digest
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import ChunkTokens, Purge
 
-CHANGING = 0x6B76_0003  # number of the advisory lock
 CHUNKS_PER_CALL = 64  # in one message to the worker
+TEXTS_KEPT = 64  # documents
 
 
 class PurgeQueue:
@@ -65,6 +66,10 @@ class PurgeQueue:
         self.catalog_lock = catalog_lock
         # Chunks whose KV is being computed. A purge made meanwhile would come too early.
         self._being_stored: set[int] = set()
+        # Digests of the texts that documents with pending purges have now, in this state of the
+        # catalog: a book is read once for all of its old chunks.
+        self._texts: dict[tuple[Scope, str], set[bytes]] = {}
+        self._texts_of: CatalogState | None = None
 
     async def add(self, scope: Scope, readers: Mapping[str, str]) -> None:
         """Add purges for all chunks of documents, before they change.
@@ -179,6 +184,7 @@ class PurgeQueue:
                     break
                 stored = await self._chunks.stored([p.chunk_id for p in pending])
                 gone = [p for p in pending if p.chunk_id not in stored]
+                await self._follow_catalog()
                 gone = [replace(p, shared=await self._is_shared(p)) for p in gone]
                 due = [p for p in gone if p.copies or p.prompts or not p.shared]
                 gone_ids = [p.chunk_id for p in gone]
@@ -191,12 +197,23 @@ class PurgeQueue:
                 await asyncio.to_thread(self._store.drop, not_needed)
         return sorted(due, key=lambda p: (p.tenant, p.receipt_id or ""))
 
+    async def _follow_catalog(self) -> None:
+        state = await self._chunks.retriever.run(self._chunks.retriever.catalog.state)
+        if state != self._texts_of or len(self._texts) > TEXTS_KEPT:
+            self._texts.clear()
+            self._texts_of = state
+
     async def _is_shared(self, purge: PendingPurge) -> bool:
         """Return whether a chunk that is still there has the same content, prefixes left out."""
         if not purge.ids:
             return True
-        same_document = await self._chunks.of(Scope(purge.tenant, purge.collection), [purge.doc_id])
-        if any(chunk.ids == purge.ids for chunk in same_document):
+        document = Scope(purge.tenant, purge.collection), purge.doc_id
+        if (texts := self._texts.get(document)) is None:
+            chunks = await self._chunks.of(document[0], [purge.doc_id])
+            texts = self._texts[document] = await asyncio.to_thread(
+                lambda: {content_digest(purge.tenant, chunk.ids) for chunk in chunks}
+            )
+        if content_digest(purge.tenant, purge.ids) in texts:
             return True
         same = await asyncio.to_thread(self._store.chunks_with_content, purge.tenant, purge.ids)
         others = [chunk_id for chunk_id in same if chunk_id != purge.chunk_id]
@@ -215,55 +232,3 @@ def _calls(due: Iterable[PendingPurge]) -> Iterator[list[PendingPurge]]:
         copies += len(each.copies)
     if part:
         yield part
-
-
-class CatalogLock:
-    """The lock on the catalog: held from adding the purges for a change until the change is made.
-
-    In one process it is a lock of asyncio. Where several gateways share a database it is also an
-    advisory lock of PostgreSQL, which ends with the session of a gateway that dies. It is used with
-    `async with`, and not reentrant.
-
-    Args:
-        database: That is shared; None: it is not.
-    """
-
-    def __init__(self, database: Database | None = None) -> None:
-        self._database = database
-        self._local = asyncio.Lock()
-        self._held: AbstractContextManager[None] | None = None
-
-    async def __aenter__(self) -> None:
-        """Wait for the lock.
-
-        Raises:
-            DatabaseUnavailable: PostgreSQL does not answer.
-        """
-        await self._local.acquire()
-        if self._database is None:
-            return
-        lock = self._database.locked(CHANGING)
-        entering = asyncio.create_task(asyncio.to_thread(lock.__enter__))
-        try:
-            await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            # The thread goes on waiting for the lock, and gives it back at once.
-            entering.add_done_callback(lambda done: self._give_back(done, lock))
-            raise
-        except BaseException:
-            self._local.release()
-            raise
-        self._held = lock
-
-    async def __aexit__(self, *_: object) -> None:
-        held, self._held = self._held, None
-        try:
-            if held is not None:
-                await asyncio.shield(asyncio.to_thread(held.__exit__, None, None, None))
-        finally:
-            self._local.release()
-
-    def _give_back(self, done: asyncio.Task[None], lock: AbstractContextManager[None]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            lock.__exit__(None, None, None)
-        self._local.release()

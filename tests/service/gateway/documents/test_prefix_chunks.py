@@ -12,6 +12,7 @@ import pytest
 
 from retriever import Chunk, PrefixKind, Scope
 from service.gateway.auth.access import ANONYMOUS
+from service.gateway.documents.chunk_kv import ChunkKV
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.messages.requests import ChunkTokens, Generate, Precompute, Purge
 from tests.fakes.worker import FakeWorker, stored_key
@@ -388,6 +389,28 @@ def test_a_long_document_is_purged_in_proportion_to_its_length(folder: Path, dat
         assert len(purged) == len(set(purged)) <= 3 * len(pieces)  # 20 * before
         of_it = [stored for stored in list(fake(rig).stored) if holds(stored, pieces[0])]
         assert not of_it and len(fake(rig).stored) < COPIES + len(CORPUS)
+
+
+def test_a_long_document_that_changes_is_read_once_for_all_its_old_chunks(
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each of them it took minutes, during which no document could be changed."""
+    parts = [f"fox forest hunts part{n} of long" for n in range(400)]
+    with running(folder, data, prefix_mode="system", chunk_tokens=48) as rig:
+        rig.ingest([{"doc_id": "long", "text": "\n\n".join(parts)}])
+        purges = rig.gateway.corpus._loops._purges
+        of, read = purges._chunks.of, []
+
+        async def counted(scope: Scope, doc_ids: Sequence[str]) -> list[ChunkKV]:
+            read.append(doc_ids)
+            return await of(scope, doc_ids)
+
+        monkeypatch.setattr(purges._chunks, "of", counted)
+        parts[7] = "quite another text"
+        rig.ingest([{"doc_id": "long", "text": "\n\n".join(parts)}])
+        until(lambda: not purges._store.pending_purges(1), "purged")
+        assert len(read) < 20
+        assert fake(rig).stored == set(of_long(rig)), "and what is as before is still there"
 
 
 def test_a_text_in_many_prefixes_is_held_once(folder: Path, data: Path) -> None:
