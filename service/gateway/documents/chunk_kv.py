@@ -139,7 +139,12 @@ class ChunkKVs:
             await self.retriever.change(leave, doc_ids, kind, scope=scope)
 
     async def to_purge(
-        self, scope: Scope, doc_ids: Sequence[str], *, other_readers: Collection[str] = ()
+        self,
+        scope: Scope,
+        doc_ids: Sequence[str],
+        *,
+        other_readers: Collection[str] = (),
+        together: bool = False,
     ) -> list[ChunkKV]:
         """Return all KV that holds text of these documents, or follows from it.
 
@@ -147,10 +152,11 @@ class ChunkKVs:
 
         Args:
             other_readers: Those of the documents that get other readers.
+            together: All of them go at once, or none.
         """
         chunks = await self.of(scope, doc_ids)
         chunk_ids = [each.chunk_id for each in chunks]
-        copies = await self.retriever.run(self.prefixes.copies, chunk_ids)
+        copies = await self.retriever.run(self.prefixes.copies, chunk_ids, together=together)
         out: list[ChunkKV] = []
         for each in chunks:
             own = copies[each.chunk_id]

@@ -87,7 +87,7 @@ class KvExpiry:
         return (now - stored) // ttl_s > max(0.0, (before - stored) // ttl_s)
 
     async def _delete(self, scope: Scope, doc_ids: list[str]) -> None:
-        found = await self._chunks.to_purge(scope, doc_ids)
+        found = await self._chunks.to_purge(scope, doc_ids, together=True)
         texts = [ChunkTokens(each.chunk_id, each.ids) for each in found if each.ids]
         texts += [copy for each in found for copy in each.copies]
         prompts = self._chunks.prompts

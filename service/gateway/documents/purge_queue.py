@@ -95,7 +95,7 @@ class PurgeQueue:
         Args:
             readers: Of the documents: only who may read all of them may read the receipt.
         """
-        chunks = await self._chunks.to_purge(scope, doc_ids)
+        chunks = await self._chunks.to_purge(scope, doc_ids, together=True)
         return await asyncio.to_thread(
             self._store.open_receipt, scope.tenant, scope.collection, doc_ids, chunks, readers
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from retriever import Chunk, PrefixChunks, PrefixKind, PrefixRule, Scope
+from retriever import Chunk, PrefixChunks, PrefixedChunk, PrefixKind, PrefixRule, Scope
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.messages.requests import ChunkTokens
 from service.settings import Settings
@@ -112,53 +112,85 @@ class ChunkPrefixes:
             for each in self.remembered.prefixed(chunk_ids)
         }
 
-    def copies(self, chunk_ids: Sequence[int]) -> dict[int, list[ChunkTokens]]:
+    def copies(
+        self, chunk_ids: Sequence[int], *, together: bool = False
+    ) -> dict[int, list[ChunkTokens]]:
         """Return what is stored of these chunks with a prefix, and of chunks with them in theirs,
         with the parts of these prefixes: they have seen what stands before them.
 
         Call it before any of them is removed: all of it holds their text, or follows from it. As
         the chunks of a document are removed together, what holds several of them comes once for
         the document, with the first of these.
+
+        Args:
+            together: All of the chunks are removed together.
         """
-        texts = _Texts(self._prompts)
-        found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
-        once: set[tuple[str, tuple[int, ...]]] = set()
+        removed = _RemovedCopies(_Texts(self._prompts), chunk_ids, together)
         behind = self.remembered.behind(chunk_ids).values()
-        holding = {each.chunk.chunk_id: each for others in behind for each in others}
-        own = {each.chunk.chunk_id: each for each in self.remembered.prefixed(chunk_ids)}
-        for each in (holding | own).values():
-            concerned: dict[str, int] = {}  # the first chunk of each document that it holds
-            for prefix in each.prefixes:
-                names = tuple(chunk.chunk_id for chunk in prefix)
-                firsts: dict[str, int] = {}
-                for place, chunk in enumerate(prefix):
-                    if chunk.chunk_id in found:
-                        firsts.setdefault(chunk.doc_id, place)
-                for doc_id, first in firsts.items():
-                    holder = names[first]
-                    concerned.setdefault(doc_id, holder)
-                    # From the longest part on: if that was seen, the shorter ones were.
-                    for place in range(len(prefix) - 1, max(1, first) - 1, -1):
-                        if (part := (doc_id, names[: place + 1])) in once:
-                            break
-                        once.add(part)
-                        found[holder].append(texts.copy(prefix[place], [prefix[:place]]))
-            if each.chunk.chunk_id in found:
-                concerned.setdefault(each.chunk.doc_id, each.chunk.chunk_id)
-            for doc_id, holder in concerned.items():
-                if len(each.prefixes) == 1:  # it may be a part of a longer prefix, too
-                    part = doc_id, (*names, each.chunk.chunk_id)
-                    if part in once:
-                        continue
-                    once.add(part)
-                found[holder].append(texts.copy(each.chunk, each.prefixes))
-        return found
+        concerned = {each.chunk.chunk_id: each for others in behind for each in others}
+        concerned |= {each.chunk.chunk_id: each for each in self.remembered.prefixed(chunk_ids)}
+        for each in concerned.values():
+            removed.add(each)
+        return removed.found
 
     def incomplete(self, limit: int) -> list[tuple[Scope, str]]:
         """Documents of which something is still to be stored; see `PrefixChunks.open`."""
         if self._rule is None:
             return []
         return self.remembered.open(self._rule.kind, limit, count=self._rule.most)
+
+
+class _RemovedCopies:
+    """What goes with removed chunks: each copy once for those that are removed together.
+
+    Attributes:
+        found: By removed chunk. A copy that holds several is with the first.
+    """
+
+    def __init__(self, texts: _Texts, chunk_ids: Sequence[int], together: bool) -> None:
+        self.found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}
+        self._texts = texts
+        self._together = together
+        self._once: set[tuple[str, tuple[int, ...]]] = set()
+
+    def add(self, each: PrefixedChunk) -> None:
+        """Add a chunk that is removed, or has removed ones in its prefixes, with their parts."""
+        holders: dict[str, int] = {}
+        for prefix in each.prefixes:
+            for group, first in self._firsts(prefix).items():
+                holders.setdefault(group, prefix[first].chunk_id)
+                self._add_parts(group, prefix, first)
+        if each.chunk.chunk_id in self.found:
+            holders.setdefault(self._group(each.chunk), each.chunk.chunk_id)
+        for group, holder in holders.items():
+            # With one prefix it may be a part of a longer one, too.
+            if len(each.prefixes) > 1 or self._is_new(group, [*each.prefixes[0], each.chunk]):
+                self.found[holder].append(self._texts.copy(each.chunk, each.prefixes))
+
+    def _add_parts(self, group: str, prefix: Sequence[Chunk], first: int) -> None:
+        """Add a prefix's parts from a removed chunk on: if one was there, the shorter ones were."""
+        for place in range(len(prefix) - 1, max(1, first) - 1, -1):
+            if not self._is_new(group, prefix[: place + 1]):
+                break
+            part = self._texts.copy(prefix[place], [prefix[:place]])
+            self.found[prefix[first].chunk_id].append(part)
+
+    def _firsts(self, prefix: Sequence[Chunk]) -> dict[str, int]:
+        """Return the place of the first removed chunk of each group."""
+        firsts: dict[str, int] = {}
+        for place, chunk in enumerate(prefix):
+            if chunk.chunk_id in self.found:
+                firsts.setdefault(self._group(chunk), place)
+        return firsts
+
+    def _group(self, chunk: Chunk) -> str:
+        return "" if self._together else chunk.doc_id
+
+    def _is_new(self, group: str, chunks: Sequence[Chunk]) -> bool:
+        key = group, tuple(chunk.chunk_id for chunk in chunks)
+        new = key not in self._once
+        self._once.add(key)
+        return new
 
 
 class _Texts:

@@ -35,7 +35,7 @@ class Stored:
     def ages(self) -> list[tuple[Scope, str, float]]:
         return [(scope, name, at) for (scope, name), at in self.ages_of.items()]
 
-    async def to_purge(self, scope: Scope, doc_ids: list[str]) -> list[ChunkKV]:
+    async def to_purge(self, scope: Scope, doc_ids: list[str], **_: Any) -> list[ChunkKV]:
         return [
             ChunkKV(scope.tenant, scope.collection, name, n, [ord(c) for c in name])
             for n, name in enumerate(doc_ids)

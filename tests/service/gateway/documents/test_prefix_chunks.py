@@ -391,6 +391,20 @@ def test_a_long_document_is_purged_in_proportion_to_its_length(folder: Path, dat
         assert not of_it and len(fake(rig).stored) < COPIES + len(CORPUS)
 
 
+def test_of_a_deleted_collection_each_copy_is_purged_once(rig: Rig) -> None:
+    """Though most of its documents stand in the prefixes of others."""
+    stored = len(fake(rig).stored)
+    receipt = rig.http.delete("/admin/collections/default").json()
+    assert (receipt["state"], receipt["chunks"]) == ("completed", len(CORPUS))
+    purged = [
+        stored_key(chunk)
+        for message in fake(rig).seen(Purge)
+        if isinstance(message, Purge)
+        for chunk in message.documents
+    ]
+    assert len(purged) == len(set(purged)) >= stored and not fake(rig).stored
+
+
 def test_a_long_document_that_changes_is_read_once_for_all_its_old_chunks(
     folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
