@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     args.count = args.count or {"document": 20}.get(args.what, 1000)
-    model = resolve(args.model)
+    model, environment = resolve(args.model), describe()  # the checkout may change meanwhile
     measure = {"grammars": _grammars, "uploads": _uploads, "document": _document}[args.what]
     with (
         tempfile.TemporaryDirectory(prefix="kvstitch-hostile-") as folder,
@@ -124,7 +124,7 @@ def main() -> int:
         "at_a_time": args.at_a_time,
         "readers": args.readers,
     }
-    result = {"environment": describe(), **about, "seed": args.seed, **measured}
+    result = {"environment": environment, **about, "seed": args.seed, **measured}
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / f"{args.what}.json"
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
