@@ -33,7 +33,8 @@ from retriever.splitting.chunking import ChunkSettings, ChunkSpan, TokenCounter,
 if TYPE_CHECKING:
     from retriever.catalog.catalog import Catalog
     from retriever.ingest import EmbeddedDocument, IngestResult
-    from retriever.prefixes.prefix_chunks import PrefixChunks, PrefixedChunk, PrefixKind, PrefixRule
+    from retriever.prefixes.prefix_choice import PrefixKind, PrefixRule
+    from retriever.prefixes.prefix_chunks import PrefixChunks, PrefixedChunk
     from retriever.retriever import Retriever, StartReport
 
 __all__ = [
@@ -78,10 +79,8 @@ __all__ = [
 _WITH_DATABASE = {
     "Catalog": "retriever.catalog.catalog",
     **dict.fromkeys(("EmbeddedDocument", "IngestResult"), "retriever.ingest"),
-    **dict.fromkeys(
-        ("PrefixChunks", "PrefixKind", "PrefixRule", "PrefixedChunk"),
-        "retriever.prefixes.prefix_chunks",
-    ),
+    **dict.fromkeys(("PrefixKind", "PrefixRule"), "retriever.prefixes.prefix_choice"),
+    **dict.fromkeys(("PrefixChunks", "PrefixedChunk"), "retriever.prefixes.prefix_chunks"),
     **dict.fromkeys(("Retriever", "StartReport"), "retriever.retriever"),
 }
 

@@ -2,18 +2,7 @@
 
 A chunk that has seen documents of its kind before it was stored is closer to what a full prefill
 computes for it (docs/method.md). Its prefix is chosen once and stored, because its KV is stored
-under a key that holds it.
-
-    primer      the earlier chunks of the chunk's own document (see document_prefix.py); for the
-                first ones, the chunks at the centre of the chunk's group (see primer_groups.py), as
-                one prefix or several; those at the centre themselves get the prefixes that they are
-                not in, or the next group's
-    neighbours  the chunk's nearest ones
-
-Of several prefixes the mean of what is computed behind each is stored.
-
-Only chunks of its own reading group are in it, and chunks that everybody may read
-(catalog/reading_groups.py).
+under a key that holds it. Which ones, says prefix_choice.py.
 
 In the database a chunk has a row in `accompanied` once its prefix was chosen, and a row in
 `companions` for each chunk of it, which may be none. They go with the chunk. Rows that name a
@@ -32,9 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -50,25 +37,16 @@ from sqlalchemy import (
 
 from retriever.catalog import queries
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.reading_groups import GroupSizes, visible, visible_in
-from retriever.catalog.tables import accompanied, chunks, companions, documents, scopes, vectors
+from retriever.catalog.reading_groups import GroupSizes
+from retriever.catalog.tables import accompanied, chunks, companions, documents, scopes
 from retriever.documents import Chunk
-from retriever.embedders.base import Vectors
 from retriever.index.vector_search import VectorSearch
-from retriever.prefixes.document_prefix import prefix_starts
-from retriever.prefixes.primer_groups import PrimerGroups
+from retriever.prefixes.prefix_choice import ChosenChunks, PrefixChoice, PrefixKind, PrefixRule
 from retriever.scope import Scope
-from retriever.sealing import Sealing
 from retriever.sql.expressions import Prepared, among
-
-PrefixKind = Literal["primer", "neighbours"]
-"""What stands before in the document, else one prefix for all chunks of a group; or each chunk's
-nearest ones."""
 
 RUN = 1024
 """More than the chunks of a prefix; the positions of a chunk's second prefix begin here."""
-_SPARE = 8  # further chunks that are looked at, because some say the same as the chunk
-_NEAREST_GROUPS = 4  # of which one is chosen, because a chunk may be central to some
 
 _ROWS = (
     select(companions.c.chunk_id, companions.c.companion_id, companions.c.position)
@@ -99,29 +77,6 @@ class PrefixedChunk:
     prefixes: list[list[Chunk]]
 
 
-@dataclass(frozen=True)
-class PrefixRule:
-    """Which prefixes chunks get.
-
-    Attributes:
-        kind: Of the prefixes.
-        count: The most chunks of a prefix that are not of the chunk's own document.
-        primers: The most such prefixes of a chunk in kind primer.
-        document_tokens: In kind primer the most tokens of a prefix of the chunk's own document;
-            0: there is none.
-    """
-
-    kind: PrefixKind
-    count: int
-    primers: int = 1
-    document_tokens: int = 0
-
-    @property
-    def most(self) -> int:
-        """The most chunks that a chunk stands behind, besides its own document's."""
-        return self.count * (self.primers if self.kind == "primer" else 1)
-
-
 class PrefixChunks:
     """Chooses and stores prefixes of chunks. Thread-safe; every call blocks.
 
@@ -131,11 +86,9 @@ class PrefixChunks:
     """
 
     def __init__(self, catalog: Catalog, index: VectorSearch) -> None:
-        self._catalog = catalog
         self._database = catalog.database
-        self._index = index
         self._sizes = GroupSizes(catalog.database)
-        self._groups = PrimerGroups(catalog.database, self._sizes)
+        self._choice = PrefixChoice(catalog, index, self._sizes)
 
     def of(
         self, chunk_ids: Collection[int], kind: PrefixKind, *, made: bool = False
@@ -192,8 +145,6 @@ class PrefixChunks:
     ) -> dict[int, list[list[Chunk]]]:
         """Choose the prefixes of chunks, and store them in one transaction.
 
-        A primer has its own order; of neighbours the nearest stands next to the chunk.
-
         Args:
             wanted: The chunks, each with the most tokens of its prefix.
             rule: Which prefixes they get.
@@ -204,38 +155,10 @@ class PrefixChunks:
         """
         if not wanted:
             return {}
-        query = select(vectors.c.chunk_id, vectors.c.vector, documents.c.readers).select_from(
-            vectors.join(chunks, chunks.c.chunk_id == vectors.c.chunk_id).join(documents)
-        )
-        named = among(vectors.c.chunk_id, [chunk.chunk_id for chunk, _ in wanted])
-        with self._database.read() as read:
-            sealing = Sealing.of(read)
-            there = {row.chunk_id: row for row in read.execute(query.where(named))}
-        chosen: dict[int, list[list[Chunk]]] = {}
-        few_of: dict[int, int] = {}
-        documents_of = _Documents(self._catalog, scope)
-        for chunk, max_tokens in wanted:
-            row = there.get(chunk.chunk_id)
-            if row is None:  # it was removed meanwhile
-                chosen[chunk.chunk_id] = []
-                continue
-            before = documents_of.before(chunk, min(rule.document_tokens, max_tokens))
-            if rule.kind == "primer" and before:
-                chosen[chunk.chunk_id], few_of[chunk.chunk_id] = [before], 0
-                continue
-            vector = np.frombuffer(sealing.opened_vector(row.vector, chunk.chunk_id), dtype="<f4")
-            if rule.kind == "primer":
-                found = self._primers(chunk, vector, scope, row.readers, rule)
-            else:
-                found = [self._nearest(vector, scope, row.readers, rule.count + _SPARE)]
-            others = [[other for other in each if other.text != chunk.text] for each in found]
-            enough = sum(map(len, others)) >= rule.most
-            few_of[chunk.chunk_id] = 0 if enough else self._sizes.visible(scope, row.readers)
-            fitting = [_fitting(each, rule.count, max_tokens) for each in others]
-            in_order = fitting if rule.kind == "primer" else [each[::-1] for each in fitting]
-            chosen[chunk.chunk_id] = [each for each in in_order if each]
-        self._store(rule.kind, {i: chosen[i] for i in few_of}, few_of)
-        return chosen
+        chosen = self._choice.choose(wanted, rule, scope)
+        self._store(rule.kind, chosen)
+        removed = {chunk.chunk_id: ChosenChunks([]) for chunk, _ in wanted}
+        return {i: each.prefixes for i, each in (removed | chosen).items()}
 
     def set_made(self, chunk_ids: Collection[int]) -> None:
         """Note that the chunks are stored behind the prefixes that were chosen for them.
@@ -282,7 +205,7 @@ class PrefixChunks:
             chunk_ids = write.scalars(query.where(among(companions.c.companion_id, removed))).all()
             for table in (companions, accompanied):
                 write.execute(table.delete().where(among(table.c.chunk_id, chunk_ids)))
-        self._groups.forget()
+        self._choice.groups.forget()
 
     def open(self, kind: PrefixKind, limit: int, *, count: int) -> list[tuple[Scope, str]]:
         """Return documents with chunks of which something is to be chosen or stored.
@@ -329,89 +252,21 @@ class PrefixChunks:
                 break
         return out
 
-    def _store(
-        self, kind: PrefixKind, prefixes: dict[int, list[list[Chunk]]], few_of: dict[int, int]
-    ) -> None:
+    def _store(self, kind: PrefixKind, chosen: Mapping[int, ChosenChunks]) -> None:
         with self._database.write() as write:
             for table in (companions, accompanied):
-                write.execute(table.delete().where(among(table.c.chunk_id, prefixes)))
-            query = select(chunks.c.chunk_id).where(among(chunks.c.chunk_id, prefixes))
+                write.execute(table.delete().where(among(table.c.chunk_id, chosen)))
+            query = select(chunks.c.chunk_id).where(among(chunks.c.chunk_id, chosen))
             present = write.scalars(query).all()  # others were removed meanwhile
-            rows = [{"chunk_id": i, "kind": kind, "made": 0, "few_of": few_of[i]} for i in present]
+            rows = [{"chunk_id": i, "kind": kind, "made": 0, "few_of": chosen[i].few_of}
+                    for i in present]  # fmt: skip
             if rows:
                 write.execute(accompanied.insert(), rows)
             rows = [{"chunk_id": i, "position": position, "companion_id": other.chunk_id}
-                    for i in present for run, prefix in enumerate(prefixes[i])
+                    for i in present for run, prefix in enumerate(chosen[i].prefixes)
                     for position, other in enumerate(prefix, RUN * run)]  # fmt: skip
             if rows:
                 write.execute(companions.insert(), rows)
-
-    def _primers(
-        self, chunk: Chunk, vector: Vectors, scope: Scope, readers: str, rule: PrefixRule
-    ) -> list[list[Chunk]]:
-        """Return the primers of the group that the vector is nearest to.
-
-        A primer with the chunk itself is left out, and with it a group that has no other: behind
-        the rest of the primer it would be the only one, whose KV would be computed for it alone.
-        """
-        near = self._groups.primers_near(
-            vector, scope, readers,
-            count=rule.count, primers=rule.primers, most=_NEAREST_GROUPS,
-        )  # fmt: skip
-        for group in near:
-            found = [self._catalog.chunks(chunk_ids) for chunk_ids in group]
-            if others := [p for p in found if all(other.text != chunk.text for other in p)]:
-                return others
-        return [self._catalog.chunks(near[0][0])] if near else []
-
-    def _nearest(self, vector: Vectors, scope: Scope, readers: str, count: int) -> list[Chunk]:
-        """Return the chunks nearest to a vector that documents of these readers may stand behind,
-        the nearest first."""
-        with self._database.read() as read:
-            allowed = visible_in(read, scope, readers)
-        hits = [i for i, _ in self._index.search(vector, count, allowed, scope=scope)]
-        with self._database.read() as read:
-            # Others may have come between the two.
-            still = visible(read, hits, readers)
-        return self._catalog.chunks([chunk_id for chunk_id in hits if chunk_id in still])
-
-
-class _Documents:
-    """The documents of chunks, each read once."""
-
-    def __init__(self, catalog: Catalog, scope: Scope) -> None:
-        self._catalog = catalog
-        self._scope = scope
-        self._read: dict[str, tuple[list[Chunk], dict[int, int]]] = {}
-        self._starts: dict[tuple[str, int], list[int]] = {}
-
-    def before(self, chunk: Chunk, max_tokens: int) -> list[Chunk]:
-        """Return the earlier chunks of its document that a chunk stands behind; none if the
-        document has changed meanwhile."""
-        if not chunk.ordinal or not max_tokens:
-            return []
-        doc_id = chunk.doc_id
-        if doc_id not in self._read:
-            own = self._catalog.chunks_of(doc_id, scope=self._scope)
-            self._read[doc_id] = own, {each.chunk_id: place for place, each in enumerate(own)}
-        own, places = self._read[doc_id]
-        place = places.get(chunk.chunk_id, 0)
-        if own[place : place + 1] != [chunk]:
-            return []
-        if (doc_id, max_tokens) not in self._starts:
-            tokens = [each.tokens for each in own]
-            self._starts[doc_id, max_tokens] = prefix_starts(tokens, max_tokens)
-        return own[self._starts[doc_id, max_tokens][place] : place]
-
-
-def _fitting(others: Sequence[Chunk], count: int, max_tokens: int) -> list[Chunk]:
-    """Return the first chunks, as many as fit."""
-    fitting: list[Chunk] = []
-    for other in others:
-        if other.tokens <= max_tokens and len(fitting) < count:
-            fitting.append(other)
-            max_tokens -= other.tokens
-    return fitting
 
 
 def _prefixed(read: Connection, chunk_ids: Collection[int]) -> list[PrefixedChunk]:

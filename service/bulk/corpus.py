@@ -18,9 +18,10 @@ from retriever.index.pgvector_index import PgvectorIndex
 from service.bulk.range_queue import RangeQueue
 from service.errors import InvalidSetting, ModelRefused
 from service.gateway.databases import shared_secret
-from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.chunk_kv import ChunkKVs
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion.catalog_lock import CatalogLock
+from service.gateway.documents.deletion.deletion_store import DeletionStore
+from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_rows import record_sizes
@@ -28,7 +29,6 @@ from service.gateway.documents.kv_stage import KvStage
 from service.gateway.documents.kv_storing import KvStoring
 from service.gateway.documents.membership import Heartbeat, Membership, OpenWork
 from service.gateway.documents.parsing.parser import FileLimits
-from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder

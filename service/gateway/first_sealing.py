@@ -18,7 +18,7 @@ from retriever.errors import IndexCorrupt, IndexMissing, RetrieverError
 from retriever.index.index_files import seal_saved
 from service.errors import InvalidSetting
 from service.gateway.data_folder import lock_folder
-from service.gateway.documents.deletion_store import purge_place
+from service.gateway.documents.deletion.deletion_store import purge_place
 from service.gateway.documents.jobs.job_database import content_place, meta_place, warnings_place
 from service.gateway.documents.jobs.job_records import spool_place
 from service.gateway.documents.jobs.job_rows import NO_WARNINGS, said_place

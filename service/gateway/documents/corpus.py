@@ -14,9 +14,11 @@ from encryption.keyring import Keyring
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.background_loop import BackgroundLoop
-from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.chunk_kv import ChunkKVs
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion.catalog_lock import CatalogLock
+from service.gateway.documents.deletion.deletion_store import DeletionStore
+from service.gateway.documents.deletion.kv_expiry import PAUSE_S, KvExpiry
+from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.document_service import DocumentService
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.ingest_loops import IngestLoops, TokenRate
@@ -24,13 +26,11 @@ from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
-from service.gateway.documents.kv_expiry import PAUSE_S, KvExpiry
 from service.gateway.documents.kv_stage import KvStage
 from service.gateway.documents.kv_storing import KvStoring
 from service.gateway.documents.membership import OpenWork
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import FileLimits
-from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.documents.stored_size import StoredSize
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.service_database import ServiceDatabase

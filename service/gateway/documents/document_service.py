@@ -14,10 +14,10 @@ from typing import Any
 from retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
 from service.errors import KvstitchError, NotFound
 from service.gateway.auth.access import Principal
-from service.gateway.documents.deletion_store import DeletionStore, Receipt
+from service.gateway.documents.deletion.deletion_store import DeletionStore, Receipt
+from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.ingest_loops import IngestLoops
 from service.gateway.documents.jobs.job_store import JobStore
-from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.schemas.fields import composed
 from service.gateway.search.async_retriever import AsyncRetriever
 

@@ -19,12 +19,12 @@ from typing import Literal, TypeVar
 from retriever import Document, EmbeddedDocument, IngestResult, Scope
 from service.errors import KvstitchError
 from service.gateway.documents.background_loop import side_by_side
+from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.document_queue import DocumentQueue
 from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
 from service.gateway.documents.long_documents import LongDocuments
 from service.gateway.documents.parsing.parsed_file import ParseWarning
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
-from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.search.async_retriever import AsyncRetriever
 
 T = TypeVar("T")

@@ -27,11 +27,11 @@ from service.errors import (
 )
 from service.gateway.documents.background_loop import BackgroundLoop
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
+from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_stage import MAX_CRASHES, STORED_DOCUMENTS, KvStage
 from service.gateway.documents.kv_storing import BATCH_CHUNKS, KvStoring, calls
-from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.worker_client.protocol import Worker
 
 logger = logging.getLogger(__name__)

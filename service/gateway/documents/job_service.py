@@ -19,6 +19,7 @@ from service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFou
 from service.gateway.auth.access import Principal
 from service.gateway.auth.quotas import Quotas
 from service.gateway.data_folder import DiskGuard
+from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.ingest_loops import TokenRate
 from service.gateway.documents.jobs.job_records import (
@@ -33,7 +34,6 @@ from service.gateway.documents.jobs.job_records import (
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_stage import KvStage
-from service.gateway.documents.purge_queue import PurgeQueue
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import document_scope
 

@@ -21,8 +21,8 @@ from retriever import Scope
 from service.errors import DatabaseUnavailable, KvstitchError, Overloaded, WorkerUnavailable
 from service.gateway.documents.background_loop import side_by_side
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
+from service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL, PurgeQueue
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.purge_queue import CHUNKS_PER_CALL, PurgeQueue
 from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Precomputed
 from service.messages.requests import ChunkTokens, Precompute

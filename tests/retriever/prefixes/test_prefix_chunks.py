@@ -448,7 +448,7 @@ def test_a_book_is_looked_through_once(
         seen.append(len(tokens))
         return prefix_starts(tokens, most)
 
-    monkeypatch.setattr("retriever.prefixes.prefix_chunks.prefix_starts", counted)
+    monkeypatch.setattr("retriever.prefixes.prefix_choice.prefix_starts", counted)
     of_document(with_long, RULE)
     assert seen == [9]
 

@@ -14,7 +14,7 @@ from service.bulk.records import Run
 from service.errors import InvalidSetting
 from service.gateway.auth import key_text
 from service.gateway.auth.keys import KeyStore
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.membership import Membership

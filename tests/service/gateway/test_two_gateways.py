@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder

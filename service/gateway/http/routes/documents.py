@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from retriever import DocFilter, DocumentInfo, Scope
 from retriever.readers import groups_of
 from service.errors import InvalidRequest, NotFound
-from service.gateway.documents.deletion_store import Receipt
+from service.gateway.documents.deletion.deletion_store import Receipt
 from service.gateway.documents.document_service import no_document
 from service.gateway.http.audit_trail import MOST_NAMES, note
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit

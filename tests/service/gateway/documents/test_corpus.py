@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from retriever.embedders.base import Vectors
+from service.gateway.documents.deletion.purge_queue import CHUNKS_PER_CALL
 from service.gateway.documents.document_service import PURGE_S
-from service.gateway.documents.purge_queue import CHUNKS_PER_CALL
 from service.messages.requests import ChunkTokens, Precompute, Purge
 from tests.fakes.worker import FakeWorker
 from tests.service.gateway.model_folders import byte_tokenizer

@@ -19,7 +19,7 @@ from service.errors import InvalidRequest, NotFound, QuotaExceeded
 from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits
 from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.deletion_store import DeletionStore
+from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder

@@ -10,7 +10,7 @@ import pytest
 from retriever import Scope
 from service.errors import InvalidSetting, TierUnreached
 from service.gateway.documents.chunk_kv import ChunkKV
-from service.gateway.documents.kv_expiry import DAY_S, KvExpiry
+from service.gateway.documents.deletion.kv_expiry import DAY_S, KvExpiry
 from service.messages.replies import Purged
 from service.messages.requests import Purge
 from service.settings import load

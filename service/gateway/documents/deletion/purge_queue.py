@@ -29,9 +29,13 @@ from itertools import groupby
 from retriever import Scope
 from retriever.catalog.catalog_records import CatalogState
 from service.errors import TierUnreached
-from service.gateway.documents.catalog_lock import CatalogLock
 from service.gateway.documents.chunk_kv import COPIES_PER_CALL, ChunkKV, ChunkKVs
-from service.gateway.documents.deletion_store import DeletionStore, PendingPurge, content_digest
+from service.gateway.documents.deletion.catalog_lock import CatalogLock
+from service.gateway.documents.deletion.deletion_store import (
+    DeletionStore,
+    PendingPurge,
+    content_digest,
+)
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import ChunkTokens, Purge
 
