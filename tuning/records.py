@@ -185,6 +185,7 @@ class Trials:
         *,
         until: float,
         least: int,
+        before: int = 0,
     ) -> list[Prompt]:
         """Measures prompt by prompt until a share of the time budget is spent.
 
@@ -194,6 +195,7 @@ class Trials:
             candidates: All are measured on each prompt.
             until: Share of the time budget.
             least: Prompts that are measured even if there is no time left.
+            before: Prompts that the stage measured in earlier calls, for progress.
 
         Returns:
             The prompts that all candidates are measured on.
@@ -205,7 +207,7 @@ class Trials:
                 break
             self.measure(prompt, candidates)
             done.append(prompt)
-            self._on_progress(stage, len(done), len(candidates))
+            self._on_progress(stage, before + len(done), len(candidates))
         return done
 
     def of(self, candidate: Candidate, prompts: Sequence[Prompt]) -> list[Trial]:

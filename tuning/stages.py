@@ -146,7 +146,7 @@ class Stages:
         for prompt in self._development:
             if len(done) >= FIRST_CUT and self._over("screen") and not self._known(prompt, live):
                 break
-            done += self._measure("screen", [prompt], live)
+            done += self._measure("screen", [prompt], live, before=len(done))
             if len(done) == cut:
                 kept = better_half(self._summaries(live, done), LEFT)
                 live = [c for c in live if c in kept or c.key == baseline.key]
@@ -255,8 +255,12 @@ class Stages:
         candidates: Sequence[Candidate],
         *,
         least: int = 1,
+        before: int = 0,
     ) -> list[Prompt]:
-        return self._trials.measure_all(name, prompts, candidates, until=UNTIL[name], least=least)
+        until = UNTIL[name]
+        return self._trials.measure_all(
+            name, prompts, candidates, until=until, least=least, before=before
+        )
 
     def _over(self, name: str) -> bool:
         return self._trials.budget.left_until(UNTIL[name]) <= 0

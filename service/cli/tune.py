@@ -242,7 +242,7 @@ def _progress(
         task = shown.add_task("heads and layers", total=None)
 
         def on_progress(stage: str, prompts: int, candidates: int) -> None:
-            done = f"{stage}: {prompts} prompts, {candidates} candidates"
+            done = f"{stage}: {prompts} prompt{'s' * (prompts > 1)}, {candidates} candidates"
             shown.update(task, description=done)
             if not to.is_terminal and not args.json:
                 print(done, file=sys.stderr, flush=True)

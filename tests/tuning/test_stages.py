@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def stages_of(
     seconds: float = 1e6,
     count: int = 16,
     prepare: int = 0,
+    on_progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> tuple[Stages, FakeRunner]:
     clock = Clock()
     budget = TimeBudget(folder / "time.json", seconds, clock=clock)
@@ -53,7 +55,7 @@ def stages_of(
     if not budget.spent:  # else a run goes on
         clock.now += UNTIL["heads"] * seconds
     runner = FakeRunner(kl, clock.tick, partial(clock.tick, prepare))
-    trials = Trials(folder / "trials.jsonl", runner, budget, lambda *_: None)
+    trials = Trials(folder / "trials.jsonl", runner, budget, on_progress)
     made = Stages(
         trials, prompts("dev", count), prompts("test", count), FIXED,
         facts=ModelFacts(12, 4, 2), has_bos=True, seed=0,
@@ -188,3 +190,14 @@ def test_a_stopped_run_measures_only_what_is_missing(tmp_path: Path) -> None:
     assert choose(again) == expected
     assert not set(rest.asked) & set(cut.asked[:-1])
     assert len(rest.asked) + 100 == len(whole[1].asked)
+
+
+def test_progress_counts_the_prompts_of_a_stage(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    stages = stages_of(
+        tmp_path, on_progress=lambda stage, prompts, _: told.append((stage, prompts))
+    )[0]
+    screened = stages.screen()
+    stages.prefix(screened)
+    for name in ("screen", "prefix"):
+        assert [prompts for stage, prompts in told if stage == name] == list(range(1, 17))
