@@ -16,6 +16,7 @@ import numpy as np
 from retriever.embedders.base import CountedVectors, Vectors
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderError, EmbedderNotStarted
+from retriever.word_cache import keep_no_words
 
 if TYPE_CHECKING:
     import torch
@@ -122,6 +123,7 @@ class _Loaded:
         # What transformers puts around it takes longer than a question's tokens do, and sets its
         # truncation anew at every call.
         self.tokenizer: Tokenizer = loaded.backend_tokenizer
+        keep_no_words(self.tokenizer)
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(folder.max_tokens, direction=loaded.truncation_side)
         self.model: Any = AutoModel.from_pretrained(

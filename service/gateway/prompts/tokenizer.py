@@ -20,11 +20,12 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
+from retriever.word_cache import keep_no_words
 from service.errors import ModelRefused
 from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.token_bytes import TokenPieces
 
-LONG_CHARS, CACHED_WORDS = 10_000, 2_000
+LONG_CHARS = 10_000
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> Encoding:
@@ -181,10 +182,7 @@ def _load(content: str) -> Tokenizer:
     # Some files configure a truncation, which would silently cut prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # It keeps the tokens of the first ten thousand words that it meets, which may be a hostile
-    # document's: of 250 letters each they take 56 MB. Fewer make no difference to an answer.
-    if hasattr(tokenizer.model, "_resize_cache"):
-        tokenizer.model._resize_cache(CACHED_WORDS)
+    keep_no_words(tokenizer)
     return tokenizer
 
 

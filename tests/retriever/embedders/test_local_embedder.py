@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from retriever.embedders import LocalEmbedder, short_text
+from retriever.embedders import LocalEmbedder, local_embedder, short_text
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderNotStarted, EmbedderUnsupported
 
@@ -81,6 +81,17 @@ def test_meaning_is_closer_than_words(minilm: LocalEmbedder) -> None:
         ["How do I feed my cat?", "Kittens eat twice a day.", "How do I paint my car?"]
     )
     assert query @ near > query @ far
+
+
+def test_the_tokenizer_keeps_no_words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(local_embedder, "keep_no_words", asked.append)
+    embedder = LocalEmbedder(folder)
+    embedder.start()
+    try:
+        assert embedder._loaded is not None and asked == [embedder._loaded.tokenizer]
+    finally:
+        embedder.close()
 
 
 def test_batching_changes_nothing_and_keeps_the_order(minilm: LocalEmbedder) -> None:
