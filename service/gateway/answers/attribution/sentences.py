@@ -73,7 +73,7 @@ def words(text: str) -> list[str]:
     return out
 
 
-@lru_cache(65_536)
+@lru_cache(2048)  # thirty times as many are hardly faster
 def _stem(word: str) -> str:
     """Return a word without accents and its ending; no linguistics: both texts lose the same."""
     decomposed = unicodedata.normalize("NFD", word)
