@@ -134,6 +134,7 @@ class Rig:
             if address is not None:
                 self.engine.precompute_queue.add(address, id="ingest")
         self.run()
+        assert self.store.flush(60)  # into tiers that are written behind
 
 
 @contextmanager
