@@ -123,9 +123,39 @@ def test_it_is_kept_in_the_tab_until_it_is_cleared(console: Console, service: Se
     page.get_by_text("Ask about your documents").first.wait_for()
 
 
+# Of the next answer the page reads so many events and no more, however slow it is itself.
+HOLD = """(events) => {
+    const plain = window.fetch;
+    window.fetch = async (address, options) => {
+        const response = await plain(address, options);
+        if (!response.headers.get("content-type")?.startsWith("text/event-stream")) return response;
+        window.fetch = plain;
+        const reader = response.body.getReader();
+        return new Response(new ReadableStream({
+            start(controller) {
+                options.signal.addEventListener("abort", () => {
+                    controller.error(new DOMException("stopped", "AbortError"));
+                });
+            },
+            async pull(controller) {
+                if (events === 0) return new Promise(() => {});
+                const { value } = await reader.read();
+                let end = 0;
+                while (events > 0 && end < value.length) {
+                    if (value[end] === 10 && value[end - 1] === 10) events -= 1;
+                    end += 1;
+                }
+                controller.enqueue(value.slice(0, end));
+            },
+        }), response);
+    };
+}"""
+
+
 def test_stopping_and_making_anew(console: Console) -> None:
     """Escape stops; what had come stays, and the answer can be had again."""
     page = console.ready("chat")
+    page.evaluate(HOLD, 20)
     page.evaluate("localStorage.setItem('kvstitch.preferences', '{\"maxTokens\": \"700\"}')")
     page.get_by_label("Message").fill(FIRST)
     page.keyboard.press("Enter")
