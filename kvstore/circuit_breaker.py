@@ -23,12 +23,7 @@ State = Literal["closed", "open", "half-open"]
 
 @dataclass(frozen=True)
 class BreakerSettings:
-    """When a breaker opens, and for how long.
-
-    Attributes:
-        failures: failures in a row that open it.
-        cooldown_s: seconds until one caller may try again.
-    """
+    """When a breaker opens, and for how long."""
 
     failures: int = 3
     cooldown_s: float = 5.0
@@ -66,11 +61,7 @@ class CircuitBreaker:
 
     @contextmanager
     def watching(self, answered: Callable[[Exception], bool]) -> Iterator[None]:
-        """Report how the block goes, after `allow`.
-
-        Args:
-            answered: whether an error that is raised means that the tier did answer.
-        """
+        """Report how the block goes, after `allow`."""
         try:
             yield
         except BaseException as error:

@@ -17,14 +17,7 @@ class SingleFlight(Generic[K, T]):
         self._flights: dict[K, Future[T]] = {}
 
     def do(self, key: K, work: Callable[[], T]) -> tuple[T, bool]:
-        """Do the work for `key`, or wait for a caller that is doing it already.
-
-        Returns:
-            The result, and whether this caller did the work.
-
-        Raises:
-            BaseException: what `work` raised; every waiting caller gets it.
-        """
+        """Do the work for `key`, or wait for a caller that is doing it already."""
         with self._lock:
             flight = self._flights.get(key)
             leading = flight is None
@@ -49,14 +42,7 @@ class SingleFlight(Generic[K, T]):
 
 
 class DeletionEpoch:
-    """Stops a copy that was read before a deletion from being stored again after it.
-
-    A counter that every deletion raises by one:
-
-    epoch = deletions.current()
-    ...                                     # read something that may be deleted meanwhile
-    deletions.run_if_unchanged(epoch, keep) # keep a copy only if nothing was deleted since
-    """
+    """Stops a copy that was read before a deletion from being stored again after it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,11 +58,7 @@ class DeletionEpoch:
             self._count += 1
 
     def run_if_unchanged(self, epoch: int, keep: Callable[[], None]) -> bool:
-        """Call `keep` unless a deletion started after `epoch`; `keep` must not block.
-
-        Returns:
-            Whether `keep` was called.
-        """
+        """Call `keep` unless a deletion started after `epoch`; `keep` must not block."""
         with self._lock:
             if self._count != epoch:
                 return False

@@ -39,13 +39,7 @@ class ChunkSpecError(ChunkError, ValueError):
 
 
 class TierError(KvStoreError):
-    """A tier failed, and the reason is not one particular chunk.
-
-    Attributes:
-        server: the server that failed, where a tier has several and each its own circuit breaker;
-            the tier as a whole is well then. None: the whole tier.
-        found: what the other servers answered, where the call went to several.
-    """
+    """A tier failed, and the reason is not one particular chunk."""
 
     def __init__(self, message: str, *, server: str | None = None, found: object = None) -> None:
         super().__init__(message)

@@ -34,13 +34,7 @@ _RETRIED_TOGETHER = 16  # failed deletes
 
 @dataclass(frozen=True)
 class BlocksRead:
-    """The result of reading blocks from one tier.
-
-    Attributes:
-        blocks: the intact blocks.
-        bad: (layer, block) of those whose bytes differ from what was written.
-        nbytes: bytes moved, header and bad blocks included.
-    """
+    """The result of reading blocks from one tier."""
 
     blocks: EncodedBlocks
     bad: tuple[tuple[int, int], ...]
@@ -48,14 +42,7 @@ class BlocksRead:
 
 
 class FaultTolerantTier:
-    """One tier whose calls never raise for a fault of the tier or of its stored bytes.
-
-    Args:
-        tier: the tier to wrap.
-        breaker: when the tier is left alone after failures.
-        keys: seal what is written and open what is read, unless it is the memory tier; None: all
-            is written in the clear.
-    """
+    """One tier whose calls never raise for a fault of the tier or of its stored bytes."""
 
     def __init__(self, tier: Tier, breaker: BreakerSettings, keys: Keyring | None = None) -> None:
         self._tier = tier
@@ -74,11 +61,7 @@ class FaultTolerantTier:
         self._headers: OrderedDict[str, ChunkHeader] = OrderedDict()
 
     def start(self) -> None:
-        """Start the wrapped tier; unlike the other methods this raises its errors.
-
-        Raises:
-            TierError: the tier cannot work at all.
-        """
+        """Start the wrapped tier; unlike the other methods this raises its errors."""
         self._tier.start()
         for outcome, times in self._tier.scan_counts().items():
             self._caller.count("scan", outcome, times=times)
@@ -87,10 +70,7 @@ class FaultTolerantTier:
         self._tier.close()
 
     def read(self, key: str, expect: ChunkSpec | None, owner: str = "") -> CallResult[EncodedChunk]:
-        """Read, verify and open the whole chunk; a bad copy is deleted.
-
-        A copy that was not sealed is the owner's.
-        """
+        """Read, verify and open the whole chunk; a bad copy is deleted."""
         if self._delete_is_pending(key):
             return self._caller.count_found("read", CallResult(None, None), 0)
 
@@ -124,14 +104,7 @@ class FaultTolerantTier:
     def read_blocks(
         self, key: str, selection: BlockSelection, expect: ChunkSpec | None
     ) -> CallResult[BlocksRead]:
-        """Read some blocks and verify each; a copy with a bad block is deleted.
-
-        Returns:
-            With a bad block both a value (the intact blocks) and the problem `corrupt`.
-
-        Raises:
-            ChunkSpecError: the chunk has no such layer or block.
-        """
+        """Read some blocks and verify each; a copy with a bad block is deleted."""
         if self._delete_is_pending(key):
             return self._caller.count_found("read_blocks", CallResult(None, None), 0)
         moved = 0
@@ -212,10 +185,7 @@ class FaultTolerantTier:
         return self._caller.ask("write", work, chunk.nbytes).value is not None
 
     def put_extra(self, key: str, extra: EncodedExtra) -> bool:
-        """Store extra tensors; return False if the tier did not take them.
-
-        Disk and shared tiers take them only if they hold the chunk itself.
-        """
+        """Store extra tensors; return False if the tier did not take them."""
 
         def work() -> bool:
             raw = extra.raw
@@ -237,11 +207,7 @@ class FaultTolerantTier:
             return (result.value or set()) - self._pending_deletes - self._locked
 
     def delete(self, keys: Collection[str]) -> int | None:
-        """Delete these keys.
-
-        Returns:
-            How many copies were deleted; None when it failed and will be retried.
-        """
+        """Delete these keys."""
         self._forget(keys)
         result = self._caller.ask("delete", lambda: self._tier.delete(keys))
         with self._lock:

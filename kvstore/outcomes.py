@@ -32,15 +32,7 @@ ReadProblem = tuple[str, str]
 
 @dataclass(frozen=True)
 class ReadOutcome:
-    """The result of reading a whole chunk.
-
-    Attributes:
-        chunk: the verified chunk, or None on a miss.
-        tier: name of the tier it came from.
-        nbytes: bytes of the whole chunk file, header included; 0 on a miss.
-        seconds: time of the whole read, verification and failed tiers included.
-        problems: what went wrong on the way, in order; a plain miss is not a problem.
-    """
+    """The result of reading a whole chunk."""
 
     chunk: EncodedChunk | None
     tier: str | None
@@ -60,18 +52,7 @@ class BadBlock:
 
 @dataclass(frozen=True)
 class BlocksOutcome:
-    """The result of reading some blocks.
-
-    Attributes:
-        blocks: the intact blocks, all from the same copy of the chunk; None on a miss.
-        tier: name of the tier they came from.
-        missing: blocks to recompute by layer: they were requested and the chosen copy has no
-            intact one. On a miss this is everything that was requested.
-        seconds: as in `ReadOutcome`.
-        problems: as in `ReadOutcome`.
-        bad: every bad block that was seen, also if another tier had an intact one.
-        loaded: bytes moved by tier, headers and bad blocks included.
-    """
+    """The result of reading some blocks."""
 
     blocks: EncodedBlocks | None
     tier: str | None
@@ -89,14 +70,7 @@ class BlocksOutcome:
 
 @dataclass(frozen=True)
 class ExtraOutcome:
-    """Extra tensors that were found.
-
-    Attributes:
-        tensors: by name, in host memory that other readers share: never write into them.
-        tier: name of the tier they came from.
-        nbytes: bytes of their file, header included.
-        seconds: time of the whole read, verification and failed tiers included.
-    """
+    """Extra tensors that were found."""
 
     tensors: Mapping[str, Tensor]
     tier: str
@@ -106,17 +80,7 @@ class ExtraOutcome:
 
 @dataclass(frozen=True)
 class TierStats:
-    """What one tier counted since the start.
-
-    Attributes:
-        ops: count of calls by (op, outcome).
-        bytes: bytes moved by op. Writes and reads of whole chunks count the whole file when they
-            succeed; read_blocks counts what was fetched, headers and bad blocks included.
-        seconds: seconds spent by op, failures and verification included.
-        usage: what the tier holds now.
-        healthy: whether its circuit breaker is closed.
-        pending_deletes: keys whose deletion failed and is still being retried.
-    """
+    """What one tier counted since the start."""
 
     name: str
     kind: TierKind
@@ -133,17 +97,7 @@ class TierStats:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What the whole store counted since the start.
-
-    Attributes:
-        tiers: in the order in which they are read.
-        new_keys: puts of keys that no tier held. Asking known chunks in a new order must not
-            raise it.
-        already_present: puts of keys that some tier held.
-        shared_reads: reads answered by another thread's read of the same key.
-        dropped_writes: background writes dropped because the queue was full.
-        pending_writes: background writes waiting or under way.
-    """
+    """What the whole store counted since the start."""
 
     tiers: tuple[TierStats, ...]
     new_keys: int
@@ -153,11 +107,7 @@ class StoreStats:
     pending_writes: int
 
     def tier(self, name: str) -> TierStats:
-        """Return the tier of that name.
-
-        Raises:
-            KeyError: there is no such tier.
-        """
+        """Return the tier of that name."""
         for tier in self.tiers:
             if tier.name == name:
                 return tier

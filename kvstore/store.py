@@ -30,24 +30,7 @@ from kvstore.write_behind import QueueLimits, WriteBehindQueue
 
 
 class TieredStore:
-    """A store, safe to call from several threads. Start and close it, or use it with `with`.
-
-    Args:
-        tiers: fastest first, names unique. The store starts and closes them.
-        write_behind: bounds of each tier's queue of background writes (shared tiers, promotions to
-            disk).
-        breaker: when a failing tier is left alone, and for how long. Each tier has its own breaker.
-        write_to: names of the tiers that get what is put; None: all. The others only get copies of
-            what is read from slower tiers.
-        keys: seal chunks in all tiers but memory, under the keys of their owners (sealed_chunk.py);
-            None: nothing is sealed, and what is sealed is not read.
-        write_through: for those who must know that a chunk is stored: `put` writes to shared tiers
-            at once and raises if one of `write_to` does not take it, and `contains` asks whether
-            all of these hold a chunk.
-
-    Raises:
-        StoreConfigError: two tiers have the same name, or `write_to` names a tier that is not here.
-    """
+    """A store, safe to call from several threads. Start and close it, or use it with `with`."""
 
     def __init__(
         self,
@@ -84,11 +67,7 @@ class TieredStore:
         self._shared_reads = 0
 
     def start(self) -> None:
-        """Start the tiers and the background thread.
-
-        Raises:
-            TierError: a tier cannot work at all (directory in use, package missing, bad URL).
-        """
+        """Start the tiers and the background thread."""
         with ExitStack() as started:
             for tier in self._tiers:
                 tier.start()
@@ -113,19 +92,7 @@ class TieredStore:
         self.close()
 
     def put(self, key: str, chunk: EncodedChunk, owner: str = "") -> bool:
-        """Store an owner's chunk, with its key in its header, in every tier that does not hold it.
-
-        Memory and disk tiers get it now, shared tiers in the background. A failing tier is counted
-        and does not raise, unless the store writes through.
-
-        Returns:
-            Whether the key was new, i.e. no tier held it.
-
-        Raises:
-            ChunkSpecError: `key` is not a chunk key.
-            ChunkCorrupt: the chunk's data were changed after it was encoded.
-            TierUnavailable: the store writes through, and a tier did not take the chunk.
-        """
+        """Store an owner's chunk, with its key in its header, in every tier that does not hold it."""
         require_chunk_key(key)
         chunk.verify()
         named = chunk.under(key, owner)
@@ -138,19 +105,7 @@ class TieredStore:
         return new and led
 
     def read(self, key: str, expect: ChunkSpec | None = None, owner: str = "") -> ReadOutcome:
-        """Read from the first tier with an intact copy, and copy it into the faster tiers.
-
-        Overlapping reads of one key share one read.
-
-        Args:
-            key: chunk key.
-            expect: refuse and delete copies with any other spec or fingerprint. Copies with another
-                key in their header are always refused and deleted.
-            owner: whose the chunk is; copies in faster tiers are sealed under this owner's key.
-
-        Raises:
-            ChunkSpecError: `key` is not a chunk key.
-        """
+        """Read from the first tier with an intact copy, and copy it into the faster tiers."""
         require_chunk_key(key)
         outcome, led = self._reads.do((key, expect), lambda: self._read(key, expect, owner))
         if not led:
@@ -164,22 +119,7 @@ class TieredStore:
         layer_blocks: Mapping[int, Collection[int]],
         expect: ChunkSpec | None = None,
     ) -> BlocksOutcome:
-        """Read and verify only some 64-token blocks of some layers.
-
-        Moves only the bytes of the blocks, and the chunk's header if it was not read lately. Blocks
-        of two copies never mix, because two copies of a chunk may differ in their low bits: if a
-        tier has a bad block, the next tier is asked for all of them. If no tier has them all, the
-        outcome holds the copy with the most intact blocks, and `missing` names those to recompute.
-        Nothing is copied into faster tiers.
-
-        Args:
-            key: chunk key.
-            layer_blocks: block numbers by layer, in any order.
-            expect: as in `read`.
-
-        Raises:
-            ChunkSpecError: `key` is not a chunk key, or the chunk has no such layer or block.
-        """
+        """Read and verify only some 64-token blocks of some layers."""
         selection = block_selection(layer_blocks)
         if expect is not None:
             check_selection(selection, expect)
@@ -193,25 +133,7 @@ class TieredStore:
         tensors: Mapping[str, Tensor],
         owner: str = "",
     ) -> bool:
-        """Store extra tensors beside a chunk, in place of older ones with that name.
-
-        Every tier that holds the chunk keeps them until the chunk is deleted. Memory and disk tiers
-        get them now, shared tiers in the background.
-
-        Args:
-            key: key of a chunk that some tier holds.
-            name: what the tensors are, e.g. `"sketch"`; a-z, 0-9 and _.
-            version: version of the code that computes them; readers of another version get None.
-            tensors: any dtypes and shapes.
-            owner: whose they are.
-
-        Returns:
-            False if no tier holds the chunk, or if some chunk was deleted in the meantime. The
-            tensors are not stored then and can be put again.
-
-        Raises:
-            ChunkSpecError: `key` is not a chunk key, a bad name, or a dtype that cannot be stored.
-        """
+        """Store extra tensors beside a chunk, in place of older ones with that name."""
         require_chunk_key(key)
         extra = encode_extra(name, version, tensors, key=key, owner=owner)
         return tiered_parts.put_extra(
@@ -219,24 +141,13 @@ class TieredStore:
         )
 
     def read_extra(self, key: str, name: str, version: int) -> ExtraOutcome | None:
-        """Read extra tensors of a chunk, without its k and v, and copy them into the memory tier.
-
-        Returns:
-            None when no tier has an intact copy of that version; the counters tell why.
-
-        Raises:
-            ChunkSpecError: `key` is not a chunk key, or a bad name.
-        """
+        """Read extra tensors of a chunk, without its k and v, and copy them into the memory tier."""
         require_chunk_key(key)
         require_extra_name(name)
         return tiered_parts.read_extra(self._tiers, self._deletions, key, name, version)
 
     def locate(self, keys: Collection[str], *, memory_only: bool = False) -> dict[str, str]:
-        """Return the fastest tier of each key, by name; keys that no tier holds are absent.
-
-        Args:
-            memory_only: ask no tier that might take its time.
-        """
+        """Return the fastest tier of each key, by name; keys that no tier holds are absent."""
         found: dict[str, str] = {}
         missing = set(keys)
         for tier in self._tiers:
@@ -248,10 +159,7 @@ class TieredStore:
         return found
 
     def contains(self, keys: Collection[str]) -> set[str]:
-        """Return those of the given keys that some tier holds.
-
-        A store that writes through returns those that every tier holds that it writes to.
-        """
+        """Return those of the given keys that some tier holds."""
         if not self._write_through:
             return set(self.locate(keys))
         held = set(keys)
@@ -265,18 +173,7 @@ class TieredStore:
         return set().union(*(tier.keys() for tier in self._tiers))
 
     def delete(self, keys: Collection[str]) -> dict[str, int]:
-        """Delete these keys from every tier, and their background writes.
-
-        If a tier cannot be reached, it counts as not holding these keys from now on, and the
-        delete is tried again in the background until it succeeds or this process ends
-        (`pending_deletes` in the stats).
-
-        Returns:
-            The number of copies deleted, by tier; a tier that could not be reached is absent.
-
-        Raises:
-            ChunkSpecError: one of them is not a chunk key.
-        """
+        """Delete these keys from every tier, and their background writes."""
         wanted = {require_chunk_key(key) for key in keys}
         self._puts.join(wanted)
         self._deletions.advance()  # a read under way will not store what it found
@@ -293,13 +190,7 @@ class TieredStore:
                 tier.delete_all()
 
     def delete_own(self) -> bool:
-        """Delete what only this process or this machine holds, and all background writes.
-
-        What shared tiers hold stays there.
-
-        Returns:
-            Whether all of it is gone; if not, call it again.
-        """
+        """Delete what only this process or this machine holds, and all background writes."""
         self._deletions.advance()  # a read under way will not store what it found
         for queue in self._queues.values():
             queue.discard()

@@ -30,11 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CallResult(Generic[T]):
-    """What one call gave: a value, or a problem, or neither (the tier does not hold the key).
-
-    Some may have both: a read of blocks the intact ones, and the problem with the others; a call
-    to several servers what some answered, and the problem with the rest.
-    """
+    """What one call gave: a value, or a problem, or neither (the tier does not hold the key)."""
 
     value: T | None
     problem: str | None
@@ -64,14 +60,7 @@ class TierCaller:
     def call(
         self, op: str, work: Callable[[], T | None], *, at_home: bool = False
     ) -> CallResult[T]:
-        """Do the work unless the breaker is open; every fault becomes a problem in the result.
-
-        Args:
-            at_home: The work asks nobody: it shows nothing about the tier, and is always done.
-
-        Raises:
-            ChunkSpecError: raised by `work`; it is a mistake of the caller, not of the tier.
-        """
+        """Do the work unless the breaker is open; every fault becomes a problem in the result."""
         if not at_home and not self._breaker.allow():
             return CallResult(None, "unavailable")
         started = time.perf_counter()

@@ -24,11 +24,7 @@ def read_blocks(
     selection: BlockSelection,
     expect: ChunkSpec | None,
 ) -> BlocksOutcome:
-    """Read from the first tier where all blocks are intact, else take the most complete copy.
-
-    Raises:
-        ChunkSpecError: the chunk has no such layer or block.
-    """
+    """Read from the first tier where all blocks are intact, else take the most complete copy."""
     started = time.perf_counter()
     problems: list[ReadProblem] = []
     bad: list[BadBlock] = []
@@ -67,13 +63,7 @@ def put_extra(
     *,
     write_to: Collection[str],
 ) -> bool:
-    """Write to memory and disk now, and to shared tiers in the background.
-
-    Tiers that are not in `write_to`, by name, are left out, memory excepted.
-
-    Returns:
-        False when no tier holds the chunk, or when a delete came in between.
-    """
+    """Write to memory and disk now, and to shared tiers in the background."""
     epoch = deletions.current()
     queued = [tier for tier, queue in queues.items() if queue.holds(key)]
     holders = [tier for tier in tiers if tier not in queued and tier.contains([key])]

@@ -17,13 +17,7 @@ from kvstore.format.extra_tensors import EncodedExtra
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds of a queue; the one that is reached first counts.
-
-    Attributes:
-        items: writes in the queue.
-        bytes: bytes of the chunks in the queue; they stay in memory until they are written.
-        drain_s: longest wait for all queues when the store is closed, in seconds.
-    """
+    """Bounds of a queue; the one that is reached first counts."""
 
     items: int = 256
     bytes: int = 1 << 30
@@ -45,12 +39,7 @@ class _Write:
 
 
 class WriteBehindQueue:
-    """The queue of one tier and its thread, which also tries the tier's failed deletes again.
-
-    Args:
-        tier: is written to.
-        limits: bounds of the queue. A chunk that waits in two queues is in memory once.
-    """
+    """The queue of one tier and its thread, which also tries the tier's failed deletes again."""
 
     def __init__(self, tier: FaultTolerantTier, limits: QueueLimits) -> None:
         self._tier = tier
@@ -93,10 +82,7 @@ class WriteBehindQueue:
         self._thread = None
 
     def submit(self, key: str, item: Item) -> None:
-        """Queue a write unless the same chunk is already waiting.
-
-        Writes are done in order, so extra tensors queued after their chunk find it in the tier.
-        """
+        """Queue a write unless the same chunk is already waiting."""
         write = _Write(key, item)
         with self._changed:
             # A chunk never changes, but extra tensors may come again in another version.

@@ -24,13 +24,7 @@ MarkKind = Literal["page", "slide", "sheet", "heading"]
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a document's text, which holds until the next mark of its kind.
-
-    Attributes:
-        start: Its first character in the text.
-        kind: What begins there. A document has pages, slides or sheets, and never two of these.
-        label: Number of the page or slide, name of the sheet, or the heading.
-    """
+    """A place in a document's text, which holds until the next mark of its kind."""
 
     start: int
     kind: MarkKind
@@ -39,12 +33,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Place:
-    """What a character of a document belongs to; None where no mark comes before it.
-
-    Attributes:
-        page: Number of its page or slide, or name of its sheet.
-        heading: The last heading before it.
-    """
+    """What a character of a document belongs to; None where no mark comes before it."""
 
     page: str | None = None
     heading: str | None = None
@@ -52,17 +41,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Document:
-    """A document as the user sends it.
-
-    Attributes:
-        doc_id: The user's name of the document. It stays the same over all revisions, and is unique
-            within a tenant's collection (see `scope.py`).
-        text: The text.
-        title: The title, which becomes part of every chunk.
-        metadata: JSON that filters can use.
-        marks: Where pages and headings begin, sorted by `start`.
-        readers: The groups that may read it (readers.py); "": everybody.
-    """
+    """A document as the user sends it."""
 
     doc_id: str
     text: str
@@ -74,22 +53,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A contiguous piece of one revision of a document.
-
-    Attributes:
-        chunk_id: Never used twice, not even after a delete.
-        doc_id: The document.
-        ordinal: The chunk's number within the document, from 0.
-        text: `document.text[char_start:char_end]`.
-        title: The document's title.
-        char_start: First character in the document.
-        char_end: End (excluded) in the document.
-        tokens: Tokens of the rendered segment, counted by the serving tokenizer.
-        revision: Revision of the document.
-        page: Page or slide on which it begins, or its sheet; None if the document names none.
-        heading: The last heading at or before its first character; None if there is none.
-        readers: Of the document. A chunk keeps them: with others the document has other chunks.
-    """
+    """A contiguous piece of one revision of a document."""
 
     chunk_id: int
     doc_id: str
@@ -110,23 +74,7 @@ SearchMode = Literal["dense", "sparse", "hybrid"]
 
 @dataclass(frozen=True)
 class Passage:
-    """A search hit. The chunk's doc_id and character range are the citation.
-
-    Ranks count from 1. A rank or score is None if the chunk was not among the candidates of that
-    ranking, or if that ranking was not requested.
-
-    Attributes:
-        chunk: The chunk found.
-        score: What the hits are sorted by: the cosine of query and chunk in [-1, 1] (dense), BM25
-            (sparse), the sum of reciprocal ranks (hybrid), or the reranker's score.
-        dense_rank: Rank by cosine.
-        dense_score: The cosine.
-        sparse_rank: Rank by BM25.
-        sparse_score: The BM25 score.
-        rerank_score: The reranker's score.
-        exact: It holds an identifier of the query, what is in quotation marks there, or the whole
-            of it: no passage without that is before it.
-    """
+    """A search hit. The chunk's doc_id and character range are the citation."""
 
     chunk: Chunk
     score: float
@@ -145,21 +93,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """A stored document without its text.
-
-    Attributes:
-        doc_id: The document.
-        title: Its title.
-        metadata: Its metadata.
-        revision: Hash of its content and of the chunking parameters.
-        created: Time of its first revision, in Unix seconds.
-        updated: Time of its current revision, in Unix seconds.
-        num_chars: Characters of its text.
-        num_chunks: Number of its chunks.
-        num_tokens: Tokens of its rendered chunks.
-        pinned: The user wants its KV cache kept in a fast tier. New revisions keep the mark.
-        readers: The groups that may read it; "": everybody.
-    """
+    """A stored document without its text."""
 
     doc_id: str
     title: str
@@ -184,12 +118,7 @@ class StoredDocument:
 
 @dataclass(frozen=True)
 class DocumentPage:
-    """One page of a listing.
-
-    Attributes:
-        documents: In the order of doc_id.
-        next_cursor: Cursor of the next page; None on the last page.
-    """
+    """One page of a listing."""
 
     documents: list[DocumentInfo]
     next_cursor: str | None
@@ -197,13 +126,7 @@ class DocumentPage:
 
 @dataclass(frozen=True)
 class DocFilter:
-    """Selects documents.
-
-    Attributes:
-        doc_ids: Only these documents; None: all.
-        where: Only documents whose metadata passes this filter.
-        named: Only documents whose id or title contains this, in whatever case; "": all.
-    """
+    """Selects documents."""
 
     doc_ids: tuple[str, ...] | None = None
     where: Filter = MATCH_ALL
@@ -216,11 +139,7 @@ def canonical_metadata(metadata: Mapping[str, Any]) -> str:
 
 
 def validate_document(document: Document) -> None:
-    """Check that a document can be stored exactly as it is.
-
-    Raises:
-        InvalidDocument: It cannot; the message says what to change.
-    """
+    """Check that a document can be stored exactly as it is."""
     if not isinstance(document.doc_id, str) or not document.doc_id.strip():
         raise InvalidDocument("doc_id must be a non-empty string")
     for name in ("doc_id", "title", "text", "readers"):

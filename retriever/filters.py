@@ -43,13 +43,7 @@ _COMBINATORS = ("and", "or", "not")
 
 @dataclass(frozen=True)
 class FieldTest:
-    """A test of one field.
-
-    Attributes:
-        path: The names that lead to the field, from the outermost object inwards.
-        operator: The comparison.
-        operand: What the field is compared with.
-    """
+    """A test of one field."""
 
     path: tuple[str, ...]
     operator: Operator
@@ -82,12 +76,7 @@ MATCH_ALL = And(())
 
 
 def parse_filter(json: object) -> Filter:
-    """Parse a filter from decoded JSON; `{}` matches everything.
-
-    Raises:
-        InvalidQuery: The message starts with the place of the fault, e.g.
-            "filter.or[1].year.gte: ...".
-    """
+    """Parse a filter from decoded JSON; `{}` matches everything."""
     return _Parser().parse(json, "filter", 0)
 
 

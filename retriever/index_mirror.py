@@ -16,14 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class IndexMirror:
-    """Remembers which state of the catalog the index holds. The caller must hold a lock.
-
-    Args:
-        catalog: The source of truth.
-        index: The index that mirrors it.
-        embedder: Made the vectors; started before `start`.
-        directory: Where the index is saved; None: it is never saved, and every start rebuilds it.
-    """
+    """Remembers which state of the catalog the index holds. The caller must hold a lock."""
 
     def __init__(
         self, catalog: Catalog, index: VectorSearch, embedder: Embedder, directory: Path | None
@@ -35,11 +28,7 @@ class IndexMirror:
         self._state: CatalogState | None = None
 
     def start(self) -> str | None:
-        """Load the saved index if it mirrors the catalog, else rebuild it.
-
-        Returns:
-            Why the index was rebuilt; None if the saved one was used.
-        """
+        """Load the saved index if it mirrors the catalog, else rebuild it."""
         reason = self._load()
         if reason is not None:
             self._rebuild()
@@ -122,13 +111,7 @@ class IndexMirror:
 
 
 class OwnChanges:
-    """In place of a mirror where documents are only stored: others search, and follow the catalog.
-
-    Args:
-        index: Of vectors in the database, which gets those that are stored here; None: there is
-            none.
-        embedder: Made the vectors; started before `start`.
-    """
+    """In place of a mirror where documents are only stored: others search, and follow the catalog."""
 
     current = True
 

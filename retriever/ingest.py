@@ -37,15 +37,7 @@ _BATCH_CHUNKS = 256
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What became of one document.
-
-    Attributes:
-        doc_id: The document.
-        status: What happened to it.
-        chunks: Its chunks now; none if it failed.
-        removed_chunk_ids: Ids of the chunks of its previous revision.
-        error: Why it failed; None otherwise.
-    """
+    """What became of one document."""
 
     doc_id: str
     status: Literal["created", "updated", "unchanged", "failed"]
@@ -56,16 +48,7 @@ class IngestResult:
 
 @dataclass
 class EmbeddedDocument:
-    """A document that is ready to be stored.
-
-    Attributes:
-        document: The document.
-        revision: Hash of its content and of the chunking parameters; "" if it is invalid.
-        spans: Its chunks.
-        vectors: `[len(spans), dim]`; None if this revision was stored already, or on an error.
-        error: Why it cannot be stored; None otherwise.
-        title_cut: Whether its title was too long for its chunks.
-    """
+    """A document that is ready to be stored."""
 
     document: Document
     revision: str = ""
@@ -100,15 +83,7 @@ def embed_documents(
     catalog: Catalog,
     scope: Scope,
 ) -> Iterator[EmbeddedDocument]:
-    """Split and embed documents, in their order; one that fails does not affect the others.
-
-    Args:
-        documents: The documents, in any number.
-        chunking: How to split them.
-        embedder: A started embedder; its batches are filled across documents.
-        catalog: Where stored revisions are looked up.
-        scope: The tenant's collection.
-    """
+    """Split and embed documents, in their order; one that fails does not affect the others."""
     fingerprint = chunking.fingerprint
     items: list[EmbeddedDocument] = []
     new: list[EmbeddedDocument] = []
@@ -137,11 +112,7 @@ def split_document(
     scope: Scope,
     stopped: Callable[[], bool] | None = None,
 ) -> EmbeddedDocument:
-    """Split a document whose chunks `embed_part` embeds; arguments as of `embed_documents`.
-
-    Raises:
-        SplitStopped: `stopped`, which is asked before each chunk, said so.
-    """
+    """Split a document whose chunks `embed_part` embeds; arguments as of `embed_documents`."""
     item = EmbeddedDocument(document)
     if _split(item, chunking, chunking.fingerprint, catalog, scope, stopped):
         item.vectors = np.zeros((len(item.spans), embedder.dim), dtype=np.float32)
@@ -149,11 +120,7 @@ def split_document(
 
 
 def embed_part(item: EmbeddedDocument, start: int, count: int, embedder: Embedder) -> None:
-    """Embed so many chunks of a document, from this one on.
-
-    Raises:
-        EmbedderError: They cannot be embedded.
-    """
+    """Embed so many chunks of a document, from this one on."""
     assert item.vectors is not None
     part = slice(start, start + count)
     item.vectors[part] = _embed(item.texts_of(part), embedder)

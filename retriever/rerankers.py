@@ -33,22 +33,13 @@ class Reranker(Protocol):
     async def close(self) -> None: ...
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """How well each text answers the query; higher is better.
-
-        Raises:
-            RerankerError: It failed.
-        """
+        """How well each text answers the query; higher is better."""
         ...
 
 
 @dataclass(frozen=True)
 class Reranked:
-    """The result of reranking.
-
-    Attributes:
-        passages: The passages, best first.
-        warning: Why the order is still that of the search; None if the passages were reranked.
-    """
+    """The result of reranking."""
 
     passages: list[Passage]
     warning: str | None = None
@@ -57,19 +48,7 @@ class Reranked:
 async def rerank(
     reranker: Reranker, query: str, passages: Sequence[Passage], top_k: int, *, deadline_s: float
 ) -> Reranked:
-    """Rerank passages and keep the best `top_k`.
-
-    A reranker that fails or is late never raises here: the passages keep their order, and the
-    result has a warning. The `score` of a reranked passage is that of the reranker; equal scores
-    keep their order.
-
-    Args:
-        reranker: A started reranker.
-        query: The user's query.
-        passages: Hits of a search, best first.
-        top_k: How many to keep.
-        deadline_s: Longest wait for the reranker, in seconds.
-    """
+    """Rerank passages and keep the best `top_k`."""
     if not passages:
         return Reranked([])
     texts = [_text(passage) for passage in passages]
@@ -105,18 +84,7 @@ _SHOWN_CHARS = 200
 
 
 class EndpointReranker:
-    """Asks an HTTP endpoint for scores.
-
-    Args:
-        url: The endpoint itself, e.g. http://host:8080/rerank.
-        style: Form of requests and answers.
-        model: Name of the model, in the style cohere.
-        api_key: Sent as a bearer token.
-        transport: Replaces the network, e.g. in tests.
-
-    Raises:
-        RerankerUnsupported: There is no such style.
-    """
+    """Asks an HTTP endpoint for scores."""
 
     def __init__(
         self,

@@ -52,32 +52,14 @@ from retriever.sql.database import Database
 
 @dataclass(frozen=True)
 class StartReport:
-    """What `start` did.
-
-    Attributes:
-        vectors: Number of vectors in the index.
-        rebuilt: Why the index was rebuilt from the catalog; None if the saved one was used.
-    """
+    """What `start` did."""
 
     vectors: int
     rebuilt: str | None
 
 
 class Retriever:
-    """Stores documents and searches them; any number of threads may use it.
-
-    Args:
-        catalog: The source of truth.
-        index: An empty vector index.
-        embedder: Turns texts into vectors.
-        chunking: How documents are split.
-        index_dir: Where the index is saved; None: it is never saved, and every start rebuilds it.
-
-    Attributes:
-        catalog: The documents, for look-ups.
-        index: Their vectors.
-        prefix_chunks: Which other chunks a chunk's KV is precomputed behind.
-    """
+    """Stores documents and searches them; any number of threads may use it."""
 
     def __init__(
         self,
@@ -111,10 +93,6 @@ class Retriever:
     ) -> Retriever:
         """A retriever with its files below `folder`: index/, and catalog.db unless the catalog is
         in a `database`; the index is FAISS unless another is given.
-
-        Args:
-            exact_up_to: FAISS searches a scope with more vectors approximately.
-            keys: Seal the files (see `catalog_database`); a `database` has its own.
         """
         catalog = Catalog(database or folder / "catalog.db", keys)
         if index is None:
@@ -130,27 +108,14 @@ class Retriever:
         *,
         index: VectorSearch | None = None,
     ) -> Retriever:
-        """A retriever that stores documents in a catalog that others search, by the thousands.
-
-        It holds no vectors and does not follow what others store, so it must not be searched.
-
-        Args:
-            index: One in the database, which gets what is stored here; None: those who search have
-                indexes of their own, which follow the catalog.
-        """
+        """A retriever that stores documents in a catalog that others search, by the thousands."""
         held = VectorIndex() if index is None else index
         made = cls(Catalog(database), held, embedder, chunking)
         made._mirror = OwnChanges(index, embedder)
         return made
 
     def start(self) -> StartReport:
-        """Load the saved index if it mirrors the catalog, else rebuild it from the catalog.
-
-        Raises:
-            EmbedderMismatch: The documents were embedded by another embedder.
-            CatalogError: The database failed.
-            EmbedderError: The embedder cannot start.
-        """
+        """Load the saved index if it mirrors the catalog, else rebuild it from the catalog."""
         self._embedder.start()
         self.catalog.start()
         space = space_of(self._embedder)
@@ -172,11 +137,7 @@ class Retriever:
     def ingest(
         self, documents: Iterable[Document], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
-        """Store documents; one that fails does not affect the others.
-
-        Returns:
-            One result per document, in their order.
-        """
+        """Store documents; one that fails does not affect the others."""
         return [self._store(item, scope) for item in self._embedded(documents, scope)]
 
     def embed(
@@ -192,11 +153,7 @@ class Retriever:
         scope: Scope = DEFAULT_SCOPE,
         stopped: Callable[[], bool] | None = None,
     ) -> EmbeddedDocument:
-        """Split a document that is to be embedded in parts; without chunks if it is stored.
-
-        Raises:
-            SplitStopped: `stopped`, which is asked before each chunk, said so.
-        """
+        """Split a document that is to be embedded in parts; without chunks if it is stored."""
         return split_document(
             document, self._chunking, self._embedder, self.catalog, scope, stopped
         )
@@ -208,10 +165,7 @@ class Retriever:
     def store(
         self, embedded: Iterable[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
-        """The other half: store what `embed` returned for this scope, each in a transaction.
-
-        Documents may have changed in between: what counts is what is stored now.
-        """
+        """The other half: store what `embed` returned for this scope, each in a transaction."""
         return [self._store(item, scope) for item in embedded]
 
     def search(
@@ -224,25 +178,7 @@ class Retriever:
         mode: SearchMode = "dense",
         vector: Vectors | None = None,
     ) -> list[Passage]:
-        """Find the best passages of a scope.
-
-        Args:
-            query: The user's query.
-            top_k: How many passages to find.
-            doc_filter: Only documents that pass it.
-            scope: The tenant's collection.
-            mode: `"dense"` searches by meaning, `"sparse"` by words (only passages that share a
-                word with the query), `"hybrid"` by both.
-            vector: The query's, from `embed_query`; None: it is embedded here.
-
-        Returns:
-            At most `top_k` passages, best first, ties by chunk_id.
-
-        Raises:
-            InvalidQuery: The query cannot be searched as given.
-            EmbedderError: Embedding the query failed.
-            CatalogError: The database failed.
-        """
+        """Find the best passages of a scope."""
         check_query(query, top_k, mode)
         if vector is None and mode != "sparse":
             vector = self.embed_query(query)
@@ -255,10 +191,7 @@ class Retriever:
             )  # fmt: skip
 
     def embed_query(self, query: str) -> Vectors:
-        """Embed a query for `search`: `[dim]`. Raises as `search`.
-
-        Of a long one, e.g. a mail, what it asks counts as much as the whole.
-        """
+        """Embed a query for `search`: `[dim]`. Raises as `search`."""
         check_query(query)
         cleaned = clean(query)
         asked = question_of(cleaned)
@@ -288,10 +221,7 @@ class Retriever:
                 self._mirror.catch_up()
 
     def save(self) -> None:
-        """Write the index, so that the next start need not rebuild it.
-
-        The caller decides how often, e.g. some time after the last change.
-        """
+        """Write the index, so that the next start need not rebuild it."""
         with self._consistency.read():
             self._mirror.save()
 
@@ -300,17 +230,7 @@ class Retriever:
         return bool(self.index.overdue()) or self.catalog.words_outdated()
 
     def rebuild_indexes(self, stopped: Stopped = lambda: False) -> bool:
-        """Give scopes whose vector index does not suit their size one that does.
-
-        Searches and changes go on meanwhile. Words that another release has made are made anew,
-        too.
-
-        Args:
-            stopped: Asked from time to time; true ends the work, and the old indexes stay.
-
-        Returns:
-            Whether any vector index was rebuilt.
-        """
+        """Give scopes whose vector index does not suit their size one that does."""
         self.catalog.renew_words(stopped)
         overdue = self.index.overdue()
         try:
@@ -321,14 +241,7 @@ class Retriever:
         return bool(overdue)
 
     def purge(self) -> None:
-        """Save, and make sure that no file holds anything of removed or replaced documents.
-
-        Like `save`, this should not run after every change: merging the words of a scope from which
-        something was removed takes time in proportion to the scope.
-
-        Raises:
-            CatalogError: Reads under way did not end in time.
-        """
+        """Save, and make sure that no file holds anything of removed or replaced documents."""
         self.catalog.purge()
         self.save()
 

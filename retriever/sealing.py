@@ -35,11 +35,7 @@ _BLINDED = hashlib.sha256(f"blinded {REVISION}".encode()).hexdigest()[:8]
 
 @dataclass(frozen=True)
 class Sealing:
-    """Seals and opens values of the catalog.
-
-    Attributes:
-        keys: of all tenants; None: nothing is sealed.
-    """
+    """Seals and opens values of the catalog."""
 
     keys: Keyring | None
 
@@ -65,11 +61,7 @@ class Sealing:
         return seal_text(self.keys.current(tenant), text, place(*where))
 
     def opened(self, text: str | None, *where: object) -> str:
-        """Return the text of a row.
-
-        Raises:
-            TextLocked: it cannot be opened.
-        """
+        """Return the text of a row."""
         if not text or not is_sealed_text(text):
             return text or ""
         if self.keys is None:
@@ -86,11 +78,7 @@ class Sealing:
         return seal(self.keys.current(tenant), raw, place("vector", chunk_id))
 
     def opened_vector(self, raw: bytes, chunk_id: int) -> bytes:
-        """Return the bytes of a vector.
-
-        Raises:
-            TextLocked: it cannot be opened.
-        """
+        """Return the bytes of a vector."""
         if self.keys is None or not is_sealed(raw):
             return raw
         try:

@@ -55,10 +55,7 @@ def candidates_per_ranking(top_k: int) -> int:
 
 
 def reciprocal_rank_fusion(dense: Hits | None, sparse: Hits | None) -> list[FusedHit]:
-    """Combine two rankings; best first, ties by chunk_id.
-
-    With only one ranking, the result is that ranking with its own scores.
-    """
+    """Combine two rankings; best first, ties by chunk_id."""
     fuses = dense is not None and sparse is not None
     scores: dict[int, float] = {}
     for hits in (dense or (), sparse or ()):
@@ -77,13 +74,7 @@ def reciprocal_rank_fusion(dense: Hits | None, sparse: Hits | None) -> list[Fuse
 def exact_first(
     hits: Sequence[FusedHit], exact: Sequence[Collection[int]], most: int
 ) -> list[FusedHit]:
-    """Put chunks first that hold what is to be held exactly; they score as the best hit does.
-
-    Args:
-        hits: Best first.
-        exact: For each thing to be held, the chunks that hold it.
-        most: How many chunks that are not among `hits` may come to them.
-    """
+    """Put chunks first that hold what is to be held exactly; they score as the best hit does."""
     weights: defaultdict[int, float] = defaultdict(float)
     for chunk_ids in exact:
         for chunk_id in chunk_ids:
@@ -133,19 +124,7 @@ def find_passages(
     mode: SearchMode,
     scope: Scope,
 ) -> list[Passage]:
-    """Return at most `top_k` passages, best first, ties by chunk_id.
-
-    Args:
-        catalog: Finds by words, and has the chunks.
-        index: Finds by meaning.
-        query: The user's query.
-        vector: The query's, `[dim]`; None where only words are searched.
-        top_k: How many passages to find.
-        allowed: Only these chunks; None: all.
-        mode: Which rankings to make.
-        scope: The tenant's collection. What its view does not show is left out here once more:
-            others may have stored it since `allowed` was found.
-    """
+    """Return at most `top_k` passages, best first, ties by chunk_id."""
     wanted = candidates_per_ranking(top_k) if mode == "hybrid" else top_k
     dense = sparse = None
     if vector is not None:

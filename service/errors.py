@@ -100,10 +100,7 @@ class Unsupported(InvalidRequest):
 
 
 class Unroutable(KvstitchError):
-    """What the web framework refuses before any route runs.
-
-    Its code is the status phrase in snake case, e.g. "method_not_allowed".
-    """
+    """What the web framework refuses before any route runs."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -246,9 +243,5 @@ _BY_CODE: dict[str, type[KvstitchError]] = {
 
 
 def from_code(code: str, message: str, field: str | None = None) -> KvstitchError:
-    """Make the error with this code, for a `Failed` message from the worker.
-
-    Returns:
-        WorkerFault for a code that the worker should not have sent.
-    """
+    """Make the error with this code, for a `Failed` message from the worker."""
     return _BY_CODE.get(code, WorkerFault)(message, field=field)

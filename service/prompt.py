@@ -34,11 +34,7 @@ P = TypeVar("P", bound=Placed)
 
 
 class Encoder(Protocol):
-    """Turns text into token ids.
-
-    Attributes:
-        bos: The id that starts every prompt; None: the model has none.
-    """
+    """Turns text into token ids."""
 
     bos: int | None
 
@@ -47,10 +43,7 @@ class Encoder(Protocol):
         ...
 
     def encode_template(self, template: str, **user_text: str) -> list[int]:
-        """Encode a template with its `{names}` filled in.
-
-        Special tokens count in the template itself, but not in the user text.
-        """
+        """Encode a template with its `{names}` filled in."""
         ...
 
 

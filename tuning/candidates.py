@@ -87,12 +87,7 @@ class Candidate:
         }
 
     def fusion_method(self) -> FusionMethod:
-        """Return the method.
-
-        Raises:
-            UnknownMethod: There is none of this name.
-            InvalidRequest: A parameter is wrong.
-        """
+        """Return the method."""
         return make_fusion(self.method, dict(self.parameters))
 
     def eviction_method(self) -> EvictionMethod | None:
@@ -140,11 +135,6 @@ def methods(prefix_mode: str, layers: int, *, document_tokens: float) -> list[Ca
     """Return all methods over their range of costs, with chunks stored raw in one prefix mode, in
     the order in which they are worth trying: those that were nearest to full prefill elsewhere
     first, each method at the papers' ratio before others.
-
-    Args:
-        prefix_mode: What chunks are precomputed behind.
-        layers: Of the model.
-        document_tokens: Median length of a prompt's documents.
     """
     named: list[tuple[str, Parameters]] = [("pie", ())]
     named += [("question_scout", (("ratio", ratio),)) for ratio in RATIOS]

@@ -38,15 +38,7 @@ CATALOG = "catalog.db"
 
 
 class Corpus:
-    """Documents that can be searched, as one collection of the service.
-
-    Args:
-        retriever: A started retriever that holds them.
-        prompts: The served model's prompt builder.
-        settings: Of the service: how passages are searched.
-        scope: The tenant's collection.
-        max_context: Tokens that the model takes.
-    """
+    """Documents that can be searched, as one collection of the service."""
 
     def __init__(
         self,
@@ -78,11 +70,7 @@ class Corpus:
         return found[:count]
 
     def prompt(self, question: str, *, task: str) -> Prompt:
-        """Return the prompt that the service would answer this question from.
-
-        Raises:
-            PromptTooLong: It does not fit into the model's context with an answer.
-        """
+        """Return the prompt that the service would answer this question from."""
         mode, top_k = self._settings.retrieval, self._prompts.format.top_k
         ranked = self._retriever.search(question, top_k, scope=self._scope, mode=mode)
         passages = self._prompts.format.in_prompt_order(ranked)
@@ -215,18 +203,7 @@ PAGE = 500
 
 
 def copy_collection(url: str, scope: Scope, file: Path) -> None:
-    """Make a catalog of this collection alone; an unknown one makes an empty catalog.
-
-    A document that is replaced or deleted meanwhile may be left out.
-
-    Args:
-        url: Of the database.
-        scope: The tenant's collection.
-        file: The new catalog; needs room for the collection's texts and vectors.
-
-    Raises:
-        InvalidSetting: The database cannot be read.
-    """
+    """Make a catalog of this collection alone; an unknown one makes an empty catalog."""
     source, target = Catalog(catalog_database(url, connections=2)), Catalog(file)
     try:
         source.start()

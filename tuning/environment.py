@@ -60,10 +60,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """Return the commit of a checkout; where the package is installed there is none.
-
-    An environment may lie inside a checkout of something else, whose commit would say nothing.
-    """
+    """Return the commit of a checkout; where the package is installed there is none."""
     if _git("rev-parse", "--show-toplevel") != str(_ROOT):
         return {"commit": None, "uncommitted": None}
     return {"commit": _git("rev-parse", "HEAD"), "uncommitted": bool(_git(*_CHANGES))}

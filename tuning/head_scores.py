@@ -102,14 +102,7 @@ def word_overlap(expected: str, text: str) -> tuple[float, float]:
 
 
 def step_scores(weights: Tensor, probe: Probe, generated: int) -> tuple[Tensor, Tensor]:
-    """R and R2 of one step, `[layers, heads]` each.
-
-    Args:
-        weights: Attention of the step, `[layers, heads, keys]`; keys beyond the prompt are earlier
-            answer tokens.
-        probe: The prompt.
-        generated: The token that the step generated.
-    """
+    """R and R2 of one step, `[layers, heads]` each."""
     span = probe.needle
     top = weights.argmax(-1)
     inside = torch.zeros(weights.shape[-1], dtype=torch.bool)
@@ -263,11 +256,7 @@ class Prober:
 
 
 def fits(probe: Probe, room: int) -> Probe:
-    """`probe`, if it has at most `room` tokens.
-
-    Raises:
-        PromptTooLong: It has more.
-    """
+    """`probe`, if it has at most `room` tokens."""
     if len(probe.ids) > room:
         raise PromptTooLong(
             f"a probe of {len(probe.ids)} tokens does not fit into the {room} that the model "

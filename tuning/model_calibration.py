@@ -45,15 +45,7 @@ DOCUMENT_TOKENS = (LEAST_BLOCKS * 64, 1024)
 
 @dataclass(frozen=True)
 class ModelCalibration:
-    """What was measured of a model.
-
-    Attributes:
-        head_scores: For each measure `[layers][heads]`; empty: too few probes were answered.
-        stable_layers: empty: there was no long text, or no time.
-        probes: That were tried.
-        answered: How many of them were answered well enough, for each measure.
-        documents: Whose layers were looked at.
-    """
+    """What was measured of a model."""
 
     head_scores: dict[str, list[list[float]]] = field(default_factory=dict)
     stable_layers: list[int] = field(default_factory=list)
@@ -87,16 +79,7 @@ def measured(
     seed: int,
     time_is_up: Callable[[], bool],
 ) -> ModelCalibration:
-    """Return the calibration in `path`, measured and written there if it is not there yet.
-
-    Args:
-        path: Of the file.
-        decoder: The model.
-        folder: The model's.
-        texts: Passages of the documents.
-        seed: Of the probes.
-        time_is_up: Asked before every probe and document.
-    """
+    """Return the calibration in `path`, measured and written there if it is not there yet."""
     if path.is_file():
         return ModelCalibration(**json.loads(path.read_text(encoding="utf-8")))
     found = replace(

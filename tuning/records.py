@@ -92,13 +92,7 @@ def _short(value: Any) -> Any:
 
 
 class TimeBudget:
-    """Counts the seconds that a run has taken, and keeps the count in a file.
-
-    Args:
-        path: Of the file.
-        seconds: That the run may take.
-        clock: Seconds that only grow.
-    """
+    """Counts the seconds that a run has taken, and keeps the count in a file."""
 
     def __init__(
         self, path: Path, seconds: float, *, clock: Callable[[], float] = time.monotonic
@@ -140,15 +134,7 @@ class Runner(Protocol):
 
 
 class Trials:
-    """The trials of a run, recorded as they are made.
-
-    Args:
-        path: Of the file of records.
-        runner: Measures.
-        budget: Is told how long it took.
-        on_progress: Called after every prompt with the name of the stage, the prompts that it has
-            measured and the candidates that are still in it.
-    """
+    """The trials of a run, recorded as they are made."""
 
     def __init__(
         self,
@@ -187,19 +173,7 @@ class Trials:
         least: int,
         before: int = 0,
     ) -> list[Prompt]:
-        """Measures prompt by prompt until a share of the time budget is spent.
-
-        Args:
-            stage: Its name, for progress.
-            prompts: In the order in which they are measured.
-            candidates: All are measured on each prompt.
-            until: Share of the time budget.
-            least: Prompts that are measured even if there is no time left.
-            before: Prompts that the stage measured in earlier calls, for progress.
-
-        Returns:
-            The prompts that all candidates are measured on.
-        """
+        """Measures prompt by prompt until a share of the time budget is spent."""
         done: list[Prompt] = []
         for prompt in prompts:
             enough = len(done) >= least and self.budget.left_until(until) <= 0

@@ -64,14 +64,7 @@ instead of 70 % (docs/tune.md)."""
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage has measured.
-
-    Attributes:
-        name: Of the stage.
-        prompts: Number of prompts that the candidates left at its end were measured on.
-        summaries: Of all candidates that were tried; those dropped early have fewer trials.
-        left_out: Candidates that were not tried, because time was short.
-    """
+    """What a stage has measured."""
 
     name: str
     prompts: int
@@ -88,17 +81,7 @@ class Stage:
 
 
 class Stages:
-    """Runs the stages of one run.
-
-    Args:
-        trials: Measures and records.
-        development: Prompts to choose by.
-        test: Prompts that decide nothing but whether the choice holds.
-        fixed: The defaults of the service, which the choice must be at least as good as.
-        facts: Sizes and calibration of the model.
-        has_bos: Whether the model has a token that begins every prompt.
-        seed: Of the intervals.
-    """
+    """Runs the stages of one run."""
 
     def __init__(
         self,
@@ -120,16 +103,7 @@ class Stages:
         self._seed = seed
 
     def probe(self) -> float:
-        """Measure the fixed defaults on the first development prompt.
-
-        Not on a test prompt: its full prefill and its documents' KV would then be known when the
-        test begins, and it would seem that many more such prompts fit. Screening gains by that: of
-        a slow model it tries more candidates.
-
-        Returns:
-            The seconds that it took, to judge what the time will suffice for; 0 if it was measured
-            before.
-        """
+        """Measure the fixed defaults on the first development prompt."""
         first = self._development[:1]
         before = self._trials.budget.spent
         known = all(self._known(prompt, [self._fixed]) for prompt in first)
@@ -205,9 +179,6 @@ class Stages:
     def holding(self, tested: Stage, best: Candidate) -> Summary:
         """The choice if the test part bears it out; else the same with raw chunks; else the fixed
         defaults, also where there are fewer than LEAST_RECOMMENDED prompts.
-
-        What saves something, in operations or bytes, has to be as near to full prefill as the fixed
-        defaults, within the tolerance; what saves nothing has to be nearer.
         """
         fixed = tested.find(self._fixed)
         if tested.prompts < LEAST_RECOMMENDED:
@@ -232,11 +203,7 @@ class Stages:
     def _tried(
         self, name: str, prompts: Sequence[Prompt], candidates: Sequence[Candidate]
     ) -> list[Candidate]:
-        """Measure a stage's first prompt with as many candidates as it has time for.
-
-        Returns:
-            These, in their order; at least BETWEEN_LOOKS.
-        """
+        """Measure a stage's first prompt with as many candidates as it has time for."""
         shares = list(UNTIL.values())
         begin = shares[list(UNTIL).index(name) - 1]
         until = begin + (UNTIL[name] - begin) / FIRST_PROMPT[name]

@@ -104,11 +104,7 @@ def _size_class(nbytes: int) -> int:
 
 
 class PinnedPages(mmap.mmap):
-    """Pages that CUDA can read asynchronously.
-
-    torch rounds its own pinned memory up to powers of two, so a chunk of 64 MiB and its header
-    would take 128 MiB.
-    """
+    """Pages that CUDA can read asynchronously."""
 
     _address = 0
 

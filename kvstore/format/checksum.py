@@ -37,24 +37,14 @@ def checksum(buffer: Buffer) -> str:
 
 
 def matches(text: str, buffer: Buffer) -> bool:
-    """Return whether `buffer` has the checksum `text`.
-
-    Raises:
-        ChunkCorrupt: `text` names an unknown algorithm.
-        ChunkRefused: it was written with xxh3, and xxhash is not installed here.
-    """
+    """Return whether `buffer` has the checksum `text`."""
     name, _, digest = text.partition(":")
     return _hasher(name)(buffer).hex() == digest
 
 
 @dataclass(frozen=True)
 class BlockDigests:
-    """Digests of one tensor's blocks.
-
-    Attributes:
-        algorithm: name of the hash, e.g. `"xxh3_64"`.
-        digests: 8 bytes per block, in order; 16 where they are tags of AES-GCM.
-    """
+    """Digests of one tensor's blocks."""
 
     algorithm: str
     digests: bytes
@@ -67,11 +57,7 @@ class BlockDigests:
 
     @classmethod
     def parse(cls, text: str, blocks: int) -> Self:
-        """Read what the property `text` wrote.
-
-        Raises:
-            ChunkCorrupt: these are not the digests of that many blocks.
-        """
+        """Read what the property `text` wrote."""
         name, _, encoded = text.partition(":")
         try:
             digests = a2b_base64(encoded, strict_mode=True)
@@ -88,16 +74,7 @@ class BlockDigests:
         return f"{self.algorithm}:{b64encode(self.digests).decode()}"
 
     def differing(self, blocks: Sequence[int], contents: Iterable[Buffer]) -> list[int]:
-        """Return those blocks whose content does not match its digest.
-
-        Args:
-            blocks: block numbers, ascending.
-            contents: the bytes of each of them.
-
-        Raises:
-            ChunkCorrupt: the digests name an unknown algorithm.
-            ChunkRefused: they were written with xxh3, and xxhash is not installed here.
-        """
+        """Return those blocks whose content does not match its digest."""
         # One C loop over all blocks: one Python call per block would cost as much as the hashing.
         found = list(map(_hasher(self.algorithm), contents))
         size = BLOCK_DIGEST_BYTES

@@ -24,13 +24,7 @@ BlockSelection = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class LayerBlocks:
-    """Some blocks of one layer in their stored form.
-
-    Attributes:
-        blocks: block numbers, ascending.
-        data: host uint8, laid out like a layer with only the tokens of these blocks. Never write
-            into it.
-    """
+    """Some blocks of one layer in their stored form."""
 
     blocks: tuple[int, ...]
     data: Tensor

@@ -38,13 +38,7 @@ BlockCheck = Callable[[int, Sequence[int], memoryview], list[int]]
 
 @dataclass(frozen=True)
 class Seal:
-    """What a sealed chunk's header says of its encryption (see sealed_chunk.py).
-
-    Attributes:
-        key_id: of the data key, in hex.
-        salt: of the chunk's own key, in hex.
-        inner: the digests of its plain blocks, encrypted, in base64.
-    """
+    """What a sealed chunk's header says of its encryption (see sealed_chunk.py)."""
 
     key_id: str
     salt: str
@@ -117,11 +111,7 @@ class ChunkHeader:
         return sorted(bad)
 
     def verify_layer(self, layer: int, raw: memoryview) -> None:
-        """Verify the bytes of one layer.
-
-        Raises:
-            ChunkCorrupt: the length is wrong, or a block differs; the message names the blocks.
-        """
+        """Verify the bytes of one layer."""
         refuse_bad(layer, self.bad_blocks(layer, range(self.spec.blocks), raw))
 
 

@@ -27,16 +27,7 @@ _INT8_LARGEST = _INT8_LEVELS * torch.finfo(torch.float16).max
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """One stored tensor of one layer's k or v.
-
-    Attributes:
-        suffix: what follows `k.{layer}` in its name; `""` for the main tensor.
-        dtype: bfloat16, float16, float32, int8 or uint8.
-        shape: depends only on the spec, so a header can be checked without its data. The first
-            dimension runs along the tokens.
-        tokens_per_row: how many tokens share one row. It divides 64, so that each block of 64
-            tokens has its own rows and can be decoded alone.
-    """
+    """One stored tensor of one layer's k or v."""
 
     suffix: str
     dtype: torch.dtype
@@ -45,22 +36,14 @@ class EncodedPart:
 
 
 class Codec(Protocol):
-    """Turns one layer's k or v into parts and back, on the device of the tensors.
-
-    The role is passed because some codecs group keys per channel and values per token. Blocks of 64
-    tokens must be independent: encoding a block alone gives the same rows as encoding the whole.
-    """
+    """Turns one layer's k or v into parts and back, on the device of the tensors."""
 
     def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:
         """Describe the stored tensors, the main one first."""
         ...
 
     def encode(self, role: Role, x: Tensor) -> tuple[Tensor, ...]:
-        """Encode `x` `[tokens, kv_heads, head_dim]` into tensors that match `parts`.
-
-        Raises:
-            ChunkSpecError: `x` holds values that the codec cannot represent.
-        """
+        """Encode `x` `[tokens, kv_heads, head_dim]` into tensors that match `parts`."""
         ...
 
     def decode(self, role: Role, stored: Sequence[Tensor], spec: ChunkSpec) -> Tensor:
@@ -82,16 +65,7 @@ class RawCodec:
 
 
 class Int8Codec:
-    """Stores int8 codes and one fp16 scale per token and head.
-
-    `s` is the smallest fp16 number with `127 s >= max|x|` over the head's channels,
-    `q = round(x / s)`, `x^ = q s`. Rounding the scale up keeps every code inside [-127, 127], so
-
-        |x - x^| <= s / 2 + eps,   eps = half a unit in the last place of the output dtype,
-
-    also where the scale is an fp16 subnormal. An all-zero row gets `s = 1` and is exact. Magnitudes
-    above 127 * 65504 do not fit an fp16 scale and are refused, as are NaN and infinity.
-    """
+    """Stores int8 codes and one fp16 scale per token and head."""
 
     def parts(self, role: Role, spec: ChunkSpec) -> tuple[EncodedPart, ...]:
         return (
@@ -118,18 +92,6 @@ class Int8Codec:
 @dataclass(frozen=True)
 class KiviCodec:
     """Stores codes of `bits` bits, packed along the channels, with scales and minima beside them.
-
-        k   per channel: one scale and minimum per (g consecutive tokens, head, channel)
-        v   per token:   one scale and minimum per (token, head, g consecutive channels)
-
-    Keys have a few channels that are large for every token; values have none. Grouped like this, an
-    outlier spoils only its own channel or token. Differences to KIVI's decode cache: no tokens stay
-    unquantised (R = 0), keys are quantised before RoPE, and tokens or channels at the end that do
-    not fill a group form a smaller group. Bits per element: `bits + 32 / g` for 16-bit tensors.
-
-    Attributes:
-        bits: 2 or 4.
-        group: g, the size of a group. It divides 64, so no group of tokens spans two blocks.
 
     Source:
         KIVI, https://arxiv.org/abs/2402.02750
@@ -177,11 +139,7 @@ def codec_names() -> tuple[str, ...]:
 
 
 def codec(name: str) -> Codec:
-    """Return the codec of that name.
-
-    Raises:
-        ChunkSpecError: there is no such codec.
-    """
+    """Return the codec of that name."""
     if name not in _CODECS:
         raise ChunkSpecError(f"unknown codec {name!r}: one of {', '.join(_CODECS)}")
     return _CODECS[name]

@@ -17,19 +17,7 @@ from torch import Tensor
 
 
 def quantise(x: Tensor, axis: int, group: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise `x` (any float dtype) in groups of `group` neighbours along `axis`.
-
-    A smaller last group gets its own scale and minimum. The error is at most half a step plus half
-    a unit in the last place of `x`. Quantising the decoded result again changes nothing.
-
-    Returns:
-        The codes (uint8, the shape of `x`), the scales (bfloat16) and the minima (the dtype of
-        `x`). Scales and minima have the shape of `x` with `ceil(n / group)` along `axis`. The
-        scale of a constant group is 1.
-
-    Raises:
-        ValueError: `x` holds NaN, infinity, or a range that float32 cannot hold.
-    """
+    """Quantise `x` (any float dtype) in groups of `group` neighbours along `axis`."""
     levels = 2**bits - 1
     length = x.shape[axis]
     grouped = _grouped(x, axis, group).float()
@@ -51,10 +39,7 @@ def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor, axis: int, group: 
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack uint8 codes `[..., n]` below `2^bits` into bytes `[..., ceil(n * bits / 8)]`.
-
-    The first code of a byte takes its lowest bits; unused bits are zero.
-    """
+    """Pack uint8 codes `[..., n]` below `2^bits` into bytes `[..., ceil(n * bits / 8)]`."""
     per_byte = 8 // bits
     short = -codes.shape[-1] % per_byte
     padded = torch.nn.functional.pad(codes, (0, short))

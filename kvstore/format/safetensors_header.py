@@ -37,15 +37,7 @@ SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of the data section.
-
-    Attributes:
-        name: its name in the header.
-        dtype: its dtype.
-        shape: its shape.
-        start: first byte, counted from `data_start`.
-        end: end of its bytes (excluded), counted from `data_start`.
-    """
+    """One tensor of the data section."""
 
     name: str
     dtype: torch.dtype
@@ -64,13 +56,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class SealedHeader:
-    """A header whose checksum is right.
-
-    Attributes:
-        raw: its bytes as stored, length prefix and padding included.
-        metadata: texts by name.
-        tensors: what the header says about each tensor, by name; not checked yet.
-    """
+    """A header whose checksum is right."""
 
     raw: bytes
     metadata: Mapping[str, str]
@@ -110,12 +96,7 @@ def header_bytes(prefix: Buffer) -> int:
 
 
 def parse_sealed(buffer: Buffer) -> SealedHeader:
-    """Parse a header and verify its checksum; `buffer` may continue into the data.
-
-    Raises:
-        ChunkCorrupt: truncated, not written by this code, or changed since it was written.
-        ChunkRefused: its checksum uses an algorithm that is not installed here.
-    """
+    """Parse a header and verify its checksum; `buffer` may continue into the data."""
     total = header_bytes(buffer)
     if len(buffer) < total:
         raise ChunkCorrupt(f"header truncated: {len(buffer)} of {total} bytes")

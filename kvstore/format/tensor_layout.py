@@ -31,11 +31,7 @@ ROLES: tuple[Role, Role] = ("k", "v")
 
 @dataclass(frozen=True)
 class TensorEntry(StoredTensor):
-    """A tensor of a chunk.
-
-    Attributes:
-        tokens_per_row: how many tokens share a row of its first dimension.
-    """
+    """A tensor of a chunk."""
 
     tokens_per_row: int = 1
 
@@ -49,15 +45,7 @@ class TensorEntry(StoredTensor):
 
 @dataclass(frozen=True)
 class BlocksLayout:
-    """Where some blocks of a layer are. All offsets count from the start of that layer.
-
-    Attributes:
-        tokens: number of tokens in these blocks.
-        nbytes: number of bytes of these blocks.
-        ranges: byte ranges in the layer, ascending; neighbours are one range.
-        pieces: for every tensor of the layer, the place of each block in the bytes that result
-            from reading the ranges one after the other.
-    """
+    """Where some blocks of a layer are. All offsets count from the start of that layer."""
 
     tokens: int
     nbytes: int
@@ -101,11 +89,7 @@ def layer_layout(spec: ChunkSpec) -> tuple[TensorEntry, ...]:
 
 
 def layer_entries(spec: ChunkSpec, layer: int) -> tuple[TensorEntry, ...]:
-    """Return place and shape of one layer's tensors, in file order.
-
-    Raises:
-        ChunkSpecError: the chunk has no such layer.
-    """
+    """Return place and shape of one layer's tensors, in file order."""
     if not 0 <= layer < spec.layers:
         raise ChunkSpecError(f"layer {layer} is outside a chunk of {spec.layers} layers")
     entries = tensor_layout(spec)
@@ -163,22 +147,14 @@ def encoded_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Sequence[Tensor], Seque
 
 
 def decode_layer(spec: ChunkSpec, raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Decode one layer's bytes (uint8) on the device where they are.
-
-    Returns:
-        k (before RoPE) and v, each `[tokens, kv_heads, head_dim]`. The raw codec returns views of
-        `raw`.
-    """
+    """Decode one layer's bytes (uint8) on the device where they are."""
     k, v = encoded_layer(spec, raw)
     chunk_codec = codec(spec.codec)
     return chunk_codec.decode("k", k, spec), chunk_codec.decode("v", v, spec)
 
 
 def _layer_parts(spec: ChunkSpec) -> list[tuple[Role, EncodedPart]]:
-    """Return the parts of a layer: main tensors first, then scales.
-
-    k and v have equal sizes, so what follows them is aligned.
-    """
+    """Return the parts of a layer: main tensors first, then scales."""
     parts = [(role, codec(spec.codec).parts(role, spec)) for role in ROLES]
     most = max(len(of_role) for _, of_role in parts)
     return [(role, of[i]) for i in range(most) for role, of in parts if i < len(of)]

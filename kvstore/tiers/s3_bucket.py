@@ -36,13 +36,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Waits:
-    """Longest waits in seconds.
-
-    Attributes:
-        silence: for a connection, and while no byte comes.
-        read: of one request that reads.
-        write: of one request that writes.
-    """
+    """Longest waits in seconds."""
 
     silence: float = 2.0
     read: float = 15.0
@@ -51,13 +45,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Part:
-    """A range of an object.
-
-    Attributes:
-        content: its bytes; fewer than requested where the object ends.
-        size: bytes of the whole object.
-        version: changes when the object is replaced.
-    """
+    """A range of an object."""
 
     content: memoryview
     size: int
@@ -65,11 +53,7 @@ class Part:
 
 
 class Bucket:
-    """A bucket, or what is below a prefix in it.
-
-    Every method may raise TierUnavailable (no answer, or not allowed), TierTimeout, and TierError
-    (any other refusal, or the bucket does not exist).
-    """
+    """A bucket, or what is below a prefix in it."""
 
     def __init__(self, place: Place, waits: Waits, name: str) -> None:
         self._place = place
@@ -80,11 +64,7 @@ class Bucket:
         self._writing: Any = None
 
     def start(self) -> None:
-        """Prepare the client; it connects at first use, so a server that is down delays nothing.
-
-        Raises:
-            TierError: obstore is missing, or the URL is malformed.
-        """
+        """Prepare the client; it connects at first use, so a server that is down delays nothing."""
         try:
             import obstore
         except ImportError as error:
@@ -105,20 +85,7 @@ class Bucket:
     def read(
         self, path: str, start: int = 0, end: int | None = None, version: str | None = None
     ) -> Part | None:
-        """Read the bytes `[start, end)` of an object, fewer where it ends.
-
-        Args:
-            path: of the object.
-            start: first byte.
-            end: byte after the last; None: the object's end, and `start` is 0.
-            version: of the object that is wanted; None: any.
-
-        Returns:
-            None when there is no such object, or it was replaced.
-
-        Raises:
-            ChunkCorrupt: the object ends before `start`.
-        """
+        """Read the bytes `[start, end)` of an object, fewer where it ends."""
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
         if version:
             options["if_match"] = version

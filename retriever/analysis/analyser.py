@@ -261,12 +261,7 @@ def _own_term(word: str, is_cut: bool) -> Term:
 
 
 def _cut(plain: str, *, last: bool) -> Iterator[tuple[str, bool]]:
-    """Yield the words of a folded text without punctuation, and whether they are not to be stemmed.
-
-    Args:
-        plain: The text.
-        last: Whether the last character of a run of pairs stands alone behind them.
-    """
+    """Yield the words of a folded text without punctuation, and whether they are not to be stemmed."""
     for spaced in plain.split():
         if spaced.isascii() or not _UNSPACED.search(spaced):
             yield spaced, False

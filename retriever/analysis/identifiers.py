@@ -40,10 +40,7 @@ MOST_CHARS = 64  # what is longer is no name: Base64, hashes in a row
 
 
 def identifiers(folded: str) -> list[str]:
-    """The tokens of the identifiers in a folded text, in order.
-
-    A number alone is none, unless it is long or begins with a zero.
-    """
+    """The tokens of the identifiers in a folded text, in order."""
     if not any(map(str.isdigit, folded)):
         return []
     found = [f"\u00a7{match[1]}" for match in _PARAGRAPH.finditer(folded)]

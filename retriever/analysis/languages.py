@@ -42,11 +42,7 @@ _GUESSED_FROM = 4000  # characters
 
 
 def guess(text: str) -> str:
-    """The language, of `LATIN`, that stems a text's words in Latin letters.
-
-    Args:
-        text: Words and blanks alone: CLD2 refuses control characters.
-    """
+    """The language, of `LATIN`, that stems a text's words in Latin letters."""
     try:
         _, _, found = pycld2.detect(text[:_GUESSED_FROM], isPlainText=True, bestEffort=True)
     except pycld2.error:  # characters that Unicode does not have
@@ -78,12 +74,7 @@ def stems(word: str) -> list[str]:
 
 
 def parts(word: str, language: str) -> list[str]:
-    """The folded words that a folded word may be made of, which are not stemmed.
-
-    Every run of syllables of at least four letters counts: a dictionary of each language would be
-    large, and would lack the names of things that people write about. What is no word is not asked
-    for.
-    """
+    """The folded words that a folded word may be made of, which are not stemmed."""
     if "\u05d0" <= word[0] <= "\u05ea":
         return [word[1:]] if word[0] in "והבלמשכ" and len(word) >= LEAST_PART else []
     patterns = _COMPOUNDING.get(language)

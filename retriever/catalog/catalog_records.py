@@ -28,14 +28,7 @@ class CatalogState:
 
 @dataclass(frozen=True)
 class IndexChange:
-    """What one change of the catalog means for a vector index.
-
-    Attributes:
-        scope: The tenant's collection.
-        removed: Ids of removed chunks.
-        ids: Ids of added chunks.
-        vectors: Vectors of the added chunks, `[len(ids), dim]`.
-    """
+    """What one change of the catalog means for a vector index."""
 
     scope: Scope
     removed: list[int]
@@ -71,12 +64,7 @@ class UpsertResult:
 
 @dataclass(frozen=True)
 class WordHits:
-    """What a query's words find.
-
-    Attributes:
-        ranked: (chunk_id, BM25 score), best first.
-        exact: For each thing that passages should hold just so, the ids of all chunks that do.
-    """
+    """What a query's words find."""
 
     ranked: list[tuple[int, float]]
     exact: list[set[int]]

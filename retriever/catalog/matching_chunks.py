@@ -28,11 +28,7 @@ class _Repeated:
 def chunks_matching(
     read: Connection, scope_id: int | None, doc_filter: DocFilter, readers: Sequence[str] | None
 ) -> list[int]:
-    """Return the ids of all chunks of a scope's documents that match a filter.
-
-    Args:
-        readers: Of the documents that may be read; None: all.
-    """
+    """Return the ids of all chunks of a scope's documents that match a filter."""
     if Sealing.of(read).on and reads_texts(doc_filter):
         numbers = select(documents.c.document).where(
             documents.c.scope_id == scope_id, allowed(read, scope_id, doc_filter),

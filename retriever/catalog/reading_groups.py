@@ -41,11 +41,7 @@ _THERE = _there()
 
 
 def readable(read: Connection, scope_id: int | None, view: View) -> list[str] | None:
-    """Return the readers of those of a scope's documents that a view shows.
-
-    Returns:
-        None: it shows all of them, as far as the connection sees.
-    """
+    """Return the readers of those of a scope's documents that a view shows."""
     if view.groups is None:
         return None
     there = [readers for (readers,) in _THERE.rows(read, scope_id=scope_id)]

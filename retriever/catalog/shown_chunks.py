@@ -14,12 +14,7 @@ REMEMBERED = 2_000_000  # ids, of all views together
 
 @dataclass(frozen=True)
 class Shown:
-    """What a view shows.
-
-    Attributes:
-        state: Of the catalog, for which it holds.
-        chunk_ids: The chunks; None: all that there are.
-    """
+    """What a view shows."""
 
     state: CatalogState
     chunk_ids: list[int] | None

@@ -41,12 +41,7 @@ _PRUNE_EVERY = 1000
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """What a document keeps when a new revision replaces it.
-
-    Attributes:
-        created: Time of its first revision, in Unix seconds.
-        pinned: Whether the user pinned it.
-    """
+    """What a document keeps when a new revision replaces it."""
 
     created: float
     pinned: bool = False
@@ -172,10 +167,7 @@ def space_id(write: Connection, space: EmbeddingSpace) -> int:
 def advance(
     write: Connection, scope: Scope, removed: Sequence[int], added: Sequence[int]
 ) -> CatalogState:
-    """Count a change, and log it where other processes follow it; return the new state.
-
-    Generations are given out in the order of commits, because each change locks the state's row.
-    """
+    """Count a change, and log it where other processes follow it; return the new state."""
     token = secrets.token_hex(16)
     write.execute(state.update().values(generation=state.c.generation + 1, token=token))
     new = current_state(write)

@@ -25,19 +25,7 @@ _SHOWN_CHARS = 200
 
 
 class EndpointEmbedder:
-    """Asks an HTTP endpoint for embeddings.
-
-    The endpoint does not tell a hash of its weights. If the model behind the name may change, give
-    a `revision` and change it with the model, so that vectors of two models are never mixed.
-
-    Args:
-        url: Base of the API, e.g. http://host:8080/v1.
-        model: Name of the model.
-        revision: Any text that changes with the model.
-        api_key: Sent as a bearer token.
-        timeout_s: Longest wait for one request, in seconds.
-        transport: Replaces the network, e.g. in tests.
-    """
+    """Asks an HTTP endpoint for embeddings."""
 
     def __init__(
         self,
@@ -66,11 +54,7 @@ class EndpointEmbedder:
         return self._dim
 
     def start(self) -> None:
-        """Send one request to learn the size of the vectors.
-
-        Raises:
-            EmbedderError: The endpoint does not embed.
-        """
+        """Send one request to learn the size of the vectors."""
         with self._starting:
             if self._http is not None:
                 return

@@ -33,22 +33,7 @@ _SHORT_CHARS = 1000
 
 
 class LocalEmbedder:
-    """Pools the last hidden states over the attention mask and scales them to length 1.
-
-    A text longer than the model's input is embedded in windows, and the windows' vectors are
-    averaged, weighted by their tokens. Truncating instead would cost less and find the beginning of
-    a long chunk better, but its rest would be nearly impossible to find. Texts that fit get exactly
-    the model's own embedding, so chunks up to the model's length are found best.
-
-    In bfloat16 it takes 40 % of the time on a CPU that multiplies it in hardware. Of the 8 best of
-    1,090 passages 99 % are the same (600 questions), and the answering one is among them as often;
-    a text's vector then depends a little on the texts beside it.
-
-    Args:
-        path: The model's folder; None means the installed all-MiniLM-L6-v2.
-        name: Name of the model; default: the folder's name.
-        dtype: Type of the weights; auto is bfloat16 where the CPU multiplies it in hardware.
-    """
+    """Pools the last hidden states over the attention mask and scales them to length 1."""
 
     def __init__(
         self,
@@ -76,11 +61,7 @@ class LocalEmbedder:
         return self._require().dim
 
     def start(self) -> None:
-        """Load the model on the CPU.
-
-        Raises:
-            EmbedderUnsupported: The folder is missing or needs unsupported steps.
-        """
+        """Load the model on the CPU."""
         with self._loading:
             if self._loaded is None:
                 self._loaded = _Loaded(SentenceModelFolder.read(self._path), _dtype(self._dtype))

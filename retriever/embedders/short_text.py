@@ -68,11 +68,7 @@ class _Layer(NamedTuple):
 
 
 class ShortTextBert:
-    """Computes the last hidden states of one text.
-
-    Args:
-        model: transformers' BERT, of which `supports` is true.
-    """
+    """Computes the last hidden states of one text."""
 
     def __init__(self, model: Any) -> None:
         self._heads = int(model.config.num_attention_heads)

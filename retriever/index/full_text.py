@@ -109,15 +109,7 @@ def remembering(counts: dict[str, int], look_up: Frequencies) -> Frequencies:
 
 
 def searched_terms(query: AnalysedQuery, frequencies: Frequencies) -> list[Term]:
-    """The terms that a search asks for: those there are, or of a long query its rarest and last.
-
-    Most spellings are those of languages that no text has: to look each up is cheap, to score by
-    it is not. And a document pasted as a question would take seconds, for words that tell nothing.
-
-    Args:
-        query: The query.
-        frequencies: Tells in how many chunks tokens are; those that are in none may be left out.
-    """
+    """The terms that a search asks for: those there are, or of a long query its rarest and last."""
     counted = frequencies(_tokens(query.terms))
     found = {term: _found(term, counted) for term in query.terms}
     chosen = [term for term, there in found.items() if there is not None]

@@ -40,17 +40,7 @@ class SavedScope:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a saved index holds.
-
-    Attributes:
-        name: Name of the embedder.
-        revision: Revision of the embedder.
-        dim: Dimensions of the vectors.
-        generation: Generation of the catalog's state that the index mirrors.
-        token: Token of that state.
-        scopes: One file per scope.
-        format: Version of the file format.
-    """
+    """What a saved index holds."""
 
     name: str
     revision: str
@@ -66,12 +56,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of a saved index.
-
-    Raises:
-        IndexMissing: Nothing is saved there.
-        IndexCorrupt: The manifest cannot be read.
-    """
+    """Read the manifest of a saved index."""
     try:
         fields = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
         scopes = tuple(_saved_scope(**saved) for saved in fields.pop("scopes"))
@@ -159,11 +144,7 @@ def seal_saved(directory: Path, keys: Keyring) -> int:
 def read_scope(
     directory: Path, saved: SavedScope, dim: int, keys: Keyring | None = None
 ) -> tuple[Any, set[int]]:
-    """Read the FAISS index of one scope; returns it with the ids of its vectors.
-
-    Raises:
-        IndexCorrupt: The file is missing or damaged, or cannot be opened.
-    """
+    """Read the FAISS index of one scope; returns it with the ids of its vectors."""
     import faiss
     import numpy as np
 

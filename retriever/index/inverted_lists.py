@@ -40,12 +40,7 @@ class BuildStopped(Exception):
 
 @dataclass(frozen=True)
 class Reads:
-    """How many lists a search reads, and what was measured of it.
-
-    Attributes:
-        probes: Lists for each of `DEPTHS`.
-        recall: Share of the ten best that is found, 0 to 1.
-    """
+    """How many lists a search reads, and what was measured of it."""
 
     probes: tuple[int, ...]
     recall: float
@@ -57,20 +52,7 @@ class Reads:
 
 
 def build(ids: Ids, vectors: Vectors, stopped: Stopped = lambda: False) -> tuple[Any, Reads] | None:
-    """Build an index in the calling thread, which takes a minute for a million vectors.
-
-    Args:
-        ids: `[n]`.
-        vectors: Of length one `[n, dim]`, fp32.
-        stopped: Asked from time to time.
-
-    Returns:
-        A FAISS `IndexIVFFlat`, and how it is to be read; None if these vectors do not fall into
-        groups, so that a search would have to read more than `MAX_SHARE` of the lists.
-
-    Raises:
-        BuildStopped: `stopped` returned true.
-    """
+    """Build an index in the calling thread, which takes a minute for a million vectors."""
     import faiss  # takes a moment to load
 
     faiss.omp_set_num_threads(1)  # of this thread: searches and answers need the other cores

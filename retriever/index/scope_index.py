@@ -18,17 +18,7 @@ _ROUNDING = 1e-6
 
 @dataclass
 class ScopeIndex:
-    """One scope's vectors. The caller holds a lock.
-
-    Attributes:
-        faiss: IDMap2 over Flat, or IVFFlat.
-        ids: Ids of the vectors.
-        reads: How many lists a search reads; None if there are none, and it is exact.
-        saved: Their file if they have not changed since it was written.
-        measured_at: Number of vectors when lists were last built, or found to be of no use.
-        changes: Vectors added since a rebuild began, and None for removed ones; None if none is
-            under way.
-    """
+    """One scope's vectors. The caller holds a lock."""
 
     faiss: Any
     ids: set[int]
@@ -66,13 +56,7 @@ class ScopeIndex:
     def search(
         self, vector: Vectors, k: int, allowed_ids: Collection[int] | None
     ) -> list[tuple[int, float]]:
-        """(id, inner product) of the `k` best, best first, ties by id.
-
-        Args:
-            vector: `[dim]`.
-            k: How many; fewer if there are fewer.
-            allowed_ids: Only these; None: all.
-        """
+        """(id, inner product) of the `k` best, best first, ties by id."""
         allowed = self.ids if allowed_ids is None else self.ids.intersection(allowed_ids)
         if not allowed or k <= 0:
             return []
@@ -127,12 +111,7 @@ class ScopeIndex:
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([v for _, v in parts])
 
     def replace_by(self, index: Any, reads: Reads | None) -> None:
-        """Search another FAISS index from now on: it gets the changes since it was begun.
-
-        Args:
-            index: Holds what `content` returned.
-            reads: As in the attribute.
-        """
+        """Search another FAISS index from now on: it gets the changes since it was begun."""
         assert self.changes is not None
         changes = self.changes
         if changes:

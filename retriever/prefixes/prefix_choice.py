@@ -66,29 +66,14 @@ class PrefixRule:
 
 @dataclass(frozen=True)
 class ChosenChunks:
-    """What a chunk is to stand behind.
-
-    Attributes:
-        prefixes: Each of them chunks in their order; may be none.
-        few_of: How many chunks there were to choose from, if they were too few for the rule; else
-            0.
-    """
+    """What a chunk is to stand behind."""
 
     prefixes: list[list[Chunk]]
     few_of: int = 0
 
 
 class PrefixChoice:
-    """Chooses prefixes. Thread-safe; every call blocks.
-
-    Args:
-        catalog: It must have been started.
-        index: Finds neighbours.
-        sizes: Of the reading groups.
-
-    Attributes:
-        groups: The primers of collections.
-    """
+    """Chooses prefixes. Thread-safe; every call blocks."""
 
     def __init__(self, catalog: Catalog, index: VectorSearch, sizes: GroupSizes) -> None:
         self._catalog = catalog
@@ -100,18 +85,7 @@ class PrefixChoice:
     def choose(
         self, wanted: Sequence[tuple[Chunk, int]], rule: PrefixRule, scope: Scope
     ) -> dict[int, ChosenChunks]:
-        """Choose the prefixes of chunks.
-
-        A primer has its own order; of neighbours the nearest stands next to the chunk.
-
-        Args:
-            wanted: The chunks, each with the most tokens of its prefix.
-            rule: Which prefixes they get.
-            scope: The chunks' tenant and collection.
-
-        Returns:
-            By chunk id; without those that were removed meanwhile.
-        """
+        """Choose the prefixes of chunks."""
         query = select(vectors.c.chunk_id, vectors.c.vector, documents.c.readers).select_from(
             vectors.join(chunks, chunks.c.chunk_id == vectors.c.chunk_id).join(documents)
         )
@@ -146,11 +120,7 @@ class PrefixChoice:
     def _primers(
         self, chunk: Chunk, vector: Vectors, scope: Scope, readers: str, rule: PrefixRule
     ) -> list[list[Chunk]]:
-        """Return the primers of the group that the vector is nearest to.
-
-        A primer with the chunk itself is left out, and with it a group that has no other: behind
-        the rest of the primer it would be the only one, whose KV would be computed for it alone.
-        """
+        """Return the primers of the group that the vector is nearest to."""
         near = self.groups.primers_near(
             vector, scope, readers,
             count=rule.count, primers=rule.primers, most=_NEAREST_GROUPS,

@@ -225,10 +225,7 @@ class PrefixChunks:
         return found or self._outgrown(kind, count, limit)
 
     def _outgrown(self, kind: PrefixKind, count: int, limit: int) -> list[tuple[Scope, str]]:
-        """Return documents with prefixes that can be longer by now.
-
-        A collection that has enough chunks now, or twice as many, is worth another look.
-        """
+        """Return documents with prefixes that can be longer by now."""
         length = select(func.count()).where(companions.c.chunk_id == accompanied.c.chunk_id)
         short = (accompanied.c.few_of > 0, accompanied.c.kind == kind,
                  length.scalar_subquery() < count)  # fmt: skip

@@ -35,13 +35,7 @@ _REMEMBERED = 64  # collections whose groups are held in memory
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of documents with the same readers.
-
-    Attributes:
-        primers: Of each group, each the ids of its chunks.
-        means: Of these chunks' vectors, `[groups, dim]`.
-        last: Number of the newest group, also of one that has lost chunks; 0: there was none.
-    """
+    """Groups of documents with the same readers."""
 
     primers: list[list[list[int]]]
     means: Vectors
@@ -49,12 +43,7 @@ class _Groups:
 
 
 class PrimerGroups:
-    """Makes and stores the groups. Thread-safe; every call blocks.
-
-    Args:
-        database: The catalog's; it must have been started.
-        sizes: Of the collections.
-    """
+    """Makes and stores the groups. Thread-safe; every call blocks."""
 
     def __init__(self, database: Database, sizes: GroupSizes) -> None:
         self._database = database
@@ -65,16 +54,7 @@ class PrimerGroups:
     def primers_near(
         self, vector: Vectors, scope: Scope, readers: str, *, count: int, primers: int, most: int
     ) -> list[list[list[int]]]:
-        """Return the primers of the `most` groups nearest to a vector, as ids of their chunks.
-
-        Args:
-            vector: `[dim]`.
-            scope: The collection.
-            readers: Of the document of which the vector is: groups of others are left out.
-            count: Chunks of a primer.
-            primers: Of a group; fewer where a small collection has none with so many.
-            most: How many groups, nearest first; fewer if there are fewer.
-        """
+        """Return the primers of the `most` groups nearest to a vector, as ids of their chunks."""
         dim = len(vector)
         with self._lock:
             found = [
@@ -91,10 +71,7 @@ class PrimerGroups:
             self._groups.clear()
 
     def _groups_of(self, scope: Scope, readers: str, count: int, primers: int, dim: int) -> _Groups:
-        """Return the groups; further ones are made when the documents have outgrown them twice.
-
-        So they are when there are enough documents for groups with more primers.
-        """
+        """Return the groups; further ones are made when the documents have outgrown them twice."""
         key = scope, readers, count, primers, dim
         groups = self._groups.get(key)
         if groups is None:
@@ -118,10 +95,7 @@ class PrimerGroups:
         return groups
 
     def _stored(self, scope: Scope, readers: str, count: int, most: int, dim: int) -> _Groups:
-        """Return the groups, with those of their first `most` primers that have all their chunks.
-
-        Those with the most primers, that is: a collection may have been too small for more once.
-        """
+        """Return the groups, with those of their first `most` primers that have all their chunks."""
         query = (
             select(primers.c.number, primers.c.position, primers.c.chunk_id, vectors.c.vector)
             .join(vectors, vectors.c.chunk_id == primers.c.chunk_id)
@@ -152,14 +126,7 @@ class PrimerGroups:
     def _add(
         self, scope: Scope, readers: str, groups: Sequence[Sequence[int]], *, after: int
     ) -> None:
-        """Store further groups, by the ids of their central chunks, unless others have done so.
-
-        Args:
-            scope: The collection.
-            readers: Of the groups' documents.
-            groups: The central chunks of each.
-            after: The last group that is known.
-        """
+        """Store further groups, by the ids of their central chunks, unless others have done so."""
         with self._database.write() as write:
             scope_id = queries.find_scope(write, scope)
             if write.execute(_last_number(scope_id, readers)).scalar_one() != after:
@@ -236,11 +203,7 @@ def central(vectors: Vectors, groups: int, count: int) -> npt.NDArray[np.int64]:
 
 
 def _spread(vectors: Vectors, count: int) -> Vectors:
-    """Vectors to begin with: each is the best of some that are drawn, far ones more likely.
-
-    This is the greedy k-means++. From vectors drawn at random, k-means often ends with two groups
-    in the place of one.
-    """
+    """Vectors to begin with: each is the best of some that are drawn, far ones more likely."""
     rng = np.random.default_rng(0)
     chosen = [int(rng.integers(len(vectors)))]
     distance = _distance(vectors, vectors[chosen])[0]

@@ -155,13 +155,7 @@ def split(
 
 @dataclass(frozen=True)
 class _Splitter:
-    """Finds one span after the other in a text.
-
-    Attributes:
-        starts: Where the tokens of the whole text start. They only estimate those of a piece; each
-            piece is counted exactly.
-        count: Tokens of a piece, rendered with the title.
-    """
+    """Finds one span after the other in a text."""
 
     text: str
     boundaries: TextBoundaries

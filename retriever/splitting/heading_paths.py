@@ -45,11 +45,7 @@ def heading_paths(document: Document, spans: Sequence[ChunkSpan]) -> list[str]:
 
 
 def _levels(text: str, marks: Sequence[Mark]) -> list[int]:
-    """Return the level of each heading, 1 the outermost.
-
-    Underlined ones rank in the order in which their lines first appear, those with a line above
-    apart, as in reStructuredText; beside headings with signs as in Markdown.
-    """
+    """Return the level of each heading, 1 the outermost."""
     signs = [_SIGNS.match(text, mark.start) for mark in marks]
     styles = ["=", "-"] if any(signs) else []
     levels = []

@@ -58,11 +58,7 @@ class TextBoundaries:
         return (start, end) if start < position < end else None
 
     def best(self, low: int, high: int) -> int:
-        """The last boundary of the best kind in (low, high].
-
-        Where there is none, it is the last position up to `high` that does not split what a reader
-        sees as one character.
-        """
+        """The last boundary of the best kind in (low, high]."""
         for positions in self._kinds:
             index = bisect_right(positions, high) - 1
             if index >= 0 and positions[index] > low:
@@ -75,8 +71,6 @@ class TextBoundaries:
 
 def is_inside_character(text: str, cut: int) -> bool:
     """Whether a reader sees the characters around `cut` as one: CRLF, accents, emoji, flags.
-
-    Covers the rules for grapheme clusters that matter in running text.
 
     Source:
         Unicode Standard Annex #29.

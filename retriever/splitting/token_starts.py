@@ -26,11 +26,7 @@ class TokenOffsets(Protocol):
 
 
 class TokenStarts:
-    """Character positions where the tokens of a text start, in order.
-
-    A text is divided where a line begins; where there is none for 65,536 characters, anywhere, and
-    the token that is divided there counts as two.
-    """
+    """Character positions where the tokens of a text start, in order."""
 
     def __init__(self, text: str, tokenizer: TokenOffsets) -> None:
         self._text, self._tokenizer = text, tokenizer

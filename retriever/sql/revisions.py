@@ -50,16 +50,7 @@ class Schema:
 
 
 def prepare(connection: sa.Connection, schema: Schema, database: str) -> None:
-    """Create the store's tables, or bring them to the newest revision.
-
-    Args:
-        connection: With a transaction in which nobody else changes the schema.
-        schema: The store.
-        database: How messages call the database.
-
-    Raises:
-        WrongSchema: A later release has written it, or one that came before all revisions.
-    """
+    """Create the store's tables, or bring them to the newest revision."""
     dialect = connection.dialect.name
     version = sa.Table("alembic_version", sa.MetaData(),
                        sa.Column("version_num", sa.String(32), primary_key=True))  # fmt: skip

@@ -40,14 +40,7 @@ class RangeLost(Exception):
 
 
 class RangeActor:
-    """Ingests the ranges whose numbers it is given, unless others do.
-
-    Args:
-        settings: The service's, as `Settings.model_dump` makes them.
-        run: The run; its input must be visible on this machine.
-        input_endpoint, input_region: As in `Order`.
-        worker_command: Command that starts a worker process.
-    """
+    """Ingests the ranges whose numbers it is given, unless others do."""
 
     def __init__(
         self,
@@ -76,16 +69,7 @@ class RangeActor:
             self._refused = error.message
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Ingest ranges.
-
-        Args:
-            batch: `number`: of their rows.
-
-        Returns:
-            By range its number; what became of it (done, elsewhere, again or refused); the reason,
-            where it is refused or is to be done again; its chunks; processor seconds that this
-            process and its worker took for it.
-        """
+        """Ingest ranges."""
         names = ("number", "outcome", "reason", "chunks", "ingest_cpu_s", "worker_cpu_s")
         rows: list[tuple[Any, ...]] = []
         for number in batch["number"]:
@@ -175,14 +159,7 @@ class RangeActor:
         return "done", ""
 
     async def _ingest(self, part: Range, counts: Counts) -> None:
-        """Have all documents of a range stored, as the gateway's background tasks do it.
-
-        What is wrong with a document is counted, and the others go on. A worker or a database that
-        is away is waited for.
-
-        Raises:
-            Exception: The range cannot be done now.
-        """
+        """Have all documents of a range stored, as the gateway's background tasks do it."""
         corpus, reader = self._corpus, self._reader
         assert corpus is not None and reader is not None
         queue = RangeQueue(

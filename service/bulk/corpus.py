@@ -46,11 +46,7 @@ WAIT_AGAIN_S = (1.0, 4.0, 16.0)
 
 
 def check(settings: Settings, prompts: PromptBuilder) -> None:
-    """Refuse settings with which bulk cannot do what the gateways need.
-
-    Raises:
-        InvalidSetting: It says which, and what to do.
-    """
+    """Refuse settings with which bulk cannot do what the gateways need."""
     if not settings.database:
         raise InvalidSetting(
             "bulk needs the gateways' PostgreSQL: give --database, or set KVSTITCH_DATABASE"
@@ -75,11 +71,7 @@ def check(settings: Settings, prompts: PromptBuilder) -> None:
 
 
 def worker_settings(made: WorkerSettings) -> WorkerSettings:
-    """Return the settings of a worker that only precomputes, into the tiers that others share.
-
-    It has no memory and no SSD tier: gateways would not know of what is there, and deletions would
-    not reach it. A chunk is stored only when the shared tiers have taken it.
-    """
+    """Return the settings of a worker that only precomputes, into the tiers that others share."""
     return replace(
         made,
         kv_dir="",
@@ -97,27 +89,12 @@ def worker_settings(made: WorkerSettings) -> WorkerSettings:
 
 
 class BulkCorpus:
-    """Between start() and close() documents can be ingested.
-
-    Attributes:
-        owner: Id of this process among the members that share the database.
-        settings: The settings that a gateway would serve with.
-    """
+    """Between start() and close() documents can be ingested."""
 
     def __init__(
         self, settings: Settings, model_folder: Path, *, worker_command: Sequence[str] = COMMAND
     ) -> None:
-        """Nothing is opened.
-
-        Args:
-            settings: The gateways' settings.
-            model_folder: Folder of the gateways' model.
-            worker_command: Command that starts a worker process.
-
-        Raises:
-            InvalidSetting: As `check`.
-            ModelRefused: The model folder cannot be used.
-        """
+        """Nothing is opened."""
         settings, self._calibration = calibrated(settings, model_folder)
         self.settings = settings
         self._prompts = PromptBuilder(model_folder, settings)
@@ -150,11 +127,7 @@ class BulkCorpus:
         self._heartbeat = Heartbeat(self._membership, self._on_beat, lambda reason: None)
 
     async def start(self) -> None:
-        """Open the databases and start the worker, without waiting for it.
-
-        Raises:
-            KvstitchError: A database or the embedder cannot be used.
-        """
+        """Open the databases and start the worker, without waiting for it."""
         self._refusal = asyncio.get_running_loop().create_future()
         await asyncio.to_thread(self._jobs.start)
         self._tenants_secret = await asyncio.to_thread(
@@ -181,12 +154,7 @@ class BulkCorpus:
         return self._supervisor.pid
 
     async def ready(self) -> None:
-        """Wait until documents can be ingested.
-
-        Raises:
-            ModelRefused: The worker will never be ready.
-            TimeoutError: It is not after ten minutes.
-        """
+        """Wait until documents can be ingested."""
         if not self._member:  # it was silent for so long that the others have forgotten it
             await asyncio.to_thread(self._membership.join)
             self._member = True
@@ -209,10 +177,7 @@ class BulkCorpus:
         return self._chunks.has_copies
 
     def stages(self, queue: RangeQueue) -> tuple[IndexingStage, KvStage]:
-        """Return the two stages that ingest the documents of a range.
-
-        Nothing is left to the gateways: chunks are stored without a prefix, too.
-        """
+        """Return the two stages that ingest the documents of a range."""
         indexing = IndexingStage(
             queue, self._chunks.retriever, self._purges, FileLimits.of(self.settings)
         )

@@ -23,11 +23,7 @@ NO_RAY = "bulk needs Ray: pip install 'kvstitch[ray]'"
 
 
 def require_ray() -> Any:
-    """Return the package.
-
-    Raises:
-        InvalidSetting: It is not installed.
-    """
+    """Return the package."""
     os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -41,15 +37,7 @@ def require_ray() -> Any:
 def drive(
     settings: Settings, run: Run, table: RangeTable, order: Order
 ) -> Iterator[dict[str, Any]]:
-    """Have all ranges of a run done, here or by another driver.
-
-    Yields:
-        What `RangeActor` returns of each range that actors of this driver were given.
-
-    Raises:
-        InvalidSetting: Ray is missing or cannot be reached; or workers refuse the settings.
-        ModelRefused: The model cannot be served.
-    """
+    """Have all ranges of a run done, here or by another driver."""
     ray = require_ray()
     started = not ray.is_initialized()
     if started:

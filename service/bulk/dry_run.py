@@ -24,16 +24,7 @@ from service.settings.calibration import calibrated
 
 @dataclass
 class Estimate:
-    """What a bulk would take.
-
-    Attributes:
-        documents: Documents that can be read.
-        failed: Documents that cannot.
-        chunks, tokens: Chunks of the documents, and their tokens.
-        tier_bytes: Size of the chunks' KV in each tier, with headers and checksums; without that
-            of primers. A text that comes several times counts each time.
-        errors: (doc_id, what is wrong) of the first that fail.
-    """
+    """What a bulk would take."""
 
     documents: int = 0
     failed: int = 0
@@ -89,13 +80,7 @@ def estimate(
 
 
 def spec_of(model_folder: Path, settings: Settings) -> Any:
-    """Return a function that makes the shape of a chunk's KV from its tokens.
-
-    `dtype` auto is counted as 16 bits, which a device without bfloat16 may double.
-
-    Raises:
-        ModelRefused: The model's config lacks a size.
-    """
+    """Return a function that makes the shape of a chunk's KV from its tokens."""
     config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
     config = {**config, **config.get("text_config", {})}
     try:

@@ -15,15 +15,7 @@ from service.messages.replies import Precomputed
 
 
 class RangeQueue:
-    """Satisfies `DocumentQueue`. Thread-safe; `pending` blocks while it reads.
-
-    Args:
-        documents: The range's documents, or what is wrong with one; each is read when it is needed.
-        counts: Empty; what became of the documents is counted there.
-        record_sizes: Called with documents that are in the catalog now.
-        whole: Whether no KV is stored while documents can be indexed: prefixes are chosen among as
-            many documents as possible, as gateways do it.
-    """
+    """Satisfies `DocumentQueue`. Thread-safe; `pending` blocks while it reads."""
 
     def __init__(
         self,
@@ -123,10 +115,7 @@ class RangeQueue:
                 self._counts.fail(item.doc_id, message)
 
     def on_reply(self, reply: Precomputed, lora: str, tokens: float) -> None:
-        """Count a chunk that the tiers hold: it was stored just now, or was present.
-
-        With a prefix it comes twice, and is one chunk.
-        """
+        """Count a chunk that the tiers hold: it was stored just now, or was present."""
         key = (reply.chunk_id, lora)
         if reply.status == "stored":
             self._counts.bytes += reply.bytes

@@ -84,26 +84,14 @@ _COUNTS = ("done", "failed", "chunks", "tokens", "stored", "present", "bytes", "
 
 
 class RangeTable:
-    """Thread-safe; every call blocks, and raises DatabaseUnavailable where PostgreSQL is away.
-
-    Args:
-        url: Of the database.
-        connections: The most that are open at a time.
-
-    Attributes:
-        database: Where the ranges are.
-    """
+    """Thread-safe; every call blocks, and raises DatabaseUnavailable where PostgreSQL is away."""
 
     def __init__(self, url: str, *, connections: int = 4) -> None:
         self.database = ServiceDatabase(url, [SCHEMA], namespace=NAMESPACE, connections=connections)
         self._url = url
 
     def start(self) -> None:
-        """Connect, and make the tables.
-
-        Raises:
-            InvalidSetting: It cannot be reached, or a later release has written it.
-        """
+        """Connect, and make the tables."""
         members = shared_database(self._url, connections=1)
         members.start()
         members.close()
@@ -138,13 +126,7 @@ class RangeTable:
             return {path: version for path, version in read.execute(query)}
 
     def add(self, run_id: str, versions: dict[str, str], cut: Sequence[Range]) -> None:
-        """Add the ranges of files, in place of those of their earlier versions; all or nothing.
-
-        Args:
-            run_id: Whose.
-            versions: Of the files, by path.
-            cut: Their ranges.
-        """
+        """Add the ranges of files, in place of those of their earlier versions; all or nothing."""
         names = ("path", "start", "length", "first_line", "documents")
         rows = [
             {"run_id": run_id, "files": json.dumps(each.files)}
@@ -168,10 +150,7 @@ class RangeTable:
     # -- of the workers --------------------------------------------------------------------------
 
     def claim(self, number: int, owner: str) -> Range | None:
-        """Take a range; None if it is done, or another's.
-
-        A range that was claimed too often is given up: its documents may be what workers die of.
-        """
+        """Take a range; None if it is done, or another's."""
         query = sa.select(ranges).where(ranges.c.number == number, _free)
         taken = {
             **dict.fromkeys(_COUNTS, 0),
@@ -203,10 +182,7 @@ class RangeTable:
         return self._write(number, owner, counts, "done")
 
     def give_back(self, number: int, owner: str, reason: str) -> None:
-        """Let others take a range that could not be done now.
-
-        After too many attempts it is given up.
-        """
+        """Let others take a range that could not be done now."""
         query = sa.select(ranges.c.attempts).where(*_claimed(number, owner))
         with self.database.write() as write:
             attempts = write.scalar(query.with_for_update())

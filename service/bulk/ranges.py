@@ -34,14 +34,7 @@ WRITTEN_TOGETHER = 200  # ranges of whole files in one transaction
 
 
 def cut(source: Source, table: RangeTable, run_id: str, range_documents: int) -> int:
-    """Cut all files that are new or have changed since; return how many ranges were added.
-
-    It waits for another driver that cuts the same input.
-
-    Raises:
-        InvalidRequest: The input cannot be read.
-        DatabaseUnavailable: PostgreSQL does not answer.
-    """
+    """Cut all files that are new or have changed since; return how many ranges were added."""
     added = 0
     with table.database.locked(CUTTING):
         known = table.versions(run_id)
@@ -114,15 +107,7 @@ def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class DocumentReader:
-    """Reads the documents of ranges.
-
-    Args:
-        source: The input.
-        settings: Limits of a document.
-        tenant: Who owns the documents.
-        collection: Where documents go that name none.
-        metadata: Added to files, and to lines that do not say otherwise.
-    """
+    """Reads the documents of ranges."""
 
     def __init__(
         self,
@@ -140,11 +125,7 @@ class DocumentReader:
         self._metadata = metadata
 
     def read(self, part: Range) -> Iterator[IngestDocument | Unread]:
-        """Yield every document of a range, numbered from 0, or what is wrong with it. Blocks.
-
-        Raises:
-            InvalidRequest: The file of lines cannot be read.
-        """
+        """Yield every document of a range, numbered from 0, or what is wrong with it. Blocks."""
         for number, sent in enumerate(self._files(part) if part.files else self._lines(part)):
             if isinstance(sent, IngestDocument):
                 yield replace(sent, number=number, tenant=self._tenant)

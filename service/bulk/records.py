@@ -45,16 +45,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Run:
-    """One input for one model and one set of tiers; the same command makes the same run.
-
-    Attributes:
-        run_id: 16 hex characters.
-        input: As it was given; a folder or file by its absolute path.
-        tenant: Who owns the documents.
-        collection: Where documents go that name none.
-        metadata: Added to all documents that are files.
-        created: Unix seconds.
-    """
+    """One input for one model and one set of tiers; the same command makes the same run."""
 
     run_id: str
     input: str
@@ -66,18 +57,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Range:
-    """A piece of the input: bytes of a file of lines, or some whole files.
-
-    Attributes:
-        path: The file of lines; "": whole files.
-        start: Its first byte.
-        length: Bytes.
-        first_line: Number of its first line, from 1.
-        files: Names of whole files.
-        documents: How many there are; lines are counted, not parsed.
-        number: Number of its row in the database; 0: it has none.
-        attempts: How many times it was claimed.
-    """
+    """A piece of the input: bytes of a file of lines, or some whole files."""
 
     path: str
     start: int
@@ -91,20 +71,7 @@ class Range:
 
 @dataclass
 class Counts:
-    """What became of the documents of a range.
-
-    Attributes:
-        done: Documents whose KV is stored.
-        failed: Documents that failed.
-        chunks: Chunks of documents that are in the catalog.
-        tokens: Tokens of these chunks.
-        stored: Chunks that were computed and that the tiers have taken.
-        present: Chunks that the tiers held already, or that have the same text as another.
-        bytes: Encoded size of the stored chunks.
-        warned: Documents that are stored, but not all of them.
-        errors: (doc_id, what is wrong) of the first documents that failed.
-        warnings: (doc_id, what is missing) of the first of those that are stored in part.
-    """
+    """What became of the documents of a range."""
 
     done: int = 0
     failed: int = 0

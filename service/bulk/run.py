@@ -138,12 +138,7 @@ def progress_of_runs(
 
 
 def run_of(settings: Settings, model_folder: Path, order: Order) -> Run:
-    """Return the run of a command: the same input for the same model and tiers is the same run.
-
-    Raises:
-        InvalidSetting: Bulk cannot be used with these settings.
-        ModelRefused: The model folder cannot be used.
-    """
+    """Return the run of a command: the same input for the same model and tiers is the same run."""
     settings, _ = calibrated(settings, model_folder)
     prompts = PromptBuilder(model_folder, settings)
     check(settings, prompts)

@@ -21,13 +21,7 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of the input.
-
-    Attributes:
-        name: Its path below the input, with `/`: the doc_id of a file that is one document.
-        size: Bytes.
-        version: Changes when its content does.
-    """
+    """A file of the input."""
 
     name: str
     size: int
@@ -107,11 +101,7 @@ class LocalSource:
 
 
 class S3Source:
-    """What is below a prefix of a bucket, or one object of lines.
-
-    Credentials are found as for the cold tier (docs/operations.md): environment, web identity, the
-    container's or the machine's role.
-    """
+    """What is below a prefix of a bucket, or one object of lines."""
 
     def __init__(self, url: str, *, endpoint: str = "", region: str = "") -> None:
         try:

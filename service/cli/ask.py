@@ -122,19 +122,7 @@ def _compare(
     *,
     as_json: bool,
 ) -> int:
-    """Ask with full prefill and with every method of `names`.
-
-    Args:
-        client: Client of the service.
-        question: The question.
-        options: Options of the request, without fusion.
-        names: Methods, each NAME or NAME:RATIO.
-        ratio: For methods that have a ratio and were named without one.
-        as_json: Print JSON instead of tables.
-
-    Returns:
-        0; 1 if a method failed.
-    """
+    """Ask with full prefill and with every method of `names`."""
     offered = {info.name: info for info in client.methods().fusion}
     fusions = [{"method": FULL_PREFILL}]
     for text in names:

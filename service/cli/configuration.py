@@ -34,11 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print all settings; secrets are masked.
-
-    Raises:
-        InvalidSetting: One is wrong.
-    """
+    """Print all settings; secrets are masked."""
     settings = settings_of(args)
     file, in_file = _file(args)
     came_from = sources(given_settings(args), os.environ, in_file, file)

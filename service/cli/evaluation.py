@@ -100,11 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(path: Path) -> list[Question]:
-    """Read the questions.
-
-    Raises:
-        WrongArgument: The file cannot be read, or a line is not as it should be.
-    """
+    """Read the questions."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -141,13 +137,7 @@ def _question(line: str, where: str) -> Question:
 
 
 def figures(found: Sequence[Found], wanted: Sequence[int], k: int) -> dict[str, float]:
-    """Return hit rate, MRR and nDCG of one mode.
-
-    Args:
-        found: Of each question.
-        wanted: How many there are to be found for each.
-        k: How many passages count.
-    """
+    """Return hit rate, MRR and nDCG of one mode."""
     count = len(found)
     ranks = [one.within(k) for one in found]
     best = [sum(_gain(rank) for rank in range(1, min(number, k) + 1)) for number in wanted]

@@ -87,11 +87,7 @@ class _Service:
         self._http = http
 
     async def instructions(self) -> str | None:
-        """Return what the service tells agents about itself.
-
-        Raises:
-            CommandError: There is no such service, or it refuses the key.
-        """
+        """Return what the service tells agents about itself."""
         from mcp.shared.exceptions import MCPError
 
         async def said(client: Client) -> str | None:

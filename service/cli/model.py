@@ -64,13 +64,7 @@ def listing(args: argparse.Namespace) -> int:
 
 
 def fetch(args: argparse.Namespace) -> int:
-    """Prepare a model; print its folder.
-
-    Raises:
-        WrongArgument: --from names no file, or is not for this model.
-        ModelRefused: The model cannot be served.
-        ModelUnavailable: It cannot be fetched.
-    """
+    """Prepare a model; print its folder."""
     source = None if args.source is None else Path(args.source).expanduser()
     if source is not None and args.model not in NAMED_MODELS:
         raise WrongArgument(f"--from is for models with names: {', '.join(NAMED_MODELS)}")

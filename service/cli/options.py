@@ -52,15 +52,7 @@ def minutes(text: str) -> float:
 
 
 def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Join all arguments of an option into one object.
-
-    Args:
-        texts: Each is NAME=VALUE, where VALUE is JSON or else a string, or a JSON object.
-        option: For errors.
-
-    Raises:
-        CommandError: An argument is neither.
-    """
+    """Join all arguments of an option into one object."""
     found: dict[str, Any] = {}
     for text in texts or ():
         found |= _object(text, option) if text.lstrip().startswith("{") else _pair(text, option)
@@ -86,11 +78,7 @@ def _pair(text: str, option: str) -> dict[str, Any]:
 
 
 def settings_of(args: argparse.Namespace, *, without: Collection[str] = ()) -> Settings:
-    """Return the settings: of the options that bear their names, environment and file.
-
-    Raises:
-        InvalidSetting: One is wrong by itself.
-    """
+    """Return the settings: of the options that bear their names, environment and file."""
     return load(getattr(args, "config", None), **given_settings(args, without=without))
 
 
@@ -107,13 +95,7 @@ _SETTING_OF = {"--redis": "redis_url", "--redis-ttl": "redis_ttl_s", "--s3": "s3
 def add_setting_options(
     parser: argparse.ArgumentParser, helps: Mapping[str, str], *, default: object = None
 ) -> None:
-    """Add an option for each setting.
-
-    Args:
-        parser: Gets the options.
-        helps: Names of options with their help.
-        default: Default of all these options.
-    """
+    """Add an option for each setting."""
     for option, help in helps.items():
         name = _SETTING_OF.get(option, option[2:].replace("-", "_"))
         wanted = Settings.model_fields[name].annotation

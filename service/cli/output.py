@@ -44,10 +44,7 @@ def table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None
 
 
 def progress_bars(*, as_json: bool) -> Progress:
-    """Return bars on stderr, each with its description, count, the field `note` and its time.
-
-    They are shown on terminals only.
-    """
+    """Return bars on stderr, each with its description, count, the field `note` and its time."""
     stderr = console(stderr=True)
     return Progress(
         TextColumn("{task.description}", markup=False),

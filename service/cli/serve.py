@@ -51,11 +51,7 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; 3 if the service cannot be served.
-
-    Raises:
-        InvalidSetting: A setting is wrong by itself.
-    """
+    """Serve until a signal; 3 if the service cannot be served."""
     free_memory.share_heaps()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this the client adds a `_created` series to every metric, which nothing uses.
@@ -69,11 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_worker(args: argparse.Namespace) -> int:
-    """Become a worker process, which ends by a signal; 3 if it cannot serve.
-
-    Raises:
-        InvalidSetting: A setting is wrong by itself.
-    """
+    """Become a worker process, which ends by a signal; 3 if it cannot serve."""
     return _started(args, lambda settings: _become_worker(settings, args.listen))
 
 
@@ -104,11 +96,7 @@ def _say(settings: Settings, text: str, level: int = logging.INFO) -> None:
 
 
 def _model_folder(settings: Settings) -> Path:
-    """Return the folder of a model whose config.json says that it can be served.
-
-    Raises:
-        KvstitchError: It cannot.
-    """
+    """Return the folder of a model whose config.json says that it can be served."""
     from service.cli.doctor import model
     from service.gateway.data_folder import UMASK
     from service.models.model_finder import ModelFinder
@@ -120,15 +108,7 @@ def _model_folder(settings: Settings) -> Path:
 
 
 def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | None:
-    """Serve until a signal or a failure; return why it failed.
-
-    Args:
-        settings: To begin with.
-        reread: Reads them again, at SIGHUP.
-
-    Raises:
-        KvstitchError: It cannot start.
-    """
+    """Serve until a signal or a failure; return why it failed."""
     folder = _model_folder(settings)  # before the gateway is imported, which takes longer
     from service.cli.doctor import model
     from service.gateway.composition import Gateway
@@ -150,11 +130,7 @@ def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | N
 
 
 def _become_worker(settings: Settings, address: str) -> NoReturn:
-    """Replace this process by the worker process, which reads its settings from standard input.
-
-    Raises:
-        KvstitchError: It cannot be started.
-    """
+    """Replace this process by the worker process, which reads its settings from standard input."""
     from service.cli.doctor import model
     from service.cluster.plan import PreparedWorker
     from service.shared import fleet_secret

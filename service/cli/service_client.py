@@ -13,11 +13,7 @@ from service.errors import InvalidRequest, KvstitchError
 
 
 class CommandError(KvstitchError):
-    """Ends a command: the service's own error, no service, or unusable input.
-
-    Attributes:
-        code: The service's code, "unreachable", or "refused".
-    """
+    """Ends a command: the service's own error, no service, or unusable input."""
 
     def __init__(self, message: str, *, code: str = "refused", field: str | None = None) -> None:
         super().__init__(message, field=field)
@@ -30,10 +26,7 @@ class WrongArgument(CommandError):
 
 @contextmanager
 def client(args: argparse.Namespace, *, timeout_s: float = 600.0) -> Iterator[Client]:
-    """Yield a client of the service at --url, with --api-key or KVSTITCH_API_KEY.
-
-    What it raises is shown by `as_command_error`.
-    """
+    """Yield a client of the service at --url, with --api-key or KVSTITCH_API_KEY."""
     found = Client(args.url, api_key=args.api_key, timeout_s=timeout_s, max_retries=0)
     with found:
         yield found

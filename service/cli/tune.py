@@ -69,12 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run, or go on with, a tuning; 0 when the report is written.
-
-    Raises:
-        CommandError: The extra `tune` is not installed.
-        KvstitchError: A setting, the model or the documents cannot be used.
-    """
+    """Run, or go on with, a tuning; 0 when the report is written."""
     if find_spec("matplotlib") is None:
         raise CommandError("tune needs what the extra `tune` brings: pip install 'kvstitch[tune]'")
     torch_environment.prepare()
@@ -190,11 +185,7 @@ def _corpus(
 
 
 def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
-    """Return the documents of a folder, parsed as the service parses them; of many, a sample.
-
-    Raises:
-        WrongArgument: There are none.
-    """
+    """Return the documents of a folder, parsed as the service parses them; of many, a sample."""
     from service.errors import InvalidRequest
     from service.gateway.api import DocumentParser, FileLimits, IngestDocument
     from service.gateway.documents.parsing.file_kinds import file_kind

@@ -34,12 +34,7 @@ class WorkerActor:
     """`ray_cluster` makes a detached actor of it. Ray calls its methods on one event loop."""
 
     def __init__(self, number: int, plan: str) -> None:
-        """Start the worker, also when Ray brings the actor back on another machine.
-
-        Args:
-            number: In the actor's name.
-            plan: A WorkerPlan as JSON.
-        """
+        """Start the worker, also when Ray brings the actor back on another machine."""
         os.umask(UMASK)  # the worker inherits it
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         host: str = _ray().util.get_node_ip_address()
@@ -84,17 +79,7 @@ class ClusterWorker:
         backoff_s: tuple[float, float] = (0.5, 30.0),
         heartbeat_timeout_s: float = 10.0,
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            identity: Name, machine, version and plan.
-            prepare: Finds the model; called on a thread.
-            next_address: Returns the address of the next process, given that of the one before;
-                "": there was none.
-            command: Starts the worker process.
-            backoff_s: First and longest pause between two starts.
-            heartbeat_timeout_s: A process that is silent for so long is replaced.
-        """
+        """Nothing is started yet."""
         self._identity = identity
         self._prepare = prepare
         self._next_address = next_address
@@ -176,25 +161,13 @@ class ClusterWorker:
 
 
 def _environment() -> dict[str, str]:
-    """Return variables with which a process loads the same kvstitch as this one.
-
-    Ray sets OMP_NUM_THREADS for the actor, so those of OpenMP are set again.
-    """
+    """Return variables with which a process loads the same kvstitch as this one."""
     search_path = os.pathsep.join(filter(None, sys.path))
     return {**torch_environment.ENVIRONMENT, "PYTHONPATH": search_path, "PYTHONSAFEPATH": "1"}
 
 
 def free_address(host: str, ports: tuple[int, int] | None, before: str = "") -> str:
-    """Return tcp://HOST:PORT with a port that is free now.
-
-    Args:
-        host: IP address of this machine.
-        ports: First and last that may be used; None: any.
-        before: Address that is taken again if it is free.
-
-    Raises:
-        InvalidSetting: All of them are taken, or this machine has no such address.
-    """
+    """Return tcp://HOST:PORT with a port that is free now."""
     candidates: Iterable[int] = (0,) if ports is None else range(ports[0], ports[1] + 1)
     earlier = before.rpartition(":")[2]
     for port in (*((int(earlier),) if earlier else ()), *candidates):

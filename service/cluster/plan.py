@@ -96,11 +96,7 @@ class WorkerPlan:
         return cls(**values)
 
     def prepared(self) -> PreparedWorker:
-        """Find the model on this machine, and fetch or convert it if need be. Takes long.
-
-        Raises:
-            KvstitchError: A setting is wrong, or the model cannot be served.
-        """
+        """Find the model on this machine, and fetch or convert it if need be. Takes long."""
         settings = load(**self.settings)
         if not settings.threads:  # Ray sets OMP_NUM_THREADS, which would be another number
             settings = settings.model_copy(update={"threads": max(1, int(self.cpus))})

@@ -202,13 +202,7 @@ class Machine:
 def why_no_place(
     demand: Mapping[str, float], machines: Sequence[Machine], free: Mapping[str, float]
 ) -> str:
-    """Say in one sentence why a worker has no machine.
-
-    Args:
-        demand: What one worker needs.
-        machines: The cluster's.
-        free: What no worker takes, summed over all machines.
-    """
+    """Say in one sentence why a worker has no machine."""
     needs = f"it needs {_amounts(demand, demand)}"
     if not machines:
         return f"{needs}, and the cluster has no machine"
@@ -230,11 +224,7 @@ def _amounts(found: Mapping[str, float], names: Mapping[str, float]) -> str:
 
 
 def _require_listener(address: str) -> None:
-    """Check that the address can be reached; Ray itself would wait for two minutes.
-
-    Raises:
-        ClusterError: It cannot be reached.
-    """
+    """Check that the address can be reached; Ray itself would wait for two minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return  # `auto`, or something that Ray refuses at once

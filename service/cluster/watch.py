@@ -56,14 +56,7 @@ def watch(cluster: RayCluster, out: TextIO) -> None:
 
 
 class WorkerAddresses:
-    """The addresses that gateways get, by the names of the actors.
-
-    An actor that does not answer keeps its address: gateways see by the worker's heartbeat whether
-    it lives. It loses the address when it reports so, or when the actor is gone.
-
-    Attributes:
-        unknown: Whether some actor has not answered yet.
-    """
+    """The addresses that gateways get, by the names of the actors."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, str] = {}

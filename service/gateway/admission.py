@@ -22,15 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CallContext:
-    """Who asks, and until when.
-
-    Attributes:
-        principal: The sender.
-        arrived: When the request arrived, by time.perf_counter.
-        deadline: When the answer must end, by the same clock; None: the client waits.
-        traceparent: The client's span (W3C Trace Context); empty: there is none.
-        operation: What an answer is, by the conventions for traces.
-    """
+    """Who asks, and until when."""
 
     principal: Principal
     arrived: float
@@ -50,11 +42,7 @@ class CallContext:
 
 
 async def before_deadline(work: Awaitable[T], call: CallContext) -> T:
-    """Await `work` as long as the client waits.
-
-    Raises:
-        DeadlineExceeded: The deadline passed.
-    """
+    """Await `work` as long as the client waits."""
     try:
         async with asyncio.timeout(call.left_s):
             return await work
@@ -84,11 +72,7 @@ class RequestSlot:
         self._waiting_tokens = 0
 
     def close(self, seconds: float | None = None) -> None:
-        """Give the slot back. May be called again.
-
-        Args:
-            seconds: How long the answer took; None if there was none.
-        """
+        """Give the slot back. May be called again."""
         if self._open:
             self._open = False
             self.prefilled()
@@ -96,15 +80,7 @@ class RequestSlot:
 
 
 class ConcurrencyLimiter:
-    """Refuses requests above its limits at once with 503, so that no client waits in vain.
-
-    Args:
-        max_running: Sequences that are decoded together.
-        max_waiting: Requests that may wait besides them.
-        max_waiting_tokens: Prompt tokens that may wait.
-        metrics: Where requests are counted.
-        max_per_key: Requests of one API key; 0: half of all that may be in flight.
-    """
+    """Refuses requests above its limits at once with 503, so that no client waits in vain."""
 
     def __init__(
         self,
@@ -147,15 +123,7 @@ class ConcurrencyLimiter:
         return min(MAX_RETRY_S, max(MIN_RETRY_S, self._mean_answer_s * rounds))
 
     def acquire(self, tokens: int, key_id: str = "") -> RequestSlot:
-        """Take a slot for a prompt of about `tokens`, sent with this key ("": without one).
-
-        A prompt that waits alone is admitted however long it is.
-
-        Raises:
-            Overloaded: A limit is reached.
-            QuotaExceeded: The key has as many requests in flight as one key may have.
-            WorkerUnavailable: The service is shutting down.
-        """
+        """Take a slot for a prompt of about `tokens`, sent with this key ("": without one)."""
         if self.draining:
             self._count_rejected("draining")
             raise WorkerUnavailable("the service is shutting down", retry_after_s=5.0)

@@ -288,11 +288,7 @@ class Gateway:
             await asyncio.sleep(0.05)
 
     async def reload(self, read: Settings) -> Reload:
-        """Take over what can be of settings that were read again. Blocks nothing.
-
-        Raises:
-            DatabaseUnavailable, DiskFull: The audit log has no entry of it; nothing is changed.
-        """
+        """Take over what can be of settings that were read again. Blocks nothing."""
         found = Reload.of(self._read, read)
         if found.changed:
             settings = found.applied(self.settings, read)

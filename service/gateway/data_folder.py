@@ -31,13 +31,7 @@ UMASK = 0o077  # of both processes
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """Lock a data folder for as long as the returned file is open.
-
-    Two gateways on one folder would undo each other's work.
-
-    Raises:
-        InvalidSetting: The folder cannot be used, or another gateway uses it.
-    """
+    """Lock a data folder for as long as the returned file is open."""
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115
@@ -57,12 +51,7 @@ def lock_folder(folder: Path) -> IO[str]:
 
 
 def make_private(folder: Path, *, beside: Path) -> None:
-    """Take the rights of other users to a data folder that an earlier release has made.
-
-    Args:
-        folder: The data folder.
-        beside: A folder in it that is left alone.
-    """
+    """Take the rights of other users to a data folder that an earlier release has made."""
     try:
         _restrict(folder, FOLDER_MODE)
         for path, names, files in os.walk(folder):
@@ -122,10 +111,7 @@ class DiskGuard:
             raise full from error
 
     def reason(self) -> str | None:
-        """Return why nothing can be stored, None if it can.
-
-        Blocks for a short write if the disk was full.
-        """
+        """Return why nothing can be stored, None if it can."""
         now = time.monotonic()
         if self._reason is not None and now - self._probed_at >= PROBE_PAUSE_S:
             self._probed_at = now

@@ -40,22 +40,7 @@ from service.settings import Settings
 
 
 class Databases:
-    """What the parts of a gateway are given. Where there are files, this gateway is alone.
-
-    Args:
-        settings: Of the service.
-        disk: Of the data folder. With PostgreSQL that keeps what is this gateway's own: its index,
-            its KV, uploads.
-
-    Attributes:
-        catalog: Of documents; None: a file that the retriever opens.
-        index: Of vectors; None: FAISS, in this process.
-        keys: What requests are let through by.
-        jobs: Jobs, deletions, events.
-        audit: Who did what; None: nobody wants to know.
-        tenant_keys: What is stored is encrypted under these; None: it is not.
-        catalog_lock: Held during changes of the catalog.
-    """
+    """What the parts of a gateway are given. Where there are files, this gateway is alone."""
 
     def __init__(self, settings: Settings, disk: DiskGuard) -> None:
         self._settings = settings
@@ -95,12 +80,7 @@ class Databases:
         )
 
     def open(self) -> None:
-        """Open all, before any request can come. Blocks.
-
-        Raises:
-            InvalidSetting: One of them cannot be used.
-            DiskFull: There is no room.
-        """
+        """Open all, before any request can come. Blocks."""
         self.jobs.start()
         self._key_store.start()
         if self.tenant_keys is None:
@@ -121,20 +101,12 @@ class Databases:
         return None if self.tenant_keys is None else self.tenant_keys.ring
 
     def tenants_secret(self) -> str:
-        """Return what keys the chunks of named tenants, where KVSTITCH_TENANT_SECRET is not set.
-
-        It is the first gateway's, so that all that share a database find the same chunks.
-        """
+        """Return what keys the chunks of named tenants, where KVSTITCH_TENANT_SECRET is not set."""
         own = own_secret(self._settings.data_dir)
         return shared_secret(self.jobs, own) if self.jobs.shared else own
 
     def start(self, corpus: Corpus, give_up: Callable[[str], None]) -> None:
-        """Begin what goes on between a gateway and the others.
-
-        Args:
-            corpus: Told of work that others have left.
-            give_up: Called with the reason when this gateway may not go on.
-        """
+        """Begin what goes on between a gateway and the others."""
         if self._membership is not None:
             self._heartbeat = Heartbeat(self._membership, corpus.on_heartbeat, give_up)
             self._heartbeat.start()

@@ -19,12 +19,7 @@ _COUNTED_BYTES = 65_536  # at a time, so that other threads get their turn
 
 
 def parse_json(body: bytes, max_values: int) -> Any:
-    """Return the content of a JSON body.
-
-    Raises:
-        BodyTooLarge: It holds more values than `max_values`.
-        MalformedBody: It is not JSON.
-    """
+    """Return the content of a JSON body."""
     if has_more_values(body, max_values):
         raise BodyTooLarge(
             f"the body holds more than {max_values} values: send it in several calls", field="body"
@@ -43,11 +38,7 @@ def parse_json(body: bytes, max_values: int) -> Any:
 
 
 def has_more_values(body: bytes, limit: int) -> bool:
-    """Return whether JSON text holds more than `limit` values, names not counted.
-
-    Every value but the first follows a comma or opens a list or an object. Inside of strings these
-    characters count for nothing.
-    """
+    """Return whether JSON text holds more than `limit` values, names not counted."""
     found = 1
     in_string = False
     start = 0
@@ -70,11 +61,7 @@ def has_more_values(body: bytes, limit: int) -> bool:
 
 
 def validated(content: Any, model: type[M]) -> M:
-    """Return `content` as a `model`.
-
-    Raises:
-        InvalidRequest: It does not fit; the error names the field and the remedy.
-    """
+    """Return `content` as a `model`."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -91,12 +78,7 @@ _UNION_BRANCHES = ("str", "int", "RerankText", "NamedTool", "FunctionChoice")
 
 
 def from_validation(faults: Sequence[Any], body: type[BaseModel]) -> InvalidRequest:
-    """Turn pydantic's faults into one error that names the first field and the remedy.
-
-    Args:
-        faults: `ValidationError.errors()`.
-        body: The model that was validated; its fields are listed when an unknown one was sent.
-    """
+    """Turn pydantic's faults into one error that names the first field and the remedy."""
     first = faults[0]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
@@ -112,10 +94,7 @@ def from_validation(faults: Sequence[Any], body: type[BaseModel]) -> InvalidRequ
 
 
 def not_utf8(error: UnicodeDecodeError) -> MalformedBody:
-    """Return the error for a body that cannot be decoded.
-
-    Names the JSON field with the bad byte if the rest of the body can be parsed.
-    """
+    """Return the error for a body that cannot be decoded."""
     field = "body"
     try:
         # Bad bytes become lone surrogates, which are then searched for.

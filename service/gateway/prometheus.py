@@ -52,10 +52,7 @@ class WorkerCollector(Collector):
         self._samples = {name: s for name, s in self._samples.items() if name != worker}
 
     def tiers(self) -> dict[str, dict[str, float]]:
-        """Return used and capacity bytes, entries, evictions and health of every tier, as reported.
-
-        Every worker has a memory tier of its own; the others they share.
-        """
+        """Return used and capacity bytes, entries, evictions and health of every tier, as reported."""
         reports: dict[str, dict[str, list[float]]] = {}
         for samples in self._samples.values():
             for name, metric in WORKER_METRICS.items():

@@ -37,10 +37,7 @@ balancers 60. After uvicorn's 5 s a call of httpx could meet the closing of its 
 
 
 class DrainingServer(uvicorn.Server):
-    """Keeps listening while it drains, so that new requests are told that it shuts down.
-
-    Stops when the gateway reports a failure. With `reread`, SIGHUP reads the settings again.
-    """
+    """Keeps listening while it drains, so that new requests are told that it shuts down."""
 
     def __init__(
         self,
@@ -117,14 +114,7 @@ def make_server(
     reread: Callable[[], Settings] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> DrainingServer:
-    """Return a server for `gateway` at its settings' host and port.
-
-    Args:
-        gateway: Started and closed with the server.
-        log_level: Of uvicorn.
-        reread: Reads the settings again, at SIGHUP; None: SIGHUP is left alone.
-        on_ready: Called once, when questions can be answered.
-    """
+    """Return a server for `gateway` at its settings' host and port."""
     settings = gateway.settings
     # Uvicorn's own handlers write text; without them its lines go where all others go.
     as_json: dict[str, Any] = {"log_config": None} if settings.log_format == "json" else {}
@@ -187,12 +177,7 @@ def serve(
 
 
 def with_deadlines(*, header_s: float, reading_s: float) -> type[H11Protocol]:
-    """Return a protocol that ends connections of clients that are too slow.
-
-    Args:
-        header_s: Seconds until the header of the next request is complete.
-        reading_s: Seconds in which a client takes nothing of what waits for it.
-    """
+    """Return a protocol that ends connections of clients that are too slow."""
 
     class DeadlineProtocol(H11Protocol):
         _header_deadline: asyncio.TimerHandle | None = None

@@ -43,16 +43,7 @@ OWN_PROCESSES = ProcessOptions()
 
 
 class Workers:
-    """All workers of one gateway.
-
-    Args:
-        worker_settings: Makes the settings of a worker from its number and its address.
-        on_refused: Called with the reason if workers will never start.
-        keys: Of tenants, for what workers store; None: it is in the clear.
-
-    Attributes:
-        worker: What the rest of the gateway talks to.
-    """
+    """All workers of one gateway."""
 
     def __init__(
         self,

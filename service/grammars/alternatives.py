@@ -10,10 +10,7 @@ _ALL = {"null", "boolean", "number", "string", "array", "object"}
 
 
 def distinct(first: Any, second: Any) -> bool:
-    """Return whether no value that `first` allows matches `second`, nor the other way round.
-
-    Both are held schemas; the originals allow what ours do, and in open objects other properties.
-    """
+    """Return whether no value that `first` allows matches `second`, nor the other way round."""
     if not isinstance(first, dict) or not isinstance(second, dict):
         return first is False or second is False
     if "anyOf" in first:
@@ -61,11 +58,7 @@ def _type(value: Any) -> str:
 
 
 def windows(out: Schema) -> Any:
-    """Express `minProperties` and `maxProperties` of a closed object by which it has.
-
-    Of its optional properties, neighbours are required, or allowed: not every choice of them can be
-    written, but each property in some. Returns False where no number of them fits.
-    """
+    """Express `minProperties` and `maxProperties` of a closed object by which it has."""
     listed, required = out.get("properties", {}), out.get("required", [])
     if not listed or ("minProperties" not in out and "maxProperties" not in out):
         return out

@@ -52,11 +52,7 @@ class WrittenForm:
 
 
 def written(form: Form, tokenizer: LLTokenizer) -> WrittenForm:
-    """Write a form as a grammar.
-
-    Raises:
-        ValueError: It is not valid, or asks for what cannot be held and must be.
-    """
+    """Write a form as a grammar."""
     match form.kind:
         case "json_object":
             return _of_schema({"type": "object"}, strict=False)

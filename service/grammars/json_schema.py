@@ -59,23 +59,14 @@ _ABOUT = {
 
 @dataclass(frozen=True)
 class HeldSchema:
-    """What is held of a schema.
-
-    Attributes:
-        schema: For llguidance; it matches nothing that the original does not, but for `unheld`.
-        unheld: Keywords that answers may violate, and where they stand.
-    """
+    """What is held of a schema."""
 
     schema: Schema | bool
     unheld: list[str] = field(default_factory=list)
 
 
 def held(schema: Schema) -> HeldSchema:
-    """Return what can be held of a schema.
-
-    Raises:
-        ValueError: It is no schema, or refers to what is not there.
-    """
+    """Return what can be held of a schema."""
     walk = _Walk(schema)
     made = walk.schema(schema, "", 0)
     if walk.definitions and isinstance(made, dict):

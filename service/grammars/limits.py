@@ -61,14 +61,7 @@ def allow_cpu(seconds: float) -> None:
 
 
 class Watch:
-    """Puts a thread back if it computes for long in one go.
-
-    A signal's number is written to a pipe also while a library computes that has not given Python's
-    lock away; the thread that reads it needs the lock for a moment only.
-
-    Args:
-        put_back: Called with the number of the thread.
-    """
+    """Puts a thread back if it computes for long in one go."""
 
     def __init__(self, put_back: Callable[[int], None]) -> None:
         self._put_back = put_back

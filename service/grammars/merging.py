@@ -13,11 +13,7 @@ _OTHER_NAMES = ("additionalProperties", "unevaluatedProperties")
 
 
 def merge(first: Schema, second: Schema, unheld: Callable[[str], None]) -> Schema:
-    """Return a schema that matches what both match. What it cannot join stays below `allOf`.
-
-    Args:
-        unheld: Is told of keywords that had to be given up.
-    """
+    """Return a schema that matches what both match. What it cannot join stays below `allOf`."""
     first, second = _each_knows_the_names(first, second, unheld)
     out = dict(first)
     apart: list[Schema] = list(out.pop("allOf", []))
@@ -86,11 +82,7 @@ def as_list(value: Any) -> list[Any]:
 def _each_knows_the_names(
     first: Schema, second: Schema, unheld: Callable[[str], None]
 ) -> tuple[Schema, Schema]:
-    """Apply what each says of other properties to those that only the other one lists.
-
-    A base and an extension that both forbid other properties forbid each other's; where the other
-    one requires them, no answer would match: people mean both together.
-    """
+    """Apply what each says of other properties to those that only the other one lists."""
     required = {*first.get("required", ()), *second.get("required", ())}
     made = []
     for one, other in ((first, second), (second, first)):

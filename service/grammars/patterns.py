@@ -20,11 +20,7 @@ _ALL_OF_A_CLASS = re.compile(r"\^?\[((?:[^\]\\^]|\\.)(?:[^\]\\]|\\.)*)\][*+]\$")
 
 
 def holdable(pattern: str) -> tuple[list[str], bool]:
-    """Return expressions that must all match instead, and whether they say the same.
-
-    Raises:
-        ValueError: It is no regular expression.
-    """
+    """Return expressions that must all match instead, and whether they say the same."""
     conditions, rest, exact = _without_conditions(pattern)
     if not _held(rest) and (rest := _without_look_around(rest)):
         exact = False

@@ -52,15 +52,7 @@ KEPT = frozenset(
 
 
 def rewritten(own: Schema, note: Any) -> tuple[Schema, list[Any]]:
-    """Rewrite the keywords of one object of a schema.
-
-    Args:
-        own: without `$ref`, `allOf` and alternatives.
-        note: takes the name of a keyword that is not held.
-
-    Returns:
-        The object, and what must hold beside it.
-    """
+    """Rewrite the keywords of one object of a schema."""
     out = {key: value for key, value in own.items() if key in KEPT}
     extra: list[Any] = []
     dependencies = own.get("dependencies", {})

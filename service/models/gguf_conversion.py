@@ -41,11 +41,7 @@ _ENDS_OF_TURNS = (
 
 
 def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Write the model in `source` into `folder`, which exists.
-
-    Raises:
-        ModelRefused: The file cannot be served; the message says why.
-    """
+    """Write the model in `source` into `folder`, which exists."""
     header = read_header(source)
     check(header)
     family = family_of(header)
@@ -64,11 +60,7 @@ def convert(source: Path, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that the file describes.
-
-    Raises:
-        ModelRefused: transformers cannot make it.
-    """
+    """Return the tokenizer that the file describes."""
     # By itself in a folder: a tokenizer.json beside the file may be another model's.
     with tempfile.TemporaryDirectory() as alone:
         (Path(alone) / "model.gguf").symlink_to(header.path.resolve())

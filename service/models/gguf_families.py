@@ -19,27 +19,7 @@ from service.models.gguf_file import GgufHeader
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """A family as llama.cpp writes it.
-
-    Attributes:
-        model_type: transformers' name.
-        models: What people call them.
-        keys: Keys of the file beyond `KEYS`, and the fields of config.json that they are.
-        fixed: Fields of config.json that no file says.
-        marked_by: The key that tells this family from the next one of the same architecture.
-        switches: Fields that are true if the file holds a tensor of that name.
-        turns_pairs: Whether rows of q and k lie as llama.cpp rotates them: 2i beside 2i + 1.
-        norm_offset: What was added to the weights of norms.
-        window_period: Every so manieth layer sees everything, the others a window; 0: no windows
-            by layer.
-        ropes_by_layer: Whether layers with windows have a RoPE of their own.
-        local_theta: Its base, where the file does not say it; None: that of the others.
-        scaled_by_width: Number of layers of the one model whose attention scores are scaled by
-            hidden size / heads, not by the heads' size.
-        rotates_part: Whether a part of every head may be rotated.
-        yarn: What the family's yarn has besides.
-        alternates: Whether gate and up of an expert lie row by row, and weights are `[in, out]`.
-    """
+    """A family as llama.cpp writes it."""
 
     model_type: str
     models: str

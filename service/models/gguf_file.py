@@ -34,14 +34,7 @@ _MAX_LAYERS = 1024  # longer arrays are not about layers
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor of the file.
-
-    Attributes:
-        name: Llama.cpp's name.
-        shape: In numpy's order, the fastest dimension last.
-        kind: Ggml's number of the type that it is stored in.
-        offset: From the beginning of the data.
-    """
+    """One tensor of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,15 +48,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says about itself.
-
-    Attributes:
-        path: The file.
-        bytes: Its size.
-        data_start: Where the tensors' data begins.
-        metadata: Keys and values; an array of a number for every layer is a tuple, another None.
-        tensors: In the file's order.
-    """
+    """What a GGUF file says about itself."""
 
     path: Path
     bytes: int

@@ -43,17 +43,7 @@ def read_tensor(header: GgufHeader, tensor: GgufTensor) -> NDArray[np.float32]:
 def weights_of(
     header: GgufHeader, family: GgufFamily, model: PreTrainedModel, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return all weights of a model by their names in transformers.
-
-    Args:
-        header: The file's.
-        family: The file's.
-        model: Made of its config, on the device meta.
-        dtype: Of what is returned.
-
-    Raises:
-        ModelRefused: The file has other tensors than the model.
-    """
+    """Return all weights of a model by their names in transformers."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         shapes.pop("lm_head.weight")

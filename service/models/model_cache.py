@@ -33,13 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """One conversion, before or after it was made.
-
-    Attributes:
-        name: Beginning of the folder's name.
-        sha256: Hash of the .gguf file.
-        dtype: Type in which weights are written: bfloat16, float16 or float32.
-    """
+    """One conversion, before or after it was made."""
 
     name: str
     sha256: str

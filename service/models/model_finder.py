@@ -56,11 +56,7 @@ def gguf_file(model: str) -> Path:
 
 
 def folder(model: str) -> Path:
-    """Return the model folder of that name, or the demo model's.
-
-    Raises:
-        ModelRefused: There is none, or it is no model folder.
-    """
+    """Return the model folder of that name, or the demo model's."""
     if not model:
         if not (demo_model() / "config.json").is_file():
             raise ModelRefused(
@@ -146,11 +142,7 @@ class ModelFinder:
         return ModelCache(self.cache, self.say)
 
     def _conversion_of(self, source: NamedModel | Path, *, remember: bool = True) -> Conversion:
-        """Return which conversion a model is.
-
-        Raises:
-            ModelRefused: The file cannot be read.
-        """
+        """Return which conversion a model is."""
         if isinstance(source, NamedModel):
             return Conversion(source.name, source.gguf_sha256, self.written_dtype)
         try:
@@ -213,13 +205,7 @@ def needed_bytes(header: GgufHeader, dtype: str) -> int:
 
 
 def _run_conversion(header: GgufHeader, folder: Path, dtype: str) -> None:
-    """Write the model of a GGUF file into an empty folder, by a process of its own.
-
-    The process takes torch and the weights along when it ends.
-
-    Raises:
-        ModelRefused: It cannot be converted; the message says why.
-    """
+    """Write the model of a GGUF file into an empty folder, by a process of its own."""
     needed, free = needed_bytes(header, dtype), shutil.disk_usage(folder).free
     if free < needed:
         raise ModelRefused(

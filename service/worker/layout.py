@@ -23,11 +23,7 @@ from service.worker.device_copies import to_device
 
 
 class Prefix(NamedTuple):
-    """The tokens that a document was precomputed behind.
-
-    Attributes:
-        exact: their own KV was that of a full prefill of them.
-    """
+    """The tokens that a document was precomputed behind."""
 
     ids: Sequence[int] = ()
     exact: bool = True
@@ -35,18 +31,7 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment whose KV can be stored: S, a document, or earlier turns.
-
-    Attributes:
-        start: its first row in the prompt.
-        end: the row after its last one.
-        offset: position of its first token when it was precomputed, in tokens: the length of the
-            prefix that stood before it then.
-        uncached: no usable KV is stored for it; its rows are computed like the question's.
-        exact: it was precomputed behind the same tokens that stand before it in this prompt, so
-            its stored KV is that of a full prefill.
-        ranking_only: its stored KV serves passes that choose rows; then all its rows are computed.
-    """
+    """One segment whose KV can be stored: S, a document, or earlier turns."""
 
     start: int
     end: int
@@ -157,9 +142,6 @@ class PromptLayout:
     def forced_rows(self) -> Tensor:
         """Rows that every method computes at every layer: those of segments that are `computed`,
         and the question.
-
-        The question's first layers may be reused from an earlier pass
-        (`service.worker.forward.attention_pass`).
         """
         computed = [s for s in self.segments if s.computed]
         return self._rows(computed, question=True) if computed else self.question_rows

@@ -53,37 +53,21 @@ class Ranks(Protocol):
         """Return the tensors of all ranks, equally large, one after the other along dimension 0."""
 
     def to_first(self, x: Tensor, dim: int, sizes: Sequence[int] | None = None) -> Tensor:
-        """On rank 0 the tensors of all ranks, one after the other; x itself on the others.
-
-        Args:
-            dim: along which they are joined.
-            sizes: of every rank's tensor in that dimension; None: all are equally large.
-        """
+        """On rank 0 the tensors of all ranks, one after the other; x itself on the others."""
 
 
 class Lead(Protocol):
     """Runs work on all ranks. Only rank 0 has one."""
 
     def run(self, work: Callable[..., T], arguments: dict[str, Any]) -> T:
-        """Run work by its arguments' names; if it is in steps, every rank takes them together.
-
-        Other processes must be able to have the arguments: KV caches, stored segments and sequences
-        are replaced by their counterparts, and everything else is pickled.
-        """
+        """Run work by its arguments' names; if it is in steps, every rank takes them together."""
 
     def repeat(self, change: Callable[..., Any], *arguments: Any) -> int:
-        """Let the others make a change of the KV pool, or of a sequence's KV.
-
-        Returns:
-            The number by which a sequence's KV that is reserved so is known from now on.
-        """
+        """Let the others make a change of the KV pool, or of a sequence's KV."""
 
 
 def on_all_ranks(work: Callable[P, T]) -> Callable[P, T]:
-    """Let a function, whose first argument is a decoder, run on all ranks where there are others.
-
-    In the function itself the decoder has no `lead`, so that it may call other such functions.
-    """
+    """Let a function, whose first argument is a decoder, run on all ranks where there are others."""
     signature = inspect.signature(work)
 
     @wraps(work)

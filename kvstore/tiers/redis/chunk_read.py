@@ -26,14 +26,7 @@ BATCH_BYTES = 2 << 20  # bytes of values requested at a time
 
 @dataclass(frozen=True)
 class RangePlan:
-    """The ranges to read and the commands that fetch them.
-
-    Attributes:
-        ranges: not empty.
-        commands: one for each range.
-        absent: lengths of replies (None: nil) that mean there is no such value.
-        last: commands to send at the end, each answered by 0 or 1.
-    """
+    """The ranges to read and the commands that fetch them."""
 
     ranges: Sequence[ByteRange]
     commands: Sequence[Words]
@@ -42,20 +35,7 @@ class RangePlan:
 
 
 class ChunkRead:
-    """Reads ranges of one chunk, and its header first where that is not known.
-
-    Args:
-        head: name of the header.
-        plan: gives the ranges to read, given the header; None if only the header is wanted.
-        allocate: gives the buffer for so many bytes.
-        on_progress: called after each layer.
-        give_up_at: deadline of the whole read, by `time.monotonic` (seconds).
-        header: if it is known.
-
-    Attributes:
-        header: once it is known.
-        data: the bytes of the ranges, once the first is requested.
-    """
+    """Reads ranges of one chunk, and its header first where that is not known."""
 
     def __init__(
         self,
@@ -78,11 +58,7 @@ class ChunkRead:
         self.data: Tensor | None = None
 
     def on_server(self, server: RedisServer) -> bool:
-        """Read from the server that has the slot; False when something is missing.
-
-        Raises:
-            ChunkCorrupt: a value does not have the length of its range.
-        """
+        """Read from the server that has the slot; False when something is missing."""
         try:
             with server.values(self._give_up_at) as replies:
                 return self._receive(replies)
@@ -145,12 +121,7 @@ class ChunkRead:
 
 
 class _RepliesOneByOne:
-    """What `ValueReplies` is, through a client of redis-py: it waits for each reply.
-
-    Args:
-        client: sends the commands.
-        give_up_at: deadline of the whole read, by `time.monotonic` (seconds).
-    """
+    """What `ValueReplies` is, through a client of redis-py: it waits for each reply."""
 
     def __init__(self, client: Any, give_up_at: float) -> None:
         self._client = client

@@ -59,11 +59,7 @@ class ChunkNames:
 
 
 def delete_keys(servers: Servers, server: RedisServer, names: ChunkNames, keys: list[str]) -> int:
-    """Delete chunks that are on this server, and return how many of them were there.
-
-    Raises:
-        TierTimeout: a replica did not confirm it. Delete again.
-    """
+    """Delete chunks that are on this server, and return how many of them were there."""
     commands: list[Words] = []
     for key in keys:
         commands += [
@@ -83,11 +79,7 @@ def delete_keys(servers: Servers, server: RedisServer, names: ChunkNames, keys: 
 
 
 def _delete_singly(servers: Servers, server: RedisServer, names: ChunkNames, key: str) -> bool:
-    """Delete a chunk whose slot is moving, or has moved.
-
-    First where the slot was, then where it goes: values move in this direction only, so none can
-    slip past.
-    """
+    """Delete a chunk whose slot is moving, or has moved."""
     each: list[Words] = [
         ("UNLINK", name) for name in (names.head(key), *names.layers(key), names.extras(key))
     ]

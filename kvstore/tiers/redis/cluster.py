@@ -27,15 +27,7 @@ _MOVES = 4  # a slot that moves more often during one call is handled like one t
 
 
 class Cluster:
-    """The servers of a tier that is a cluster. The methods do what those of `OneServer` do.
-
-    Args:
-        url: `redis+cluster://user:password@host:port,host:port` or `rediss+cluster://`. Some
-            servers of the cluster are enough; they name the others.
-        settings: further settings of redis-py.
-        name: name of the tier, for messages.
-        breaker: when a server is left alone after failures.
-    """
+    """The servers of a tier that is a cluster. The methods do what those of `OneServer` do."""
 
     def __init__(
         self,
@@ -147,11 +139,7 @@ class Cluster:
             return server
 
     def _map(self) -> Any:
-        """Return redis-py's client of the cluster, which knows the slots; connects at first use.
-
-        Raises:
-            TierUnavailable: not started, or no server that was named answers.
-        """
+        """Return redis-py's client of the cluster, which knows the slots; connects at first use."""
         if not self._started:
             raise TierUnavailable(f"tier {self._name} is not started")
         if self._cluster is None:
@@ -201,11 +189,7 @@ Servers = OneServer | Cluster
 
 
 def _parse(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Return the addresses in the URL, and its other settings.
-
-    Raises:
-        TierError: it is malformed.
-    """
+    """Return the addresses in the URL, and its other settings."""
     from redis.connection import parse_url
 
     scheme, _, rest = url.partition("+cluster://")

@@ -42,13 +42,7 @@ class NotServed(TierUnavailable):
 
 
 class Redirected(KvStoreError):
-    """The slot is, or is about to be, another server's. No tier lets this out.
-
-    Attributes:
-        moved: whether the whole slot has moved. Otherwise it is moving now: some of its values are
-            still here, the others at `address` already.
-        address: the other server, `host:port`; None if the reply did not say.
-    """
+    """The slot is, or is about to be, another server's. No tier lets this out."""
 
     def __init__(self, text: str, address: str | None = None, *, moved: bool = False) -> None:
         super().__init__(text)
@@ -57,14 +51,7 @@ class Redirected(KvStoreError):
 
 
 class RedisServer:
-    """One Redis server.
-
-    Args:
-        address: of this server, for messages.
-        client: redis-py's client of it.
-        breaker: turns calls away while this server does not answer; None where the store's own
-            breaker does that, because the tier is this server alone.
-    """
+    """One Redis server."""
 
     def __init__(self, address: str, client: Any, breaker: CircuitBreaker | None = None) -> None:
         self.address = address
@@ -87,26 +74,13 @@ class RedisServer:
 
     @contextmanager
     def session(self) -> Iterator[Any]:
-        """Yield redis-py's client; its errors become tier errors.
-
-        Raises:
-            TierUnavailable: no connection, or a reply that cannot be understood.
-            TierTimeout: no answer in time.
-            TierFull: the server is out of memory.
-            ChunkCorrupt: somebody else has put something of another type under a chunk's name.
-            Redirected: another server of the cluster has the slot.
-            TierError: the server answered with any other error.
-        """
+        """Yield redis-py's client; its errors become tier errors."""
         with self._guarded(), redis_errors(self.address):
             yield self._client
 
     @contextmanager
     def values(self, give_up_at: float) -> Iterator["ValueReplies"]:
-        """Yield a connection for receiving values. Raises what `session` does.
-
-        Args:
-            give_up_at: latest time for a reply, by `time.monotonic` (seconds).
-        """
+        """Yield a connection for receiving values. Raises what `session` does."""
         with self._guarded(), redis_errors(self.address):
             connection = self._pool.get_connection()
             with self._lock:
@@ -144,17 +118,7 @@ def _answered(error: Exception) -> bool:
 
 
 class ValueReplies:
-    """Commands and the replies to them on one connection of redis-py.
-
-    The standard library's buffered reader reads a long value from the socket straight into the
-    given memory. Each method raises redis-py's exception for an error reply, its InvalidResponse
-    when the bytes are not a reply, TimeoutError when nothing comes in time, and OSError when the
-    connection breaks. After any of these it is unknown where the next reply starts.
-
-    Args:
-        connection: without bytes of an earlier reply.
-        give_up_at: deadline, by `time.monotonic` (seconds).
-    """
+    """Commands and the replies to them on one connection of redis-py."""
 
     def __init__(self, connection: Any, give_up_at: float) -> None:
         self._connection = connection
@@ -174,12 +138,7 @@ class ValueReplies:
         self._connection.send_packed_command([b"".join(map(_packed, commands))])
 
     def fill(self, target: memoryview) -> int | None:
-        """Receive the next value into `target`, if it has that length.
-
-        Returns:
-            The length of the value in bytes; None when there is no such value. If it is not that of
-            `target`, nothing was received into it, and no further reply can be received.
-        """
+        """Receive the next value into `target`, if it has that length."""
         line = self._line()
         if line != b"$%d\r\n" % len(target):
             return self._length(line)
@@ -187,10 +146,7 @@ class ValueReplies:
         return len(target)
 
     def value(self) -> bytes | None:
-        """Receive one value of unknown length; None when there is no such value.
-
-        No other reply may be expected at the same time.
-        """
+        """Receive one value of unknown length; None when there is no such value."""
         nbytes = self._length(self._line())
         value = None
         if nbytes is not None:

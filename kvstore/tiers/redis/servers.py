@@ -11,13 +11,7 @@ R = TypeVar("R")
 
 
 class OneServer:
-    """The only server of a tier; `Cluster` has the same methods.
-
-    Args:
-        url: `redis://host:port/db`, `rediss://` or `unix://`.
-        settings: gives further settings of redis-py.
-        name: name of the tier, for messages.
-    """
+    """The only server of a tier; `Cluster` has the same methods."""
 
     def __init__(self, url: str, settings: Callable[[], dict[str, Any]], name: str) -> None:
         self._url = url
@@ -26,11 +20,7 @@ class OneServer:
         self._server: RedisServer | None = None
 
     def start(self) -> None:
-        """Prepare the client; it connects at first use, so a server that is down delays nothing.
-
-        Raises:
-            TierError: the redis package is missing or the URL is malformed.
-        """
+        """Prepare the client; it connects at first use, so a server that is down delays nothing."""
         settings = self._settings()
         import redis
 
@@ -45,11 +35,7 @@ class OneServer:
             server.close()
 
     def all(self) -> list[RedisServer]:
-        """Return every server that takes writes.
-
-        Raises:
-            TierUnavailable: not started, or no server tells which there are.
-        """
+        """Return every server that takes writes."""
         if self._server is None:
             raise TierUnavailable(f"tier {self._name} is not started")
         return [self._server]
@@ -61,14 +47,7 @@ class OneServer:
     def on_server(
         self, key: str, work: Callable[[RedisServer], T], while_moving: Callable[[Any], T]
     ) -> T:
-        """Call `work` with the server of the key, again with another one if the slot has moved.
-
-        Args:
-            key: chunk key.
-            work: may be called several times.
-            while_moving: called instead while the slot is moving, with a client of redis-py that
-                follows redirects command by command. Slower, and without transactions.
-        """
+        """Call `work` with the server of the key, again with another one if the slot has moved."""
         try:
             return work(self.all()[0])
         except Redirected as redirected:
@@ -80,26 +59,14 @@ class OneServer:
         return None
 
     def redirect(self, redirected: Redirected) -> RedisServer:
-        """Return the server that a redirect names; if the slot has moved, remember that.
-
-        Raises:
-            TierError: there is no other server.
-        """
+        """Return the server that a redirect names; if the slot has moved, remember that."""
         raise TierError(
             f"{self._name}: this server is part of a cluster: give redis+cluster://host:port"
         ) from redirected
 
 
 def call_each(calls: Iterable[Callable[[], T]], joined: Callable[[list[T]], R]) -> R:
-    """Call every server, also after one that failed.
-
-    Args:
-        calls: one for each server.
-        joined: makes one answer of theirs.
-
-    Raises:
-        TierError: the last one, with what the other servers answered.
-    """
+    """Call every server, also after one that failed."""
     answers: list[T] = []
     failed: TierError | None = None
     for call in calls:

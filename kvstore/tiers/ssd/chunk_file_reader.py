@@ -37,12 +37,7 @@ _DIRECT_FROM = 1 << 20  # for smaller files O_DIRECT does not pay
 
 
 class ChunkFileReader:
-    """Reads open files into reused buffers.
-
-    Args:
-        pin: read into pinned memory.
-        streams: number of segments that are read at the same time.
-    """
+    """Reads open files into reused buffers."""
 
     def __init__(self, *, pin: bool, streams: int) -> None:
         self._pin = pin
@@ -60,23 +55,13 @@ class ChunkFileReader:
         self._buffers.clear()
 
     def header(self, fd: int, file: StoredFile) -> ChunkHeader:
-        """Read the header.
-
-        Raises:
-            ChunkCorrupt: the header is damaged, or the file has another length than it says.
-            ChunkRefused: its format or codec is unknown.
-        """
+        """Read the header."""
         header = bytearray(file.header_bytes)
         read_fully(fd, [memoryview(header)], 0)
         return _parse(header, file)
 
     def chunk(self, fd: int, file: StoredFile, on_progress: ChunkProgress | None) -> EncodedChunk:
-        """Read the whole chunk; `on_progress` is called while it arrives and may raise.
-
-        Raises:
-            ChunkCorrupt: the header is damaged, or the file has another length than it says.
-            ChunkRefused: its format or codec is unknown.
-        """
+        """Read the whole chunk; `on_progress` is called while it arrives and may raise."""
         whole = self._buffers.allocate(-(-file.file_bytes // _PAGE) * _PAGE, pin=self._pin)
         data = whole[file.header_bytes : file.file_bytes]
         view = view_bytes(whole)
@@ -112,11 +97,7 @@ class ChunkFileReader:
         ranges: Sequence[ByteRange],
         on_progress: ChunkProgress | None,
     ) -> Tensor:
-        """Read some ranges; `on_progress` is called while they arrive and may raise.
-
-        Raises:
-            ChunkCorrupt: the file is too short.
-        """
+        """Read some ranges; `on_progress` is called while they arrive and may raise."""
         data = self._buffers.allocate(total_bytes(ranges), pin=self._pin)
         rest = view_bytes(data)
         parts: list[tuple[int, memoryview]] = []

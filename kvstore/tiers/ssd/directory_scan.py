@@ -26,13 +26,7 @@ _TEMPORARY_NAME = re.compile(rf"{TEMPORARY}(-[1-9]|-w[0-9]+)?")
 
 @dataclass
 class StoredFile:
-    """One whole chunk file and its files of extra tensors.
-
-    Attributes:
-        header_bytes: bytes of the chunk's header.
-        file_bytes: bytes of the chunk file, header included.
-        extras: bytes of each file of extra tensors, by name.
-    """
+    """One whole chunk file and its files of extra tensors."""
 
     header_bytes: int
     file_bytes: int
@@ -46,18 +40,7 @@ class StoredFile:
 
 @dataclass
 class ScanReport:
-    """What the scan at start found.
-
-    Attributes:
-        kept: number of whole chunks.
-        removed_unreadable: number of files removed because they are no whole chunk, or extra
-            tensors without a chunk.
-        removed_refused: number of whole chunks removed because they are of another format version
-            or codec, such as an older release's.
-        swept_temporary: number of temporary files removed.
-        foreign: what was skipped because it is no regular file where only those should be, or
-            could not be read or removed.
-    """
+    """What the scan at start found."""
 
     kept: int = 0
     removed_unreadable: int = 0
@@ -82,18 +65,7 @@ def extra_path(root: Path, key: str, name: str) -> Path:
 
 
 class DirectoryScan:
-    """A scan of a directory of chunks: removes what is not whole, skips what is not ours.
-
-    Only regular files are opened or removed. Directories, FIFOs, sockets and symbolic links that
-    stand where files should be are left alone, and so is what the system does not let us remove.
-    Hidden folders beside ours are somebody else's, and not worth a report.
-
-    Args:
-        root: the tier's directory.
-
-    Attributes:
-        report: what was found so far.
-    """
+    """A scan of a directory of chunks: removes what is not whole, skips what is not ours."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -212,11 +184,7 @@ def _make_private(entry: os.DirEntry[str], mode: int) -> None:
 
 
 def _check_file(path: Path) -> StoredFile | None:
-    """Return the sizes of a chunk file, or None when it is not a whole chunk.
-
-    Raises:
-        ChunkRefused: it is of another format version or codec.
-    """
+    """Return the sizes of a chunk file, or None when it is not a whole chunk."""
     try:
         header, size = _read_header(path)
         whole = parse_header(header).file_bytes == size

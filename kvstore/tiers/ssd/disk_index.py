@@ -12,14 +12,7 @@ from kvstore.tiers.ssd.directory_scan import StoredFile
 
 
 class DiskIndex:
-    """Which files a directory holds, and how many bytes they take.
-
-    Args:
-        capacity_bytes: bound on the sum of file sizes, files being written included.
-
-    Attributes:
-        used: bytes of all files and reservations.
-    """
+    """Which files a directory holds, and how many bytes they take."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes
@@ -59,11 +52,7 @@ class DiskIndex:
         return file
 
     def oldest_beyond(self, nbytes: int) -> str | None:
-        """Return the key to remove so that `nbytes` more bytes fit; None when they fit already.
-
-        Raises:
-            TierFull: they cannot fit, or nothing is left to remove.
-        """
+        """Return the key to remove so that `nbytes` more bytes fit; None when they fit already."""
         if nbytes > self._capacity:
             raise TierFull(f"{nbytes} bytes do not fit {self._capacity}")
         if self.used + nbytes <= self._capacity:

@@ -22,12 +22,7 @@ _CAN_ADVISE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading, without ever waiting.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ChunkCorrupt: it is not a regular file, or this user may not read it.
-    """
+    """Open a regular file for reading, without ever waiting."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except NotADirectoryError as error:
@@ -45,11 +40,7 @@ def open_regular(path: Path) -> int:
 
 
 def is_regular(path: Path) -> bool:
-    """Return whether there is a regular file of that name; a symbolic link is none.
-
-    Raises:
-        OSError: that cannot be told, for example because a directory above may not be searched.
-    """
+    """Return whether there is a regular file of that name; a symbolic link is none."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except OSError as error:
@@ -65,11 +56,7 @@ def remove_regular(path: Path) -> None:
 
 
 def require_free_name(path: Path) -> None:
-    """Check that a file can be moved to that name: nothing or a regular file is there.
-
-    Raises:
-        FileExistsError: something else has the name.
-    """
+    """Check that a file can be moved to that name: nothing or a regular file is there."""
     try:
         found = os.lstat(path)  # once: another thread may remove the file meanwhile
     except (FileNotFoundError, NotADirectoryError):
@@ -86,11 +73,7 @@ def make_directory(path: Path) -> None:
 
 
 def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Fill the buffers from `offset` on; preadv into existing memory is the fastest way.
-
-    Raises:
-        ChunkCorrupt: the file ends before the buffers are full.
-    """
+    """Fill the buffers from `offset` on; preadv into existing memory is the fastest way."""
     pending = [buffer for buffer in buffers if len(buffer)]
     while pending:
         count = os.preadv(fd, pending, offset)  # reads at most 2 GiB per call
@@ -103,20 +86,7 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
 def read_scattered(
     fd: int, parts: Sequence[tuple[int, memoryview]], progress: ByteProgress | None = None
 ) -> None:
-    """Fill each buffer from its offset, with one preadv per buffer.
-
-    Ranges in the page cache are read at once. At the first one that is not cached, the kernel is
-    told about all remaining ranges, so that the disk works on them in parallel. One after the
-    other, a few small ranges would take as long as the whole file.
-
-    Args:
-        fd: open file.
-        parts: offset and buffer of each range.
-        progress: called after each range with the number of bytes read so far.
-
-    Raises:
-        ChunkCorrupt: the file ends before a buffer is full.
-    """
+    """Fill each buffer from its offset, with one preadv per buffer."""
     advised = not _CAN_ADVISE
     done = 0
     for number, (offset, buffer) in enumerate(parts):
@@ -160,11 +130,7 @@ def write_file(path: Path, buffers: Sequence[memoryview], *, sync: bool) -> None
 def write_atomically(
     temporary: Path, target: Path, root: Path, buffers: Sequence[memoryview], *, sync: bool
 ) -> None:
-    """Write to `temporary`, then rename it to `target` (`root/??/??/<name>`).
-
-    Missing directories are created. With `sync` the content is durable before the file becomes
-    visible, and the name is durable when this returns.
-    """
+    """Write to `temporary`, then rename it to `target` (`root/??/??/<name>`)."""
     write_file(temporary, buffers, sync=sync)
     try:
         new_directory = not target.parent.is_dir()
@@ -192,14 +158,7 @@ def sync_directory(path: Path) -> None:
 
 
 def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> int:
-    """Lock a file; the lock lasts until the returned descriptor is closed.
-
-    Args:
-        kind: LOCK_EX, or LOCK_SH where several processes may hold it.
-
-    Raises:
-        OSError: another process holds it.
-    """
+    """Lock a file; the lock lasts until the returned descriptor is closed."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
     except OSError as error:
@@ -216,18 +175,7 @@ def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> int:
 
 
 def lock_shared(path: Path, patience_s: float) -> tuple[int, bool]:
-    """Lock a file together with others that share it.
-
-    Args:
-        patience_s: how long one that has it alone, while it starts, is waited for.
-
-    Returns:
-        The descriptor that holds the lock, and whether nobody else does. If so, the lock is
-        exclusive; `share` lets the others in.
-
-    Raises:
-        OSError: one process keeps it for itself.
-    """
+    """Lock a file together with others that share it."""
     give_up_at = time.monotonic() + patience_s
     while True:
         for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):

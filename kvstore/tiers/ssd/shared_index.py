@@ -39,13 +39,7 @@ _LISTED = 0.25
 
 
 class SharedDiskIndex:
-    """What `DiskIndex` is for one process; as that, it is not thread-safe.
-
-    Args:
-        root: the tier's directory.
-        capacity_bytes: bound on the sum of file sizes, files being written included.
-        member: number of this process among those that share the directory, from 0.
-    """
+    """What `DiskIndex` is for one process; as that, it is not thread-safe."""
 
     def __init__(self, root: Path, capacity_bytes: int, member: int) -> None:
         if not 0 <= member < MAX_MEMBERS:
@@ -124,11 +118,7 @@ class SharedDiskIndex:
         return self.get(key)
 
     def oldest_beyond(self, nbytes: int) -> str | None:
-        """Return the key to remove so that `nbytes` more bytes fit; None when they fit already.
-
-        Raises:
-            TierFull: they cannot fit, or nothing is left to remove.
-        """
+        """Return the key to remove so that `nbytes` more bytes fit; None when they fit already."""
         if nbytes > self._capacity:
             raise TierFull(f"{nbytes} bytes do not fit {self._capacity}")
         while self.used + nbytes > self._capacity:
@@ -159,11 +149,7 @@ class SharedDiskIndex:
             self._add(_ENTRIES, 1)
 
     def enter_extra(self, file: StoredFile, name: str, nbytes: int) -> None:
-        """Count extra tensors that were written beside a chunk, whose bytes were reserved.
-
-        Args:
-            file: the chunk, as it was found before.
-        """
+        """Count extra tensors that were written beside a chunk, whose bytes were reserved."""
         with self.exclusive():
             self.release(nbytes)
             self._add(_USED, nbytes - file.extras.get(name, 0))

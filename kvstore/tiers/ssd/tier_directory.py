@@ -31,15 +31,7 @@ START_PATIENCE_S = 60.0
 
 
 class TierDirectory:
-    """Locks and scans the directory, and names the files that are being written.
-
-    Args:
-        root: the directory; made by `open`.
-        member: number of this process among those that share it; None if it has it alone.
-
-    Attributes:
-        scan: what the scan at start found.
-    """
+    """Locks and scans the directory, and names the files that are being written."""
 
     def __init__(self, root: Path, member: int | None) -> None:
         self._root = root
@@ -54,17 +46,7 @@ class TierDirectory:
         return self._lock_fd is not None
 
     def open(self) -> list[tuple[str, StoredFile]] | None:
-        """Make the directory and lock it, and remove what a crash left and what cannot be read.
-
-        Returns:
-            Its chunks, oldest first. None where another member has it open and has scanned it: then
-            what the others are writing stays.
-
-        Raises:
-            TierError: the root is something else than a directory.
-            TierUnavailable: another process owns the directory, or it has no room for one in which
-                files are begun.
-        """
+        """Make the directory and lock it, and remove what a crash left and what cannot be read."""
         alone = self._lock()
         scan, found = DirectoryScan(self._root), None
         self.scan = scan.report

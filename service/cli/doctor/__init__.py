@@ -10,14 +10,7 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
-
-    Attributes:
-        check: What was checked.
-        level: How it is.
-        message: What was found.
-        remedy: What to do; empty if it is ok.
-    """
+    """One line of the report."""
 
     check: str
     level: Level

@@ -73,10 +73,7 @@ def _exposure(settings: Settings) -> Finding:
 
 
 def check_workers(settings: Settings) -> Iterator[Finding]:
-    """Yield one finding per worker that is listed; nothing where the gateway starts its own.
-
-    Whether the secret is the same shows in `reason` of `/status`.
-    """
+    """Yield one finding per worker that is listed; nothing where the gateway starts its own."""
     listed = settings.worker_addresses
     if not listed or listed.startswith("ray://"):
         return

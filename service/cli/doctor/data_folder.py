@@ -174,11 +174,7 @@ def check_index(settings: Settings) -> Iterator[Finding]:
 
 
 def _embedder(settings: Settings) -> tuple[str, str]:
-    """Return the embedder's name and revision.
-
-    Raises:
-        EmbedderUnsupported: Its folder is missing or cannot be used.
-    """
+    """Return the embedder's name and revision."""
     if settings.embedder_url:
         endpoint = EndpointEmbedder(
             settings.embedder_url,

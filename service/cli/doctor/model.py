@@ -97,11 +97,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def _unprepared(model: str, finder: ModelFinder) -> Finding:
-    """Return what is known of a model that is no folder yet.
-
-    Raises:
-        ModelRefused: It is a .gguf file that cannot be served.
-    """
+    """Return what is known of a model that is no folder yet."""
     if not is_gguf(model):
         return warn("model", f"{model} is not on this machine, so it was not looked at",
                     f"`kvstitch serve` downloads it, and `kvstitch model fetch {model}` does so "

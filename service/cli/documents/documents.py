@@ -233,11 +233,7 @@ def _show_receipt(found: Receipt, *, as_json: bool) -> None:
 
 
 def _confirm(collection: str, where: dict[str, Any]) -> None:
-    """Ask at the terminal.
-
-    Raises:
-        CommandError: The answer is not yes, or there is no terminal.
-    """
+    """Ask at the terminal."""
     what = f"documents where {json.dumps(where)}" if where else "all documents"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise WrongArgument(

@@ -24,11 +24,7 @@ _HEADERS = [("User-Agent", "kvstitch-ingest"), ("Accept-Encoding", "identity")]
 
 
 class NotFetched(Exception):
-    """A URL that was not fetched.
-
-    Attributes:
-        reason: Why, in words that other URLs share.
-    """
+    """A URL that was not fetched."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -37,13 +33,7 @@ class NotFetched(Exception):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A page.
-
-    Attributes:
-        media_type: In lower case; "" if the server names none.
-        charset: As the server says; "" if it does not.
-        content: All of it.
-    """
+    """A page."""
 
     media_type: str
     charset: str
@@ -52,14 +42,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """What may be fetched.
-
-    Attributes:
-        hosts: Names of allowed hosts, in lower case.
-        max_bytes: Largest size of a page.
-        max_seconds: Longest time for a page, with its redirects.
-        private: Whether loopback, private and link-local addresses are allowed.
-    """
+    """What may be fetched."""
 
     hosts: frozenset[str]
     max_bytes: int
@@ -81,11 +64,7 @@ class Fetcher:
         self._pool.close()
 
     def get(self, url: str) -> Fetched:
-        """Fetch a URL.
-
-        Raises:
-            NotFetched: It is not allowed, too large, too slow, or the server refuses.
-        """
+        """Fetch a URL."""
         until = time.monotonic() + self._limits.max_seconds
         for _ in range(MAX_REDIRECTS + 1):
             self._check(url)

@@ -24,17 +24,7 @@ SMALLER_CODEC = {"raw": "int8"}
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an ingest will take.
-
-    Attributes:
-        documents: That were found.
-        file_bytes: Of their files.
-        tokens: About so many.
-        kv_bytes: Of their KV, with all copies.
-        seconds: At the rate that the service has measured; None: it has not stored any yet.
-        tiers: Bytes that each tier has left.
-        codec: In which KV is stored.
-    """
+    """What an ingest will take."""
 
     documents: int
     file_bytes: int
@@ -76,13 +66,7 @@ def _share(part: float, whole: float) -> str:
 def forecast(
     sources: Sequence[SourceFile], documents: int, status: Mapping[str, Any]
 ) -> Forecast | None:
-    """Say what files will take; None if the service is not ready, or of another version.
-
-    Args:
-        sources: The files.
-        documents: That they hold.
-        status: Of the service.
-    """
+    """Say what files will take; None if the service is not ready, or of another version."""
     ingest, model = status.get("ingest"), status.get("model")
     if not ingest or not model:
         return None

@@ -30,11 +30,7 @@ _FIRST_WORDS = re.compile(r"[^:(]*")
 
 
 class Account:
-    """Counts documents as they are found, sent, refused and stored.
-
-    Attributes:
-        jobs: The last known state of every job, by id.
-    """
+    """Counts documents as they are found, sent, refused and stored."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
@@ -64,24 +60,12 @@ class Account:
         self._skipped.append(file)
 
     def fail(self, document: UnsendableDocument, *, found: bool = False) -> None:
-        """Count a document that cannot be sent, or that was refused.
-
-        Args:
-            document: The document, and why.
-            found: Whether it was counted as found before.
-        """
+        """Count a document that cannot be sent, or that was refused."""
         self._found += not found
         self._failed.append(document)
 
     def result(self, *, waited: bool) -> dict[str, Any]:
-        """Return the whole account, as --json prints it.
-
-        Args:
-            waited: Whether all jobs have ended; else their documents count as sent.
-
-        Raises:
-            CommandError: It does not add up.
-        """
+        """Return the whole account, as --json prints it."""
         jobs = list(self.jobs.values())
         parts: Counter[str] = Counter()
         changes: Counter[str] = Counter()

@@ -69,14 +69,7 @@ def submit(
     metadata: dict[str, Any],
     readers: Sequence[str] = (),
 ) -> Submitted:
-    """Send a batch.
-
-    If it is refused and a single document may be the reason, its halves are sent instead, so that
-    only that document stays out.
-
-    Raises:
-        errors.KvstitchError: It is refused for another reason.
-    """
+    """Send a batch."""
     done = Submitted()
     started = [batch]
     while started:
@@ -157,11 +150,7 @@ def _key(
 
 
 def poll(client: Client, job_ids: Iterable[str]) -> Iterator[Job]:
-    """Yield these jobs as they are now, after a pause.
-
-    Raises:
-        errors.KvstitchError: The service refuses, or stays away.
-    """
+    """Yield these jobs as they are now, after a pause."""
     time.sleep(POLL_S)
     for job_id in job_ids:
         give_up_at = time.monotonic() + AWAY_S

@@ -50,11 +50,7 @@ class Known:
 
 
 def run(args: argparse.Namespace, metadata: dict[str, Any]) -> int:
-    """Watch a folder; ends only by an error or an interrupt.
-
-    Raises:
-        errors.KvstitchError: The service refuses for a reason that will not pass by itself.
-    """
+    """Watch a folder; ends only by an error or an interrupt."""
     fetches = args.urls is not None or args.sitemap is not None
     if len(args.paths) != 1 or not Path(args.paths[0]).is_dir() or args.no_wait or fetches:
         raise WrongArgument("--watch takes one folder, and neither URLs nor --no-wait")
@@ -103,11 +99,7 @@ class Watch:
             self._first = False
 
     def _is_due(self, path: Path, signature: Signature) -> bool:
-        """Return whether a file is new or changed, and is not being written any more.
-
-        At the first round nothing is known of the time before: files are taken as they are, and
-        again if they change.
-        """
+        """Return whether a file is new or changed, and is not being written any more."""
         known = self._known.get(path)
         if known is not None and known.signature == signature:
             return False

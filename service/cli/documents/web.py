@@ -25,11 +25,7 @@ _UNSENDABLE = '"\\'
 
 
 def fetch_all(args: argparse.Namespace) -> Iterator[Read]:
-    """Yield every page of --urls and --sitemap, or why there is none.
-
-    Raises:
-        CommandError: The list of URLs cannot be had.
-    """
+    """Yield every page of --urls and --sitemap, or why there is none."""
     limits = FetchLimits(_hosts(args), MAX_BYTES, MAX_SECONDS, args.allow_private_addresses)
     with Fetcher(limits) as fetcher:
         count = 0
@@ -49,11 +45,7 @@ def _urls(args: argparse.Namespace, fetcher: Fetcher) -> Iterator[str]:
 
 
 def _hosts(args: argparse.Namespace) -> frozenset[str]:
-    """Return the hosts that are named, and the sitemap's own.
-
-    Raises:
-        WrongArgument: There are none.
-    """
+    """Return the hosts that are named, and the sitemap's own."""
     hosts = {host.lower() for host in args.allow_host or []}
     if args.sitemap is not None:
         try:
@@ -81,11 +73,7 @@ def _document(url: str, fetcher: Fetcher) -> Read:
 
 
 def _in_utf8(page: Fetched) -> bytes:
-    """Return the content; of text in another charset that the server names, converted.
-
-    Raises:
-        NotFetched: It is not in that charset, and in none that can be told.
-    """
+    """Return the content; of text in another charset that the server names, converted."""
     if not page.media_type.startswith("text/") or page.charset in ("", "utf-8", "utf8"):
         return page.content
     try:
@@ -100,11 +88,7 @@ _LOC = "{*}*/{*}loc"  # in any namespace
 
 
 def of_file(name: str) -> list[str]:
-    """Return one URL per line; blank lines and those that begin with # say nothing.
-
-    Raises:
-        WrongArgument: It cannot be read.
-    """
+    """Return one URL per line; blank lines and those that begin with # say nothing."""
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -113,11 +97,7 @@ def of_file(name: str) -> list[str]:
 
 
 def of_sitemap(url: str, fetcher: Fetcher) -> Iterator[str]:
-    """Yield the URLs of a sitemap, and of those that it names.
-
-    Raises:
-        CommandError: One of them cannot be fetched, or is none.
-    """
+    """Yield the URLs of a sitemap, and of those that it names."""
     waiting, seen = [url], 0
     while waiting:
         seen += 1

@@ -24,15 +24,7 @@ class _Waiting:
 
 
 class AnswerLogprobs:
-    """Log-probabilities of one answer, held back until their text is sent.
-
-    Args:
-        text: The answer's text; it gets every token before `push` does.
-        piece: Text and bytes of a token.
-
-    Attributes:
-        released: All that were released, in the answer's order.
-    """
+    """Log-probabilities of one answer, held back until their text is sent."""
 
     def __init__(self, text: AnswerText, piece: Callable[[int], TokenPiece]) -> None:
         self._text = text

@@ -16,30 +16,7 @@ from service.prompt import Turn
 
 @dataclass(kw_only=True)
 class AnswerPlan:
-    """What the gateway knows of an answer. Validation makes it, preparation completes it.
-
-    Attributes:
-        request: As it was sent.
-        scope: Tenant and collection, as the sender sees them.
-        turns: The conversation, normalised.
-        search: What is searched for; None: nothing is, because the documents come with the request
-            or none are wanted. Its text is the question, or what the model has made of it.
-        condense: What is to become of a question that follows others, then what was done with it.
-        fusion: The fusion method with all its parameters.
-        eviction: The eviction method with all its parameters, None if there is none.
-        adapter: The LoRA adapter that answers; "" for none.
-        max_context: Tokens that the model takes.
-        estimated_tokens: About the length of the prompt.
-        question_ids: The question's token ids, if they had to be known before the search.
-        condense_s: Seconds that the model took to rewrite the question.
-        condense_tokens: Tokens that it read and wrote for that.
-        passages: The documents of the prompt, in its order.
-        citations: The same as the client gets them.
-        generate: The message. Set by preparation, as are the next two.
-        stages: Seconds of embed, retrieve, plan and, if they were asked for, rerank and condense.
-        warnings: For the client.
-        form: What the answer must be, as a grammar; None: anything. Set by preparation.
-    """
+    """What the gateway knows of an answer. Validation makes it, preparation completes it."""
 
     request: GenerateRequest
     scope: Scope

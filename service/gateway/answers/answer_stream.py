@@ -60,18 +60,7 @@ DEADLINE = "deadline"
 
 @dataclass(kw_only=True)
 class AnswerStream:
-    """One answer: iterate `events()` once, and always `aclose()` it.
-
-    Attributes:
-        worker: Generates the tokens.
-        prompts: Turns tokens into text, and describes them.
-        metrics: Where the answer is counted.
-        plan: With the message for the worker.
-        slot: Given back when the answer ends.
-        call: Sender, arrival and deadline.
-        span: Ended with the answer.
-        forms: Checks what a grammar could not hold.
-    """
+    """One answer: iterate `events()` once, and always `aclose()` it."""
 
     worker: Worker
     prompts: PromptBuilder
@@ -103,14 +92,7 @@ class AnswerStream:
         return self.plan.generate.id
 
     def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        """Start the generation. Closing or cancelling the generator aborts it in the worker.
-
-        Yields:
-            Sources, then TextDelta as text comes, then Finished.
-
-        Raises:
-            KvstitchError: The worker failed, is gone, or refused the request.
-        """
+        """Start the generation. Closing or cancelling the generator aborts it in the worker."""
         self._events = self._run()
         return self._events
 

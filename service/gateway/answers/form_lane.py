@@ -19,13 +19,7 @@ RETRY_S = 5.0
 
 
 class FormLane:
-    """For one event loop. One tenant leaves a place to the others, where there is more than one.
-
-    Args:
-        name: Of its threads.
-        places: Works at the same time.
-        most_waiting: Works of one tenant that may wait; None: any number.
-    """
+    """For one event loop. One tenant leaves a place to the others, where there is more than one."""
 
     def __init__(self, name: str, places: int, most_waiting: int | None = None) -> None:
         self._threads = ThreadPoolExecutor(places, name)
@@ -36,11 +30,7 @@ class FormLane:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # tenants in their turns
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
-        """Do a tenant's work on a thread; what it raises is raised here.
-
-        Raises:
-            QuotaExceeded: As many of the tenant's works wait as may.
-        """
+        """Do a tenant's work on a thread; what it raises is raised here."""
         await self._take_place(tenant)
         try:
             doing: Future[T] = self._threads.submit(work)

@@ -20,18 +20,7 @@ FIRST_CHUNK_ID = -2  # -1 is the system prompt's
 def inline_passages(
     documents: Sequence[InlineDocument], chunking: ChunkSettings, max_context: int
 ) -> list[Passage]:
-    """Return every chunk of the documents, in order, with a score of 1: nothing was searched.
-
-    Args:
-        documents: As they were sent.
-        chunking: How stored documents are cut.
-        max_context: Tokens that the model takes.
-
-    Raises:
-        PromptTooLong: The texts cannot fit into the context.
-        InvalidRequest: A text is empty, or two documents have the same doc_id.
-        retriever.errors.InvalidDocument: A title leaves no room for text in a chunk.
-    """
+    """Return every chunk of the documents, in order, with a score of 1: nothing was searched."""
     chars = sum(len(document.text) for document in documents)
     if chars > MAX_CHARS_PER_TOKEN * max_context:
         raise PromptTooLong(

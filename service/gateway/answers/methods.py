@@ -167,17 +167,7 @@ def _quality(parameters: dict[str, Any]) -> float:
 
 
 def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]) -> Method:
-    """Return the chosen method with all its parameters, defaults filled in.
-
-    Args:
-        kind: "fusion" or "eviction"; prefixes the field in errors.
-        choice: What the client wrote.
-        offered: The worker's methods of this kind.
-
-    Raises:
-        UnknownMethod: The worker has no such method.
-        InvalidRequest: A parameter is wrong, or the method cannot be used with this model.
-    """
+    """Return the chosen method with all its parameters, defaults filled in."""
     info = next((info for info in offered if info.name == choice.method), None)
     if info is None:
         known = ", ".join(sorted(info.name for info in offered))
@@ -191,17 +181,7 @@ def chosen_method(kind: str, choice: MethodChoice, offered: Sequence[MethodInfo]
 
 
 def chosen_adapter(asked: str | None, principal: Principal, ready: Ready) -> str:
-    """Return the adapter's name; "" for the base model.
-
-    Args:
-        asked: What the request names; None: nothing.
-        principal: Its sender. A key that is bound to an adapter uses no other.
-        ready: What the worker serves.
-
-    Raises:
-        InvalidRequest: There is no such adapter.
-        BoundToAdapter: The API key is bound to another one.
-    """
+    """Return the adapter's name; "" for the base model."""
     bound = principal.adapter
     if bound and asked not in (None, bound):
         raise BoundToAdapter(

@@ -87,12 +87,7 @@ class RequestPreparer:
         )
 
     async def _choose_search(self, plan: AnswerPlan) -> None:
-        """Decide what is searched for a question that follows others.
-
-        off     the question as it is
-        join    the question, and beside it the question joined with the user's earlier ones
-        model   what the served model makes of question and conversation; join, if that fails
-        """
+        """Decide what is searched for a question that follows others."""
         joined = None if plan.search is None else joined_query(plan.turns, plan.search.text)
         if plan.search is None or joined is None or plan.condense == "off":
             plan.condense = "off"
@@ -216,11 +211,7 @@ class RequestPreparer:
 
 
 def _view(plan: AnswerPlan) -> str:
-    """Return a name of what the sender may read, if others may not read all of the passages.
-
-    It says no more than whether two senders may read the same. Where everybody may read the
-    passages there is none, so that all of a tenant share what was computed.
-    """
+    """Return a name of what the sender may read, if others may not read all of the passages."""
     if all(passage.chunk.readers == EVERYBODY for passage in plan.passages):
         return ""
     return hashlib.blake2b(plan.scope.view.name.encode(), digest_size=16).hexdigest()

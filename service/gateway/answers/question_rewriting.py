@@ -44,13 +44,7 @@ _LABEL = re.compile(r"^(?:User|Question|Rewritten question|Rewritten)\s*:\s*", r
 
 @dataclass
 class Rewriting:
-    """A rewritten question.
-
-    Attributes:
-        text: The question as the model writes it; None: it failed, was late, or wrote nothing of
-            use.
-        tokens: Of prompt and answer, as far as it came.
-    """
+    """A rewritten question."""
 
     text: str | None = None
     tokens: int = 0
@@ -64,12 +58,7 @@ class QuestionRewriter:
         self._prompts = prompts
 
     async def rewrite(self, turns: Sequence[Turn], *, tenant: str) -> Rewriting:
-        """Have the last question rewritten; never fails.
-
-        Args:
-            turns: Normalised; the last one is the question.
-            tenant: Whose prompt it is.
-        """
+        """Have the last question rewritten; never fails."""
         out = Rewriting()
         try:
             async with asyncio.timeout(DEADLINE_S):

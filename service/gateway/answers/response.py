@@ -46,12 +46,7 @@ def usage(report: Report) -> Usage:
 
 
 def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
-    """Return what happened to the KV of every segment.
-
-    Args:
-        report: From the worker.
-        doc_ids: Chunk id to the id of its document.
-    """
+    """Return what happened to the KV of every segment."""
     documents = [{**vars(d), "doc_id": doc_ids[d.chunk_id]} for d in report.documents]
     return CacheReport.model_validate(
         {**vars(report), "documents": documents}, from_attributes=True
@@ -103,14 +98,7 @@ SOURCE_OF_TIER: dict[str, Source] = {
 def token_report(
     trace: TokenTrace, report: Report, generate: Generate, decode: Decode
 ) -> TokenReport:
-    """Join trace and text. Decodes once per token, so it must not run on the event loop.
-
-    Args:
-        trace: What happened to every token, from the worker.
-        report: The worker's report of the same answer; it names each segment's tier.
-        generate: The request, with the token ids.
-        decode: Token ids to text.
-    """
+    """Join trace and text. Decodes once per token, so it must not run on the event loop."""
 
     def segment_tokens(
         ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
@@ -156,15 +144,7 @@ def observe_answer(
     *,
     evicted: bool,
 ) -> None:
-    """Count an answer.
-
-    Args:
-        metrics: Where it is counted.
-        timing: Of the answer.
-        stages: Seconds per stage.
-        report: From the worker.
-        evicted: Whether an eviction method was used.
-    """
+    """Count an answer."""
     metrics.ttft.observe(timing.ttft_s)
     metrics.e2e.observe(timing.total_s)
     if timing.tpot_s is not None:

@@ -20,18 +20,7 @@ def sampling(
     room: int,
     usual: int,
 ) -> tuple[Sampling, list[str]]:
-    """Return how the worker chooses the answer's tokens, and warnings for the client.
-
-    Args:
-        request: What is asked for.
-        form: What `guided` asks for; None: nothing.
-        prompt_tokens: Length of the prompt.
-        room: Tokens that fit behind it.
-        usual: Tokens of an answer, where the request does not say.
-
-    Raises:
-        InvalidRequest: Fields contradict one another.
-    """
+    """Return how the worker chooses the answer's tokens, and warnings for the client."""
     _check(request)
     warnings = []
     if request.max_tokens is None:

@@ -31,11 +31,7 @@ class Identity:
 
 
 class ClaimReader:
-    """Reads claims as the settings say.
-
-    A claim is named as it stands in the token (`https://example.com/tenant`), or by the way to it
-    (`realm_access.roles`).
-    """
+    """Reads claims as the settings say."""
 
     def __init__(self, settings: IdentitySettings) -> None:
         self._settings = settings
@@ -47,11 +43,7 @@ class ClaimReader:
         self._quotas = {quota: claim for quota, _, claim in quotas}
 
     def identity(self, claims: Mapping[str, Any]) -> Identity:
-        """Return what the claims say.
-
-        Raises:
-            InvalidToken: A claim that is needed is missing, or one is not of its kind.
-        """
+        """Return what the claims say."""
         return Identity(
             subject=self._subject(claims),
             tenant=self._tenant(claims),

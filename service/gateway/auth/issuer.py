@@ -20,21 +20,12 @@ class KeySource(Protocol):
     """Where public keys come from."""
 
     async def read(self) -> Sequence[Mapping[str, Any]]:
-        """Return the keys as JWKs (RFC 7517).
-
-        Raises:
-            OSError, ValueError, httpx.HTTPError: They cannot be read, or are no keys.
-        """
+        """Return the keys as JWKs (RFC 7517)."""
         ...
 
 
 class Issuer:
-    """An OpenID provider, or whoever else publishes keys.
-
-    Args:
-        name: As `iss` says; where `jwks` is empty, the URL below which it describes itself.
-        jwks: URL or path of its keys; empty: as it says itself.
-    """
+    """An OpenID provider, or whoever else publishes keys."""
 
     def __init__(self, name: str, jwks: str = "") -> None:
         self.name = name
@@ -53,11 +44,7 @@ class Issuer:
         return [key for key in keys if isinstance(key, dict)]
 
     async def described(self) -> Mapping[str, Any]:
-        """Return what the provider says of itself (OpenID Connect Discovery).
-
-        Raises:
-            ValueError, httpx.HTTPError: It cannot be asked, or describes another issuer.
-        """
+        """Return what the provider says of itself (OpenID Connect Discovery)."""
         found = await _get(self.name.rstrip("/") + DISCOVERY)
         if not isinstance(found, dict) or found.get("issuer") != self.name:
             # Who may answer for this address need not be who may speak for this issuer.
@@ -66,11 +53,7 @@ class Issuer:
 
 
 def endpoint(described: Mapping[str, Any], name: str) -> str:
-    """Return an address of what a provider says of itself.
-
-    Raises:
-        ValueError: It does not say this one.
-    """
+    """Return an address of what a provider says of itself."""
     value = described.get(name)
     if not isinstance(value, str) or not value.startswith(_HTTP):
         raise ValueError(f"the issuer does not say its {name}")
@@ -85,16 +68,7 @@ async def _get(url: str) -> Any:
 
 
 async def request_json(method: str, url: str, **sent: Any) -> tuple[int, Any]:
-    """Return status and body of an answer of the issuer's.
-
-    Args:
-        method: Of HTTP.
-        url: Where to.
-        sent: As httpx takes it: `data`, `auth`, ….
-
-    Raises:
-        ValueError, httpx.HTTPError, TimeoutError: There is none in time, or it is no JSON.
-    """
+    """Return status and body of an answer of the issuer's."""
     async with (
         asyncio.timeout(TIMEOUT_S),
         httpx.AsyncClient(timeout=TIMEOUT_S) as client,

@@ -22,15 +22,7 @@ MAX_BUCKETS = 4096  # full ones are dropped when there are more
 
 @dataclass(frozen=True)
 class Rate:
-    """A limit per minute of one key, or of one tenant.
-
-    Attributes:
-        name: The quota, e.g. `requests_per_minute`.
-        owner: Whose it is.
-        tenant: That tenant, or the key's.
-        key_id: The key; "" for a tenant's.
-        per_minute: The limit, at least 1.
-    """
+    """A limit per minute of one key, or of one tenant."""
 
     name: str
     owner: Literal["key", "tenant"]

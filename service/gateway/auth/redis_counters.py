@@ -127,10 +127,7 @@ class RedisCounters(RateCounters):
             await self._send()
 
     async def _send(self) -> None:
-        """Count in Redis what was spent, one tenant after another.
-
-        What Redis does not take is lost to the other gateways; this one has counted it.
-        """
+        """Count in Redis what was spent, one tenant after another."""
         unsent, self._unsent = self._unsent, {}
         for tenant in {rate.tenant for rate in unsent}:
             rates = [rate for rate in unsent if rate.tenant == tenant]
@@ -173,11 +170,7 @@ class RedisCounters(RateCounters):
         logger.warning("quotas: Redis counts again")
 
     async def _call(self, names: Sequence[str], values: Sequence[int]) -> Any:
-        """Run the script.
-
-        Raises:
-            Exception: Of redis-py; TimeoutError: it took longer than CALL_S.
-        """
+        """Run the script."""
         async with asyncio.timeout(CALL_S), self._calls:
             return await self._script(keys=names, args=values)
 
@@ -197,11 +190,7 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 
 
 def _client(url: str) -> Any:
-    """Return a client that connects when it is first used.
-
-    Raises:
-        InvalidSetting: The address is malformed.
-    """
+    """Return a client that connects when it is first used."""
     import redis.asyncio
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
@@ -222,11 +211,7 @@ def _client(url: str) -> Any:
 
 
 def _cluster_nodes(url: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the servers that an address names, and its other settings.
-
-    Raises:
-        ValueError: It is malformed.
-    """
+    """Return the servers that an address names, and its other settings."""
     from redis.asyncio.cluster import ClusterNode
     from redis.asyncio.connection import parse_url
 

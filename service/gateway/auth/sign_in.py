@@ -36,13 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Provider:
-    """Where a browser goes.
-
-    Attributes:
-        authorize: The address at which one signs in.
-        end_session: Where one signs out; "": the issuer has no such address.
-        parameters: What the authorisation request has to hold, beside what the browser makes.
-    """
+    """Where a browser goes."""
 
     authorize: str
     end_session: str
@@ -51,15 +45,7 @@ class Provider:
 
 @dataclass(frozen=True)
 class Redeemed:
-    """What a code was good for.
-
-    Attributes:
-        token: What requests are sent with.
-        identity: Who signed in, and what the token allows.
-        name: For people.
-        expires: When the token does, in seconds since 1970.
-        id_token: Tells the issuer who signs out.
-    """
+    """What a code was good for."""
 
     token: str
     identity: Identity
@@ -159,11 +145,7 @@ class SignIn:
         return Redeemed(token, identity, name, int(claims["exp"]), id_token)
 
     async def _usable(self, access_token: Any, id_token: str) -> tuple[str, Mapping[str, Any]]:
-        """Return the access token and its claims if it is for this service, else the ID token's.
-
-        Many issuers give access tokens that only they can read; then the ID token is taken, where
-        `oidc_audience` names the client.
-        """
+        """Return the access token and its claims if it is for this service, else the ID token's."""
         refused: InvalidToken | None = None
         if isinstance(access_token, str) and access_token.count(".") == 2:
             try:

@@ -30,15 +30,7 @@ _KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}  # by an algori
 
 
 class SigningKeys:
-    """Must be used on one event loop.
-
-    Args:
-        source: Of the keys.
-        refresh_s: Age in seconds at which keys are read again.
-        refetch_s: Shortest pause in seconds between reads.
-        max_age_s: Age in seconds at which keys that could not be read again hold no more.
-        clock: Seconds that only grow.
-    """
+    """Must be used on one event loop."""
 
     def __init__(
         self,
@@ -64,16 +56,7 @@ class SigningKeys:
             await asyncio.gather(self._reading, return_exceptions=True)
 
     async def find(self, key_id: str | None, algorithm: str) -> PyJWK:
-        """Return the key that verifies signatures by this algorithm.
-
-        Args:
-            key_id: Its name, `kid` in the token's header; None: the only one of its kind.
-            algorithm: One that the caller takes, `alg` in the token's header.
-
-        Raises:
-            InvalidToken: There is no such key.
-            IdentityUnavailable: There may be, but the issuer's keys cannot be read.
-        """
+        """Return the key that verifies signatures by this algorithm."""
         if self._age > self._max_age_s:
             await self._read_again()
             if self._age > self._max_age_s:

@@ -63,15 +63,7 @@ class TokenVerifier:
         return self._claims.identity(claims)
 
     async def claims(self, token: str, audiences: Sequence[str] = ()) -> Mapping[str, Any]:
-        """Return what a token of this issuer says, if it is for one of these audiences.
-
-        Args:
-            token: As it came.
-            audiences: One of them must be in `aud`; none: those of this service.
-
-        Raises:
-            InvalidToken, IdentityUnavailable: As `verify`.
-        """
+        """Return what a token of this issuer says, if it is for one of these audiences."""
         if len(token) > MAX_TOKEN_CHARS:
             raise InvalidToken(f"the token has more than {MAX_TOKEN_CHARS} characters")
         try:

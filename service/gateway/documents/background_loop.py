@@ -23,15 +23,7 @@ def retry_after_s(error: Exception) -> float | None:
 
 
 class BackgroundLoop:
-    """Makes a step again and again while it finds work; otherwise waits to be woken.
-
-    It continues after every failure.
-
-    Args:
-        name: For the log.
-        step: Does some work; returns False if there was none.
-        poll_s: Longest wait between two steps; None: until `wake`.
-    """
+    """Makes a step again and again while it finds work; otherwise waits to be woken."""
 
     def __init__(
         self, name: str, step: Callable[[], Awaitable[bool]], poll_s: float | None = None

@@ -21,15 +21,7 @@ COPIES_PER_CALL = 256  # of which each may have thousands of tokens, in one mess
 
 @dataclass(frozen=True)
 class ChunkKV:
-    """The KV of one chunk, to be stored or to be purged.
-
-    Attributes:
-        tenant, collection, doc_id, chunk_id: Of the chunk.
-        ids: The token ids that key its KV without a prefix.
-        copies: The same chunk with its prefix; in a purge also others that have it in theirs.
-        prompts: In a purge: prompts with its text go even if its KV stays, as another chunk has the
-            same text. They were computed for other readers.
-    """
+    """The KV of one chunk, to be stored or to be purged."""
 
     tenant: str
     collection: str
@@ -146,14 +138,7 @@ class ChunkKVs:
         other_readers: Collection[str] = (),
         together: bool = False,
     ) -> list[ChunkKV]:
-        """Return all KV that holds text of these documents, or follows from it.
-
-        A chunk that is in the prefix of many others comes several times.
-
-        Args:
-            other_readers: Those of the documents that get other readers.
-            together: All of them go at once, or none.
-        """
+        """Return all KV that holds text of these documents, or follows from it."""
         chunks = await self.of(scope, doc_ids)
         chunk_ids = [each.chunk_id for each in chunks]
         copies = await self.retriever.run(self.prefixes.copies, chunk_ids, together=together)

@@ -31,10 +31,6 @@ class DocumentQueue(Protocol):
     ) -> list[IngestDocument]:
         """Return the next documents to index, oldest first: at least one, if there is one, then up
         to `max_bytes`.
-
-        Args:
-            without: Numbers of documents that are left out.
-            largest: Bytes of the largest that is wanted; None: any.
         """
         ...
 

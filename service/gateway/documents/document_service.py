@@ -174,11 +174,7 @@ class DocumentService:
     async def _remove(
         self, scope: Scope, doc_ids: Sequence[str], waiting: Mapping[str, str]
     ) -> str:
-        """Remove text and vectors, and leave the KV to pending purges; returns the receipt's id.
-
-        Args:
-            waiting: Readers of those that were not indexed yet, by their ids.
-        """
+        """Remove text and vectors, and leave the KV to pending purges; returns the receipt's id."""
         stored = await self._retriever.run(self._retriever.catalog.readers_of, doc_ids, scope=scope)
         readers = {*waiting.values(), *filter(scope.view.shows, stored.values())}
         receipt_id = await self._purges.open_receipt(scope, doc_ids, readers)

@@ -234,10 +234,7 @@ class IndexingStage:
 
 
 def until_repetition(items: Sequence[IngestDocument]) -> list[IngestDocument]:
-    """Return the items before the first document that comes again.
-
-    Between its two revisions purges must be added for the chunks of the first.
-    """
+    """Return the items before the first document that comes again."""
     out: list[IngestDocument] = []
     seen: set[tuple[str, str, str]] = set()
     for item in items:

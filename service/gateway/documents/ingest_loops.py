@@ -41,13 +41,7 @@ POLL_S = 5.0  # for purges of tiers that could not be reached
 
 
 class IngestLoops:
-    """The two loops. They need the worker, and wait for it.
-
-    Attributes:
-        complete: Whether nothing is left to compute of documents that are done.
-        indexing: Woken when documents were accepted.
-        precompute: Woken by `wake_precompute`.
-    """
+    """The two loops. They need the worker, and wait for it."""
 
     def __init__(
         self,
@@ -116,11 +110,7 @@ class IngestLoops:
         return True
 
     async def _precompute(self) -> bool:
-        """Make the purges that are due, then store the KV of a batch; False if there was none.
-
-        Raises:
-            WorkerUnavailable: No worker can compute, or purges are owed and there was no batch.
-        """
+        """Make the purges that are due, then store the KV of a batch; False if there was none."""
         await self._worker.wait_ready()
         owed: WorkerUnavailable | None = None
         try:
@@ -161,11 +151,7 @@ class IngestLoops:
     # -- of documents that are done --------------------------------------------------------------
 
     async def _store_missing(self) -> bool:
-        """Store what is missing of documents whose chunks have prefixes; False if nothing is.
-
-        Chunks of a prefix may have been deleted, the prefix mode may be a new one, or there may be
-        enough chunks by now where there were too few.
-        """
+        """Store what is missing of documents whose chunks have prefixes; False if nothing is."""
         if self.complete:
             return False
         # One by one after a failure, so that one document does not keep the others back.
@@ -194,10 +180,7 @@ class IngestLoops:
         await self._chunks.note_complete(chunk_ids)
 
     async def _store_all(self, documents: Sequence[tuple[Scope, str]]) -> None:
-        """Store the chunks of documents without a prefix, and with the one chosen for each.
-
-        Of very many chunks only the first documents' are stored.
-        """
+        """Store the chunks of documents without a prefix, and with the one chosen for each."""
         chunks: list[ChunkKV] = []
         for scope, doc_id in documents:
             if len(chunks) >= BATCH_CHUNKS:
@@ -230,11 +213,7 @@ MIN_RATE_TOKENS = 256.0  # nor is a note of a few words, which mostly waits
 
 
 class TokenRate:
-    """How fast KV is stored: tokens per second of the last minute in which there was some to store.
-
-    Args:
-        clock: Seconds of a clock that only goes forward.
-    """
+    """How fast KV is stored: tokens per second of the last minute in which there was some to store."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

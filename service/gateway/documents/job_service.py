@@ -272,11 +272,7 @@ class JobService:
 
     @contextlib.contextmanager
     def _exclusive_use(self, tenant: str, key: str | None) -> Iterator[None]:
-        """Claim an idempotency key for one request.
-
-        Raises:
-            Conflict: Another request uses it.
-        """
+        """Claim an idempotency key for one request."""
         if key is None:
             yield
             return
@@ -295,11 +291,7 @@ class JobService:
 async def _allowed(
     documents: AsyncIterator[IngestDocument], principal: Principal, readers: set[str]
 ) -> AsyncIterator[IngestDocument]:
-    """Yield documents that their sender may store, and add what readers they have.
-
-    Raises:
-        Forbidden: One would have readers that the sender is none of.
-    """
+    """Yield documents that their sender may store, and add what readers they have."""
     async for document in documents:
         if not principal.view.may_give(document.readers):
             raise Forbidden(

@@ -39,19 +39,7 @@ CHOOSING_DOCUMENTS = 32
 
 
 class BatchProgress:
-    """Of a batch of documents: how many chunks of each are left, and what failed.
-
-    It is a context manager, which is left when all documents that are done have been noted down.
-    Those that are done during one transaction share the next, because every transaction waits for
-    the disk.
-
-    Args:
-        note_done: Notes down documents that are done, given their numbers.
-
-    Attributes:
-        numbers: Of the documents.
-        errors: By number, why a document fails; it is not noted down.
-    """
+    """Of a batch of documents: how many chunks of each are left, and what failed."""
 
     def __init__(self, note_done: Callable[[Sequence[int]], Awaitable[None]]) -> None:
         self.numbers: set[int] = set()
@@ -76,11 +64,7 @@ class BatchProgress:
             self._add_done(number)
 
     def chunk(self, number: int, error: str) -> None:
-        """Note that a chunk of a document is stored, or the error.
-
-        Raises:
-            DiskFull: Documents that were done before could not be noted down.
-        """
+        """Note that a chunk of a document is stored, or the error."""
         self._left[number] -= 1
         if error:
             self.errors[number] = f"its KV was not stored: {error}"
@@ -219,10 +203,7 @@ class KvStoring:
                     yield lora, reply
 
     def _wanted(self, chunk: ChunkKV) -> list[ChunkTokens]:
-        """Return what is stored of a chunk before its document is done.
-
-        A prefix of neighbours is put together from these, so all chunks are needed alone.
-        """
+        """Return what is stored of a chunk before its document is done."""
         alone = ChunkTokens(chunk.chunk_id, chunk.ids)
         if not chunk.copies:
             return [alone]
@@ -247,10 +228,7 @@ def slices(batch: Sequence[IngestDocument]) -> Iterator[tuple[Scope, list[Ingest
 
 
 def calls(items: Sequence[T], chunk_of: Callable[[T], ChunkKV]) -> Iterator[tuple[str, list[T]]]:
-    """Yield the worker's calls for these chunks, each with its tenant.
-
-    Chunks with the same prefix come one after the other, because they are computed together.
-    """
+    """Yield the worker's calls for these chunks, each with its tenant."""
 
     def order(item: T) -> tuple[str, list[list[int]]]:
         chunk = chunk_of(item)

@@ -38,16 +38,7 @@ Read = tuple[Document, Sequence[ParseWarning]]
 
 @dataclass
 class LongDocument:
-    """One that is being worked on, or waits for that.
-
-    Attributes:
-        item: The document.
-        read: Its text and the warnings about it, if it was read already; None: it is read here.
-        step: What is done with it.
-        done: Chunks that are embedded.
-        total: All of them; 0: not known yet.
-        began: When the step began, by time.monotonic.
-    """
+    """One that is being worked on, or waits for that."""
 
     item: IngestDocument
     read: Read | None
@@ -66,18 +57,7 @@ class LongDocument:
 
 
 class LongDocuments:
-    """Works on long documents, each in a task of its own.
-
-    Args:
-        parser: Reads them.
-        retriever: Cuts and embeds them.
-        wanted: Whether a document is still to be indexed, by its number.
-        store: Has one stored in catalog and index.
-        fail: Notes why one cannot be stored.
-
-    Attributes:
-        on_end: Called when one is stored, has failed or was cancelled.
-    """
+    """Works on long documents, each in a task of its own."""
 
     def __init__(
         self,

@@ -12,11 +12,7 @@ MEASURED_TOKENS = 1000
 
 
 class StoredSize:
-    """Counts what is stored.
-
-    Args:
-        copies: Of every chunk: with and without a prefix, for the base model and each adapter.
-    """
+    """Counts what is stored."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies

@@ -33,19 +33,11 @@ class MasterKey(Protocol):
     """Wraps and unwraps keys of 32 bytes."""
 
     def wrap(self, secret: bytes, context: Context) -> bytes:
-        """Return the key, wrapped for its context.
-
-        Raises:
-            MasterKeyError: it cannot be wrapped.
-        """
+        """Return the key, wrapped for its context."""
         ...
 
     def unwrap(self, wrapped: bytes, context: Context) -> bytes:
-        """Return the key.
-
-        Raises:
-            MasterKeyError: another master key has wrapped it, or for another context.
-        """
+        """Return the key."""
         ...
 
 
@@ -74,12 +66,7 @@ class LocalMasterKey:
 
 
 class CommandMasterKey:
-    """A command that talks to a KMS.
-
-    It is called as `COMMAND wrap` or `COMMAND unwrap`, gets {"key": base64, "context": {…}} on
-    stdin, and answers {"key": base64} on stdout. It fails by its exit code; what it then says on
-    stderr is passed on.
-    """
+    """A command that talks to a KMS."""
 
     def __init__(self, command: str) -> None:
         self._command = shlex.split(command)
@@ -112,11 +99,7 @@ class CommandMasterKey:
 
 
 class ObjectMasterKey:
-    """An object with the methods of `MasterKey` that the operator has written.
-
-    Args:
-        path: `module:object`; a class or function is called to make the object.
-    """
+    """An object with the methods of `MasterKey` that the operator has written."""
 
     def __init__(self, path: str) -> None:
         module, _, name = path.partition(":")
@@ -159,11 +142,7 @@ def master_key(settings: Settings) -> MasterKey | None:
 
 
 def from_file(path: Path) -> LocalMasterKey:
-    """Return the master key that a file holds.
-
-    Raises:
-        MasterKeyError: it cannot be read, or holds none.
-    """
+    """Return the master key that a file holds."""
     try:
         text = path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
@@ -172,11 +151,7 @@ def from_file(path: Path) -> LocalMasterKey:
 
 
 def parse_key(text: str, name: str) -> bytes:
-    """Return the 32 bytes that a text gives in hex or base64.
-
-    Raises:
-        MasterKeyError: it does not; the text itself is not in the message.
-    """
+    """Return the 32 bytes that a text gives in hex or base64."""
     text = text.strip()
     for decode in (bytes.fromhex, lambda t: b64decode(t, validate=True)):
         try:

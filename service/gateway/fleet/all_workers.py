@@ -20,10 +20,7 @@ GATE_STATE_METRIC = "kvstitch_gate_state"
 
 
 def stats(parts: Sequence[Stats]) -> Stats:
-    """Return sums of requests, the mean share of free pool, and the gate's worst states.
-
-    All other samples are published for each worker by itself.
-    """
+    """Return sums of requests, the mean share of free pool, and the gate's worst states."""
     worst: dict[str, float] = {}
     for part in parts:
         for name, labels, value in part.values:
@@ -63,13 +60,7 @@ def purged(parts: Sequence[Purged]) -> Purged:
 async def spread_precompute(
     message: Precompute, members: Sequence[Member], router: Router, directory: Directory
 ) -> AsyncGenerator[Precomputed, None]:
-    """Compute every chunk of a message at the worker that holds it, or at its home.
-
-    Raises the first error that a worker reports; the others are then left alone.
-
-    Yields:
-        One reply per chunk, as it is done.
-    """
+    """Compute every chunk of a message at the worker that holds it, or at its home."""
     names = ChunkNames(message.system, message.prefix_mode, message.tenant, message.lora)
     replies: asyncio.Queue[Precomputed | Exception] = asyncio.Queue()
 

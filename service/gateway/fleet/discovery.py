@@ -40,15 +40,7 @@ async def static_list(addresses: str) -> AsyncIterator[list[str]]:
 
 
 async def dns_name(url: str, every_s: float = EVERY_S) -> AsyncIterator[list[str]]:
-    """Yield all addresses of dns://name:port, sorted, whenever they have changed.
-
-    A name that is not known has no addresses: its last worker has gone. While the resolver does
-    not answer, nothing is yielded, and the last addresses stay.
-
-    Args:
-        url: The name and the port.
-        every_s: Pause between two questions.
-    """
+    """Yield all addresses of dns://name:port, sorted, whenever they have changed."""
     last: list[str] | None = None
     while True:
         found = await look_up(url)
@@ -79,16 +71,7 @@ async def look_up(url: str) -> list[str] | None:
 
 
 class RayActors:
-    """The addresses of the workers that `kvstitch cluster up` has started.
-
-    Args:
-        url: ray://auto, or ray://HOST:PORT of the cluster's Ray Client server.
-        command: Prints lists; the address is its argument.
-        backoff_s: First and longest pause before it is started again.
-
-    Raises:
-        InvalidSetting: The URL is another, or Ray is not installed.
-    """
+    """The addresses of the workers that `kvstitch cluster up` has started."""
 
     def __init__(
         self,
@@ -106,10 +89,7 @@ class RayActors:
         self._backoff_s = backoff_s
 
     async def watch(self) -> AsyncGenerator[list[str], None]:
-        """Yields the whole list whenever it changed.
-
-        While Ray's head is away nothing is yielded: the last list stays, and workers go on.
-        """
+        """Yields the whole list whenever it changed."""
         pause, longest = self._backoff_s
         last: list[str] | None = None
         loop = asyncio.get_running_loop()

@@ -32,12 +32,7 @@ def uptime() -> float:
 
 
 class KnownWorkers:
-    """The shared workers that one gateway knows. Reads its file at once.
-
-    Args:
-        folder: the gateway's data folder.
-        lease_s: The lease in seconds that workers are granted.
-    """
+    """The shared workers that one gateway knows. Reads its file at once."""
 
     def __init__(self, folder: Path, lease_s: float, clock: Callable[[], float] = uptime) -> None:
         self._path = folder / FILE
@@ -54,11 +49,7 @@ class KnownWorkers:
         self._write()
 
     def left(self, address: str, *, gone: bool) -> None:
-        """Note that an address is not listed any more.
-
-        Args:
-            gone: it said that nothing is left of what only it held.
-        """
+        """Note that an address is not listed any more."""
         self._listed.discard(address)
         if not gone:
             self._until[address] = self._clock() + self._wait_s

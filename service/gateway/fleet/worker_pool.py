@@ -231,12 +231,7 @@ class WorkerPool:
     async def _attempt(
         self, request: Generate, member: Member, tried: set[int]
     ) -> AsyncGenerator[Event, None]:
-        """Events of a worker, which is added to `tried`.
-
-        Raises:
-            WorkerUnavailable: It takes nothing, and there is no other.
-            Overloaded: The same.
-        """
+        """Events of a worker, which is added to `tried`."""
         tried.add(member.number)
         self._at[request.id] = member
         try:

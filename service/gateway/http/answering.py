@@ -47,13 +47,7 @@ class AnswerExchange:
         framing: Callable[[AnswerGroup], EventFraming],
         whole: Callable[[AnswerGroup, list[GenerateResponse]], BaseModel],
     ) -> Any:
-        """Respond with an answer, or with several at once, as a stream or whole.
-
-        Args:
-            bodies: At least one request; all of them ask for a stream, or none does.
-            framing: Makes the framing of a stream's events.
-            whole: Makes the response body of whole answers.
-        """
+        """Respond with an answer, or with several at once, as a stream or whole."""
         self._note(bodies)
         if bodies[0].stream:
             group = await self.answers.open(bodies, self.call)

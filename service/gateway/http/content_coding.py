@@ -16,11 +16,7 @@ _WITH_GZIP_HEADER = 31  # what zlib calls it
 
 
 def is_compressed(headers: Headers) -> bool:
-    """Return whether a body has to be decompressed.
-
-    Raises:
-        UnsupportedMediaType: In a way that nobody here can undo.
-    """
+    """Return whether a body has to be decompressed."""
     coding = headers.get("content-encoding", "").strip().lower()
     if coding in ("", "identity"):
         return False
@@ -39,13 +35,7 @@ def decompressed_scope(scope: Scope) -> Scope:
 
 
 class Decompressed:
-    """An ASGI `receive` that gives the content of a gzip body, `PIECE_BYTES` at most at a time.
-
-    However far a body unpacks, no more of it is in memory than its reader keeps.
-
-    Raises:
-        MalformedBody: What came is not gzip, or ends too soon.
-    """
+    """An ASGI `receive` that gives the content of a gzip body, `PIECE_BYTES` at most at a time."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

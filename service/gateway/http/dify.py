@@ -33,11 +33,7 @@ _SUBSTRINGS: Final = ("contains", "not contains", "end with")
 
 
 def search_request(request: RetrievalRequest) -> SearchRequest:
-    """Return the search that Dify asks for. A threshold is one of cosines, so it is by meaning.
-
-    Raises:
-        InvalidRequest: A condition cannot be held.
-    """
+    """Return the search that Dify asks for. A threshold is one of cosines, so it is by meaning."""
     floor = request.retrieval_setting.score_threshold
     return SearchRequest(
         query=request.query,
@@ -66,12 +62,7 @@ def record(found: SearchResult, ranked_by: RankedBy) -> Record:
 
 
 def error_response(error: KvstitchError, headers: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
-    """Return status and body of an error. Dify tells a wrong key by the status 403 alone.
-
-    Args:
-        error: What went wrong.
-        headers: Of the request.
-    """
+    """Return status and body of an error. Dify tells a wrong key by the status 403 alone."""
     status, code = error.status, error.status
     if status == 401:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -123,11 +114,7 @@ def _one_test(name: str, sent: Condition, at: str) -> dict[str, Any]:
 
 
 def _value(sent: Condition, at: str) -> Any:
-    """Return what a field is compared with.
-
-    Raises:
-        InvalidRequest: The operator compares with nothing of the kind.
-    """
+    """Return what a field is compared with."""
     operator, value = sent.comparison_operator, sent.value
     if operator in ("in", "not in"):
         wanted, fits = "a list of texts", isinstance(value, list)

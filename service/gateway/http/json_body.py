@@ -42,10 +42,7 @@ class JsonRoute(APIRoute):
 
 
 def _check_media_type(request: Request) -> None:
-    """Raise UnsupportedMediaType for a body that is not said to be JSON.
-
-    curl says form data where it is told nothing, and fetch says text/plain.
-    """
+    """Raise UnsupportedMediaType for a body that is not said to be JSON."""
     headers = request.headers
     sent = headers.get("content-type", "").partition(";")[0].strip().lower()
     kind, _, subtype = sent.partition("/")

@@ -42,21 +42,7 @@ async def read_form(
     validator: UploadValidator,
     upload: Upload,
 ) -> AsyncIterator[IngestDocument]:
-    """Read the files of a form.
-
-    Args:
-        body: The body, in pieces.
-        content_type: The request's Content-Type header; it names the boundary.
-        collection: Of files before the first `collection` field.
-        readers: Of files before the first `readers` field.
-        validator: Checks every file, and its size while it comes in.
-        upload: Takes large files.
-
-    Raises:
-        MalformedBody: The form cannot be parsed, ends too early, or holds no file.
-        InvalidRequest: A field is wrong.
-        BodyTooLarge: A file exceeds its limit.
-    """
+    """Read the files of a form."""
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise MalformedBody("the Content-Type of a form names its boundary; this one does not")

@@ -145,10 +145,7 @@ def error_object(error: KvstitchError) -> dict[str, Any]:
 
 
 def sendable(text: str) -> str:
-    """Return the text with half characters escaped.
-
-    A message may quote what was sent, and JSON can hold what UTF-8 cannot.
-    """
+    """Return the text with half characters escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

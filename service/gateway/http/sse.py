@@ -32,10 +32,7 @@ class EventFraming(Protocol):
 
 
 def data_line(data: Any) -> str:
-    """Return a `data:` line with JSON, which never holds a line break.
-
-    Three characters are escaped because some clients split lines at them, although SSE does not.
-    """
+    """Return a `data:` line with JSON, which never holds a line break."""
     text = json.dumps(data, ensure_ascii=False)
     for separator, escape in (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029")):
         text = text.replace(separator, escape)
@@ -70,14 +67,7 @@ def _logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
 
 
 class EventStream(Response):
-    """Streams answers. A client that disconnects ends them at once, even between two tokens.
-
-    Args:
-        answers: Closed in any case.
-        framing: How they are written.
-        ping_s: Seconds of silence after which a comment is sent to keep proxies connected.
-        headers: Additional response headers.
-    """
+    """Streams answers. A client that disconnects ends them at once, even between two tokens."""
 
     media_type = "text/event-stream"
 

@@ -17,16 +17,7 @@ class UploadValidator:
         self._index_of: dict[tuple[str, str], int] = {}
 
     def accept(self, document: IngestDocument, place: str) -> IngestDocument:
-        """Check one more document and return it.
-
-        Args:
-            document: The document.
-            place: Names it in errors, e.g. "documents[3]" or "line 7".
-
-        Raises:
-            InvalidRequest: Too many documents, a blank name, or a doc_id that was sent before.
-            BodyTooLarge: The document exceeds its size limit.
-        """
+        """Check one more document and return it."""
         index = len(self._index_of)
         self.check_number(index + 1)
         if not document.doc_id.strip():

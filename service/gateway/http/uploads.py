@@ -40,18 +40,7 @@ DEFAULT_COLLECTION = "default"
 async def read_documents(
     request: Request, limits: LimitSettings, upload: Upload
 ) -> AsyncIterator[IngestDocument]:
-    """Read the documents of a body as they come in.
-
-    Yields:
-        Every document, validated; the content of a large one is in a file of the upload.
-
-    Raises:
-        MalformedBody: The body cannot be parsed.
-        InvalidRequest: A field is wrong; the error names it.
-        BodyTooLarge: A document exceeds its limit.
-        UnsupportedMediaType: The body's media type cannot be ingested.
-        DiskFull: There is no room for a large document.
-    """
+    """Read the documents of a body as they come in."""
     async for document in _read(request, limits, upload):
         yield await upload.hold(document)
 

@@ -30,11 +30,7 @@ _PIECES = re.compile(rf"(\n|<[^<>\s]+>|\[/?[A-Z_]+\]|{_SYSTEM_MARK}|{_USER_MARK}
 
 
 class ChatTemplate:
-    """The chat template of a model.
-
-    Attributes:
-        source: Its text.
-    """
+    """The chat template of a model."""
 
     def __init__(self, source: str, folder: ModelFolder) -> None:
         self.source = source
@@ -45,15 +41,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Return the text of a conversation with a generation prompt at the end.
-
-        Args:
-            messages: As OpenAI writes them; arguments of calls are objects.
-            tools: Definitions of the functions that may be called; None: none.
-
-        Raises:
-            ModelRefused: The template has an error, or refuses these messages.
-        """
+        """Return the text of a conversation with a generation prompt at the end."""
         from jinja2 import TemplateError
 
         specials = {

@@ -141,11 +141,7 @@ class ChunkPrefixes:
 
 
 class _RemovedCopies:
-    """What goes with removed chunks: each copy once for those that are removed together.
-
-    Attributes:
-        found: By removed chunk. A copy that holds several is with the first.
-    """
+    """What goes with removed chunks: each copy once for those that are removed together."""
 
     def __init__(self, texts: _Texts, chunk_ids: Sequence[int], together: bool) -> None:
         self.found: dict[int, list[ChunkTokens]] = {chunk_id: [] for chunk_id in chunk_ids}

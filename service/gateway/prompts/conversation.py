@@ -126,10 +126,7 @@ class PlainConversationFormat:
 
 
 class ChatTemplateFormat:
-    """Writes conversations by the model's chat template, with the documents in the first user turn:
-
-    user: instruction | documents | system text, first question   assistant: …   user: …
-    """
+    """Writes conversations by the model's chat template, with the documents in the first user turn:"""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -176,13 +173,7 @@ def conversation_format(fmt: PromptFormat, folder: ModelFolder) -> ConversationF
 def messages_around_documents(
     roles: Sequence[str], later_turn: Callable[[int], dict[str, Any]], before: str = ""
 ) -> list[dict[str, Any]]:
-    """Messages for a chat template, with a mark where the documents go.
-
-    Args:
-        roles: Of normalised turns; {t0}, {t1}, … stand for their texts.
-        later_turn: Makes the message of a turn behind the first question.
-        before: Text between the documents and the first turn.
-    """
+    """Messages for a chat template, with a mark where the documents go."""
     first = {"role": "user", "content": f"{INSTRUCTION}{DOCUMENTS_MARK}{before}"}
     messages: list[dict[str, Any]] = [first]
     open_turn = True
@@ -226,11 +217,7 @@ def render_messages(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
-    """Return the text of a conversation.
-
-    Raises:
-        InvalidRequest: The template refuses it.
-    """
+    """Return the text of a conversation."""
     try:
         return template.render(messages, tools)
     except ModelRefused as error:

@@ -52,14 +52,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text on until a stop string appears; drops the stop string and everything after it.
-
-    Text that may be the beginning of a stop string is held back until that is clear.
-
-    Attributes:
-        stopped: Whether a stop string appeared.
-        passed: Characters passed on so far.
-    """
+    """Passes text on until a stop string appears; drops the stop string and everything after it."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -68,11 +61,7 @@ class StopStrings:
         self.passed = 0
 
     def push(self, text: str, *, ending: bool = True) -> str:
-        """Return the text that may be sent now; empty once `stopped`.
-
-        Args:
-            ending: Whether a stop string that is complete now ends the answer.
-        """
+        """Return the text that may be sent now; empty once `stopped`."""
         passed = self._push(text) if ending else text
         self.passed += len(passed)
         return passed

@@ -29,12 +29,7 @@ class TokenPiece(NamedTuple):
 
 
 class TokenPieces:
-    """Looks single tokens of one vocabulary up.
-
-    Args:
-        tokenizer: The tokenizer.
-        content: Its tokenizer.json.
-    """
+    """Looks single tokens of one vocabulary up."""
 
     def __init__(self, tokenizer: Tokenizer, content: str) -> None:
         self._tokenizer = tokenizer

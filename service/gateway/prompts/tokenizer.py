@@ -187,12 +187,7 @@ def _load(content: str) -> Tokenizer:
 
 
 def _load_plain(content: str) -> Tokenizer:
-    """Return the same tokenizer without its added tokens.
-
-    A model whose vocabulary is looked up by whole words could still yield one, so those words are
-    taken out of the vocabulary. What the merges of ordinary text yield stays: ids of text without
-    added tokens are the same in both tokenizers.
-    """
+    """Return the same tokenizer without its added tokens."""
     document: dict[str, Any] = json.loads(content)
     added = document.get("added_tokens") or []
     document["added_tokens"] = []

@@ -230,14 +230,7 @@ ToolConversation = PlainToolConversation | TemplateToolConversation
 def tool_conversation(
     plain: ConversationFormat, folder: ModelFolder, added_texts: Collection[str], form: str
 ) -> ToolConversation:
-    """Choose how conversations with tools are written for the model of a folder.
-
-    Args:
-        plain: How its conversations without tools are written.
-        folder: The model's.
-        added_texts: Texts of the tokenizer's added tokens.
-        form: Name of the form of calls; auto: the chat template's.
-    """
+    """Choose how conversations with tools are written for the model of a folder."""
     source = None if has_own_format(folder) else folder.chat_template(tools=True)
     chosen = FORMS.get(form)
     if source is None:
@@ -253,18 +246,7 @@ def _texts(turns: Sequence[Turn]) -> dict[str, str]:
 
 
 class ProtectedText:
-    """Keeps clients' texts apart from the template that they are written into.
-
-    Definitions of tools and arguments of calls are rendered by the model's chat template, which
-    writes them as it likes. A special token spelled in them would become one. So it is replaced by
-    a {name} before the template is rendered, and is filled in as user text.
-
-    Args:
-        added_texts: Texts that would become single tokens.
-
-    Attributes:
-        texts: Name to text, for `ServingTokenizer.encode_template`.
-    """
+    """Keeps clients' texts apart from the template that they are written into."""
 
     def __init__(self, added_texts: Collection[str]) -> None:
         longest_first = sorted((text for text in added_texts if text.strip()), key=len)[::-1]

@@ -212,8 +212,6 @@ class AsyncRetriever:
 class _IndexKeeper:
     """Gives large scopes an approximate vector index, beside searches and changes, and has words
     made anew that another release has made.
-
-    It has one thread at a time, only while an index does not suit its scope's size.
     """
 
     def __init__(self, retriever: Retriever) -> None:
@@ -230,10 +228,7 @@ class _IndexKeeper:
             self._thread.start()
 
     def close(self) -> None:
-        """Give up what is under way: the next start begins again.
-
-        Blocks until the step under way is done: some seconds with a million vectors.
-        """
+        """Give up what is under way: the next start begins again."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()

@@ -40,10 +40,7 @@ def joined_query(turns: Sequence[Turn], question: str | None = None) -> str | No
 
 
 def adds_something(own: Sequence[Passage], joined: Sequence[Passage]) -> bool:
-    """Return whether the joined question is nearer to what it finds than the question alone.
-
-    Searches by words alone have no cosines to compare; they are always fused.
-    """
+    """Return whether the joined question is nearer to what it finds than the question alone."""
     if not any(passage.dense_score is not None for passage in (*own, *joined)):
         return True
     return _nearest(joined) > _nearest(own)
@@ -54,16 +51,7 @@ def _nearest(passages: Sequence[Passage]) -> float:
 
 
 def fuse(own: Sequence[Passage], joined: Sequence[Passage]) -> list[Passage]:
-    """Return the passages of two searches, best first; of equals that of the question alone.
-
-    Args:
-        own: What the question alone finds, best first.
-        joined: What the joined question finds, best first.
-
-    Returns:
-        Passages whose score is the sum of their reciprocal ranks. Their other scores are those of
-        the question alone, where it finds them.
-    """
+    """Return the passages of two searches, best first; of equals that of the question alone."""
     scores: defaultdict[int, float] = defaultdict(float)
     for passages in (own, joined):
         for rank, passage in enumerate(passages, 1):

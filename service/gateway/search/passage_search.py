@@ -161,11 +161,7 @@ class PassageSearch:
         return found if query.rerank else found.above_floor()
 
     async def _rerank(self, found: FoundPassages) -> FoundPassages:
-        """Have the reranker choose among the candidates of `find`.
-
-        A reranker that fails or is late changes nothing but adds a warning. `min_score` is then
-        not applied: it is meant for the reranker's scores, and these are of another kind.
-        """
+        """Have the reranker choose among the candidates of `find`."""
         query = found.query
         assert query is not None and self._retriever.reranker is not None, "find() has refused this"
         started = time.perf_counter()

@@ -75,16 +75,7 @@ def metadata_filter(conditions: Mapping[str, Any] | None) -> Filter:
 
 
 def service_error(error: RetrieverError, *, field: str | None = None) -> KvstitchError:
-    """Return the service's error for one of the retriever.
-
-    Args:
-        error: What the retriever raised.
-        field: The request's field that caused it, if it is known.
-
-    Returns:
-        InvalidRequest for what the client can correct, DatabaseUnavailable while PostgreSQL does
-        not answer, KeyDeleted for what does not decrypt, InternalError for everything else.
-    """
+    """Return the service's error for one of the retriever."""
     if isinstance(error, InvalidDocument | InvalidQuery):
         return InvalidRequest(str(error), field=field)
     if isinstance(error, CatalogUnreachable):

@@ -17,18 +17,7 @@ _OPENS, _CLOSES = "{[", "}]"
 
 
 class CallReader:
-    """One object, read character by character.
-
-    Args:
-        name: Where the name stands before the object, and the object is the arguments.
-
-    Attributes:
-        name: Once it is known.
-        complete: Whether the object has ended.
-        broken: Whether it cannot be a call.
-        foreign: Whether it has a field that calls do not have.
-        given: Whether it has arguments, perhaps none.
-    """
+    """One object, read character by character."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name

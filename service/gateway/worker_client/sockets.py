@@ -28,11 +28,7 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2_000, 8_000
 
 
 def dealer(context: zmq.asyncio.Context, address: str, secret: str) -> zmq.asyncio.Socket:
-    """Return a new socket for one connection to a worker.
-
-    Raises:
-        InvalidSetting: others could reach the address, and there is no secret.
-    """
+    """Return a new socket for one connection to a worker."""
     fleet_secret.require_secret(address, secret)
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, f"gateway-{uuid.uuid4().hex}".encode())
@@ -70,11 +66,7 @@ YOUNG_S = 60.0  # a folder may not be locked yet
 
 
 def make_folder() -> tuple[Path, int]:
-    """Make a folder, after removing those that are not used any more.
-
-    Returns:
-        The folder, of mode 0700, and the descriptor that locks it until it is closed.
-    """
+    """Make a folder, after removing those that are not used any more."""
     remove_unused_folders(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

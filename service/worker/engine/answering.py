@@ -22,15 +22,7 @@ PATIENCE_SHARE = 0.1
 
 
 class Answering:
-    """Decodes the running sequences.
-
-    Args:
-        draft_tokens: most tokens of a draft; 0 for no drafts.
-
-    Attributes:
-        steps: decode steps so far.
-        drafts: drafted tokens so far, `accepted` and `rejected`.
-    """
+    """Decodes the running sequences."""
 
     def __init__(
         self, decoder: BatchDecoder, endings: Endings, replies: list[Reply], draft_tokens: int
@@ -44,24 +36,14 @@ class Answering:
         self.drafts = {"accepted": 0, "rejected": 0}
 
     def first_token(self, sequence: EngineSequence, logits: Tensor) -> None:
-        """Sample and send the first token, unless nothing is to be answered.
-
-        Args:
-            logits: of the prompt's last row `[vocabulary]`.
-        """
+        """Sample and send the first token, unless nothing is to be answered."""
         if sequence.max_tokens:
             self._emit(sequence, [sequence.sampler(logits)], logits[None])
         else:
             self._endings.finish(sequence, "length")
 
     def step(self, running: list[EngineSequence]) -> int:
-        """Run one decode step, which yields at least one token for each sequence.
-
-        Those whose grammar has not said what may come next sit it out.
-
-        Returns:
-            How many did not.
-        """
+        """Run one decode step, which yields at least one token for each sequence."""
         running = self._ready(running)
         if not running:
             return 0
@@ -150,11 +132,7 @@ class Answering:
         self.drafts["rejected"] += len(draft) - accepted
 
     def _emit(self, sequence: EngineSequence, tokens: list[int], logits: Tensor) -> None:
-        """Send new tokens of a sequence, or end it. End tokens are not sent.
-
-        Args:
-            logits: from which the tokens were sampled, `[tokens, vocabulary]`.
-        """
+        """Send new tokens of a sequence, or end it. End tokens are not sent."""
         counts = [sequence.request.sampling.logprobs] * len(tokens)
         for token, logprobs in zip(tokens, token_logprobs(counts, tokens, logits), strict=True):
             if token in sequence.end_ids:

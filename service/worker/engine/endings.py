@@ -20,13 +20,7 @@ log = logging.getLogger("kvstitch.engine")
 
 @dataclass(frozen=True)
 class Endings:
-    """Ends the sequences of one engine.
-
-    Attributes:
-        prefix_cache: takes over answered prompts that others may continue.
-        precompute_queue: computes chunks again that should have been stored.
-        replies: takes a `Done` or `Failed` for every sequence.
-    """
+    """Ends the sequences of one engine."""
 
     scheduler: Scheduler
     loads: PromptLoads

@@ -35,11 +35,7 @@ Lookup = tuple[EngineSequence, dict[str, str], Future[None]]
 
 @dataclass(frozen=True)
 class Explainer:
-    """Makes the forecasts of one engine.
-
-    Attributes:
-        reader: finds those on disk; None if none are stored.
-    """
+    """Makes the forecasts of one engine."""
 
     decoder: DecoderModel
     admission: Admission
@@ -50,22 +46,14 @@ class Explainer:
     _lookups: list[Lookup] = field(default_factory=list)
 
     def begin(self, request: Generate) -> None:
-        """Start to look up the request's chunks in the tiers.
-
-        Raises:
-            KvstitchError: the request would be refused.
-        """
+        """Start to look up the request's chunks in the tiers."""
         sequence = self.admission.sequence(request, time.monotonic())
         tiers: dict[str, str] = {}
         wanted = [address for address in sequence.addresses if address is not None]
         self._lookups.append((sequence, tiers, self.streams.find(wanted, tiers.update)))
 
     def finished(self, *, crowded: bool) -> list[Explained | Failed]:
-        """Return the results for requests whose look-ups are finished.
-
-        Args:
-            crowded: whether other requests decode, which slows prefill.
-        """
+        """Return the results for requests whose look-ups are finished."""
         replies: list[Explained | Failed] = []
         for lookup in [x for x in self._lookups if x[2].done()]:
             self._lookups.remove(lookup)

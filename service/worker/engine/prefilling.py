@@ -24,13 +24,7 @@ from service.worker.sequences.sequence import EngineSequence
 
 @dataclass(frozen=True)
 class Prefilling:
-    """The prefills of one engine.
-
-    Attributes:
-        planner: learns from every prefill how fast the device is.
-        timer: times full prefills where requests show none.
-        gate: checks first tokens; None if none are checked.
-    """
+    """The prefills of one engine."""
 
     scheduler: Scheduler
     launcher: PrefillLauncher
@@ -85,11 +79,7 @@ class Prefilling:
         return fits and sequence.loaded
 
     def advance(self, budget: StepBudget) -> None:
-        """Run steps of the prefills that are not waiting.
-
-        As many as the budget allows; only one if no sequence decodes, so that aborts and new
-        requests are noticed between steps.
-        """
+        """Run steps of the prefills that are not waiting."""
         scheduler = self.scheduler
         while (sequence := scheduler.next_prefill) is not None and not sequence.blocked:
             assert sequence.steps is not None

@@ -19,13 +19,7 @@ MAX_PREFILLING = 4
 
 
 class Scheduler:
-    """The queues of an engine.
-
-    Attributes:
-        waiting: sequences that have not started, in order of arrival.
-        prefilling: sequences whose prefill has started, in order of their start.
-        running: sequences that decode.
-    """
+    """The queues of an engine."""
 
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
@@ -49,11 +43,7 @@ class Scheduler:
         return next(ready, self.prefilling[0] if self.prefilling else None)
 
     def add(self, sequence: EngineSequence) -> None:
-        """Add a sequence to the waiting ones.
-
-        Raises:
-            Overloaded: too many are waiting already.
-        """
+        """Add a sequence to the waiting ones."""
         if len(self.waiting) >= self._max_waiting:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting already: try again later, "
@@ -71,11 +61,7 @@ class Scheduler:
         return sequence
 
     def can_start(self, fits: Callable[[EngineSequence], bool]) -> EngineSequence | None:
-        """Return the first sequence that can start, if there is room and all started prefills wait.
-
-        A sequence whose chunks have not been found yet is overtaken; one that does not fit into the
-        pool is not.
-        """
+        """Return the first sequence that can start, if there is room and all started prefills wait."""
         if len(self.running) + len(self.prefilling) >= self._max_running:
             return None
         if len(self.prefilling) >= MAX_PREFILLING or any(not s.blocked for s in self.prefilling):
@@ -108,13 +94,7 @@ IDLE_WORK_SHARE = 0.05
 
 
 class StepBudget:
-    """Divides time between decode steps, prefill steps and idle work.
-
-    While sequences decode, prefill gets about as long as the last decode step took: as many steps
-    as fit, but at least one. So a prompt of any length at most doubles their time per output token,
-    as long as one prefill step is not longer than a decode step. Idle work gets the time in which
-    no request can be worked on, and at least `IDLE_WORK_SHARE` of all time.
-    """
+    """Divides time between decode steps, prefill steps and idle work."""
 
     def __init__(self) -> None:
         self._decode_s = 0.0

@@ -26,24 +26,7 @@ from service.worker.steps import Steps
 
 @dataclass(frozen=True)
 class AttentionPass:
-    """A pass of a few rows over the stitched cache, to measure which tokens they attend to.
-
-    Only these rows are computed (those of the question cost about one percent of a prefill), over
-    cached keys at their positions in the prompt. Uncached segments are not visible: their keys do
-    not exist yet. One softmax gives both the rows' attention and the scores. The pass pauses after
-    every layer, or some that are computed together, so it can run while the cache is still being
-    loaded layer by layer.
-
-    Attributes:
-        flops: the prompt's FLOP count, to which the pass adds its work.
-        rows: prompt rows that are computed, ascending `[m]`.
-        layers: layers whose attention counts; the pass ends after the last of them.
-        weights: for a layer's number, how its attention becomes scores.
-        sight: which keys the rows see, and which share their attention.
-        placer: puts cached KV in place.
-        arrived: waits for a layer of it, and says whether that is not in place.
-        graphs: recorded layers of the decoder; None: every operation is launched by itself.
-    """
+    """A pass of a few rows over the stitched cache, to measure which tokens they attend to."""
 
     decoder: DecoderModel
     layout: PromptLayout

@@ -104,11 +104,7 @@ class BatchDecoder:
         return compute(self._decoder, self._pool, batch.to(self._decoder.device))
 
     def _record_step(self, batch: Batch, rows: int, record: Record) -> _Recording:
-        """Record the step of a batch; raises RuntimeError if the recording gives other logits.
-
-        Compared are the first `rows`: the KV heads of a padding row all write the pool's
-        spare row, so its logits depend on which of them is last.
-        """
+        """Record the step of a batch; raises RuntimeError if the recording gives other logits."""
         expected = self._compute(batch)[:rows]
         recorded = replace(batch, numbers=batch.numbers.to(self._decoder.device, copy=True))
         logits, play = record(lambda: compute(self._decoder, self._pool, recorded))
@@ -123,12 +119,7 @@ class BatchDecoder:
 
 @dataclass(frozen=True)
 class _Recording:
-    """One recorded step.
-
-    Attributes:
-        numbers: the batch's numbers that the recorded operations read, on the device.
-        staged: host memory (pinned) from which `numbers` is copied.
-    """
+    """One recorded step."""
 
     numbers: Tensor
     staged: Tensor

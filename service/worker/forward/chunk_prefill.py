@@ -70,14 +70,7 @@ class ComputedChunk:
 
 @dataclass
 class Rows:
-    """A chunk while its rows are computed.
-
-    Attributes:
-        cut: its rows among those of all chunks that are computed together.
-        positions: of its tokens `[T]`.
-        k: keys before RoPE, per finished layer `[T, kv_heads, head_dim]`; `v` are the values.
-        sketch: is built on the way; None if none was asked for.
-    """
+    """A chunk while its rows are computed."""
 
     cut: slice
     positions: Tensor
@@ -201,13 +194,7 @@ def chunk_rows(
     *,
     sketch: bool = False,
 ) -> Steps[list[Rows]]:
-    """Compute keys before RoPE and values of chunks at every layer.
-
-    Args:
-        addresses: of the chunks.
-        behind: what stands before each of them.
-        parts: its KV.
-    """
+    """Compute keys before RoPE and values of chunks at every layer."""
     device = decoder.device
     before = PromptLayout.of(
         (), [part.ids for part in behind], [],
@@ -261,15 +248,7 @@ def _write(
     kept: tuple[Tensor, Tensor],
     scratch: ScratchKV,
 ) -> tuple[Tensor, Tensor]:
-    """Keep a layer's KV of a chunk, and write it behind that of the parts.
-
-    Args:
-        queries: of its rows, before and after RoPE.
-        kept: keys before RoPE and values of the rows of all chunks.
-
-    Returns:
-        The keys and values that its rows attend to.
-    """
+    """Keep a layer's KV of a chunk, and write it behind that of the parts."""
     k, v = kept[0][chunk.cut], kept[1][chunk.cut]
     kv = scratch.prompt_layer(layer, chunk.end)
     write_rows(decoder.ropes[layer], *kv, k, v, chunk.positions)

@@ -62,15 +62,7 @@ class Fed:
 
 @dataclass(frozen=True)
 class Batch:
-    """The inputs of a step besides weights and KV, in one tensor so that one copy moves them all.
-
-    Attributes:
-        numbers: `ids [size] ‖ positions [size] ‖ runs [layers, 2, size · kv_heads]` int64. The run
-            of a KV head is the first of its entries in the layer's pool that the row sees, and
-            their number, which includes the entry of the token that is fed in this step.
-        size: number of rows, one for each token that is fed.
-        longest: an upper bound of the runs' lengths.
-    """
+    """The inputs of a step besides weights and KV, in one tensor so that one copy moves them all."""
 
     numbers: Tensor
     size: int
@@ -86,17 +78,7 @@ class Batch:
         *,
         windows: Sequence[int | None] = (),
     ) -> Batch:
-        """Return a batch that feeds every sequence its last token, and a draft of the next ones.
-
-        Each token is a row, and each sequence's KV grows by one entry a row. A row sees the entries
-        of those before it.
-
-        Args:
-            drafts: for each sequence the tokens that may follow its last one.
-            size: the batch is padded to so many rows. Padding rows belong to no sequence: they
-                write the pool's spare row and read nothing else.
-            windows: of every layer, see `SequenceKV.runs`.
-        """
+        """Return a batch that feeds every sequence its last token, and a draft of the next ones."""
         assert sequences[0].kv is not None
         spare = sequences[0].kv.pool.spare
         rows: list[tuple[int, int]] = []
@@ -212,11 +194,7 @@ def _attend(decoder: DecoderModel, pool: KVPool, layer: int, q: Tensor, batch: B
 def _attend_one_by_one(
     q: Tensor, k: Tensor, v: Tensor, runs: Tensor, scale: float, rule: AttentionRule
 ) -> Tensor:
-    """Return attention with torch's kernel, sequence by sequence.
-
-    The heads of a sequence are computed together where their runs are equally long and equally far
-    apart, as they are before eviction.
-    """
+    """Return attention with torch's kernel, sequence by sequence."""
     out = torch.empty_like(q)
     starts, lengths = runs.view(2, len(q), -1).tolist()
     for queries, attended, start, length in zip(q, out, starts, lengths, strict=True):

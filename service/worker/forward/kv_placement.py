@@ -229,9 +229,6 @@ def write_and_rotate(
 ) -> Tensor:
     """`write_rows` to the layer's cache kv, and return the rows' queries `[m, heads, head_dim]`
     rotated to their positions.
-
-    Args:
-        replaced: filled with what stood in the cache; only where `can_keep`.
     """
     k_all, v_all = kv
     if rotation_gpu.supports(k) and rotation_gpu.supports(q) and k_all.dtype == k.dtype:
@@ -260,13 +257,6 @@ def write_tokens(
 ) -> Tensor:
     """Write one token of each of several sequences to the pool, keys rotated to its position, and
     return the tokens' queries rotated to it `[sequences, heads, head_dim]`.
-
-    Args:
-        q: queries before RoPE, of the same shape.
-        k: keys before RoPE `[sequences, kv_heads, head_dim]`.
-        v: values, like `k`.
-        positions: of the tokens `[sequences]`.
-        into: rows of the layer's pool `[sequences * kv_heads]`.
     """
     on_gpu = rotation_gpu.supports(k) and rotation_gpu.supports(q)
     if on_gpu and pool.k[layer].dtype == k.dtype:

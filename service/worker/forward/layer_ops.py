@@ -35,12 +35,7 @@ ROWS_ELSEWHERE = 2048
 
 
 class SparseRows(NamedTuple):
-    """The first rows of a layer, which see only some keys.
-
-    Attributes:
-        number: how many of the rows.
-        keys: the keys that they see up to their own, ascending prompt rows `[k]`.
-    """
+    """The first rows of a layer, which see only some keys."""
 
     number: int
     keys: Tensor
@@ -73,11 +68,7 @@ def project(
     *,
     keep: bool = False,
 ) -> Steps[ProjectedRows]:
-    """Compute queries, keys and values of `rows`, and write the latter two to the cache.
-
-    Args:
-        keep: whether what they replace there is kept; only where `can_keep`.
-    """
+    """Compute queries, keys and values of `rows`, and write the latter two to the cache."""
     fresh_q, k, v = yield from qkv(decoder, layer, x)
     rope, replaced = decoder.ropes[layer], None
     if keep:
@@ -111,16 +102,7 @@ def attend_and_finish(
     sparse: SparseRows | None = None,
     known: Tensor | None = None,
 ) -> Steps[Tensor]:
-    """Compute the rest of a layer after its projections.
-
-    Args:
-        kv: the layer's keys and values `[kv_heads, n, head_dim]`, all that the rows see in place.
-        sparse: rows that do not see all keys; None for none.
-        known: the rows in host memory; None where they are only on the device.
-
-    Returns:
-        Hidden states after the layer `[m, hidden]`.
-    """
+    """Compute the rest of a layer after its projections."""
     few = SparseRows(0, rows[:0]) if sparse is None else sparse
     if not few.number:
         attended = yield from attend(decoder, layer, q, rows, *kv, known=known)
@@ -159,11 +141,7 @@ def attend(
     *,
     known: Tensor | None = None,
 ) -> Steps[Tensor]:
-    """Return attention of the rows, `[m, heads * head_dim]`.
-
-    Args:
-        known: the rows in host memory; None where they are only on the device.
-    """
+    """Return attention of the rows, `[m, heads * head_dim]`."""
     rule = decoder.rules[layer]
     pairs = ATTENDED_PAIRS.get(q.device.type, PAIRS_ELSEWHERE)
     cuts = tiles(len(rows), max(1, pairs // k_all.shape[1]))

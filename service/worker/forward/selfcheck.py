@@ -193,18 +193,7 @@ def lora_logits(model: Any, name: str, folder: Path) -> tuple[Tensor, Tensor]:
 def check_lora(
     decoder: DecoderModel, name: str, theirs: tuple[Tensor, Tensor]
 ) -> tuple[float, float]:
-    """Check that the decoder adds what a LoRA adapter's folder says.
-
-    Args:
-        theirs: of this adapter, from `lora_logits`.
-
-    Returns:
-        How far the logits are from transformers', and how far the adapter moves them, both relative
-        to the logits.
-
-    Raises:
-        ModelRefused: they are too far from them.
-    """
+    """Check that the decoder adds what a LoRA adapter's folder says."""
     base, adapted = (logits.to(decoder.device) for logits in theirs)
     ids = _random_ids(decoder.config, LORA_PROBE)
     rounding = (_ours(decoder, ids) - base).norm()

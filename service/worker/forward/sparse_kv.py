@@ -41,25 +41,14 @@ class WholeChunk:
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """The tokens that were read of one document.
-
-    Attributes:
-        sources: the results of one or two reads: first and last blocks, then middle blocks.
-    """
+    """The tokens that were read of one document."""
 
     sources: tuple[TokenSource, ...]
 
     def rows(
         self, layer: int, tokens: Sequence[int], device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Return KV of some tokens at a layer.
-
-        Args:
-            tokens: indices within the document, ascending; they must have been read.
-
-        Returns:
-            Keys (before RoPE) and values, each `[len(tokens), kv_heads, head_dim]`.
-        """
+        """Return KV of some tokens at a layer."""
         read = torch.cat([source.tokens(layer) for source in self.sources]).to(device)
         decoded = [source.layer(layer, device=device) for source in self.sources]
         k, v = (torch.cat(part) for part in zip(*decoded, strict=True))

@@ -221,13 +221,6 @@ class SparseLayerLoop:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what document rows see at this layer: kept rows, and padding rows for this layer
         only.
-
-        Args:
-            padding: prompt rows that run through the layer although it does not hold them.
-
-        Returns:
-            Prompt rows, ascending, and their keys (after RoPE) and values
-            `[kv_heads, rows, head_dim]`.
         """
         k, v = (part[:, : len(kept)] for part in kv)
         if not padding:
@@ -247,12 +240,7 @@ class SparseLayerLoop:
 
 
 def check_plan(prompt: SketchedPrompt, plan: SparsePlan, layers: int) -> None:
-    """Check that the loop can run a method's plan.
-
-    Raises:
-        WorkerFault: layers keep different numbers of tokens, or a layer leaves out part of S or of
-            a document's first and last blocks.
-    """
+    """Check that the loop can run a method's plan."""
     always = {*range(prompt.layout.segments[0].tokens), *fixed_tokens(prompt.documents)}
     if len(plan.kept) != layers or len({len(kept) for kept in plan.kept}) > 1:
         raise WorkerFault("the method's plan must keep equally many tokens in every layer")

@@ -105,17 +105,7 @@ class _Form(NamedTuple):
 
 
 class Transfers:
-    """Copies the layers of some segments to a device, in ascending order.
-
-    `finish` must be called before the segments' memory is released.
-
-    Args:
-        segments: stored KV of the segments, none empty.
-        rows: of the prompt, where each segment begins and ends.
-        shape: KV heads and head dim of the cache.
-        most: layers that may be copied at once.
-        side: runs the copies; by default beside the computation on a GPU, immediately elsewhere.
-    """
+    """Copies the layers of some segments to a device, in ascending order."""
 
     def __init__(
         self,
@@ -159,8 +149,6 @@ class Transfers:
     def begin(self, layer: int) -> None:
         """Start copying the layer that is needed next, if it exists and has arrived, with some
         behind it.
-
-        The layer before it must have been placed.
         """
         if layer < self._layers and self._arrived(layer):
             self._ahead = self._copy(layer)

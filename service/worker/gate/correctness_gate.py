@@ -58,11 +58,7 @@ class GateSettings:
 
 @dataclass(frozen=True)
 class Answered:
-    """A request whose first token was sent, waiting to be checked.
-
-    Attributes:
-        logits: of the first token, `[vocabulary]`.
-    """
+    """A request whose first token was sent, waiting to be checked."""
 
     gated: GatedMethod
     request: Generate

@@ -27,14 +27,7 @@ OK, RAISED, FULL_PREFILL = GATE_STATES
 
 @dataclass
 class MethodTrust:
-    """How far one method with its parameters is trusted.
-
-    Attributes:
-        steps: the method at every level, from as asked for to full prefill.
-        why: why the level was left that was asked for; "" at level 0.
-        sampled: answers that were taken to be checked at this level.
-        since: when the level was entered, in seconds of time.monotonic.
-    """
+    """How far one method with its parameters is trusted."""
 
     name: str
     steps: list[FusionMethod]
@@ -108,12 +101,7 @@ class MethodTrust:
 
 @dataclass(frozen=True)
 class GatedMethod:
-    """What one request got; stays as it is when the method's level changes later.
-
-    Attributes:
-        level: at which the request is answered.
-        note: what the answer says about it; None if it got what it asked for.
-    """
+    """What one request got; stays as it is when the method's level changes later."""
 
     trust: MethodTrust
     level: int
@@ -168,10 +156,7 @@ MAX_RATIO = 0.6
 
 
 def fallbacks(fusion: FusionMethod) -> list[FusionMethod]:
-    """Return the steps: the method as asked for, the same with ever larger ratios, full prefill.
-
-    A method without a ratio has no steps in between.
-    """
+    """Return the steps: the method as asked for, the same with ever larger ratios, full prefill."""
     steps = [fusion]
     if fusion.repair_ratio is not None:
         wanted = _raised(fusion.repair_ratio)

@@ -27,12 +27,7 @@ MAX_RECOVERY_FACTOR = 8
 
 @dataclass(frozen=True)
 class Observation:
-    """One check: a next-token distribution compared with full prefill's.
-
-    Attributes:
-        kl: KL(full ‖ fused) in nats.
-        agrees: whether both have the same most likely token.
-    """
+    """One check: a next-token distribution compared with full prefill's."""
 
     kl: float
     agrees: bool
@@ -58,11 +53,7 @@ class Bounds:
 
 
 class DriftMonitor:
-    """The checks of one method with its parameters, and the level they lead to. Not thread-safe.
-
-    Args:
-        top: the level at which full prefill replaces the method, at least 1.
-    """
+    """The checks of one method with its parameters, and the level they lead to. Not thread-safe."""
 
     def __init__(self, bounds: Bounds, top: int) -> None:
         assert top >= 1
@@ -80,10 +71,7 @@ class DriftMonitor:
         return self._bounds.recovery * factor
 
     def observe(self, level: int, seen: Observation) -> str:
-        """Count a check of `level`; return why this changes the level, or "".
-
-        A check of another level than the current one and the one below is too late and ignored.
-        """
+        """Count a check of `level`; return why this changes the level, or ""."""
         if level == self.level < self.top:
             self.checks_at_level.append(seen)
             return self._up()

@@ -34,12 +34,7 @@ from service.worker.steps import Steps
 
 @dataclass
 class Shadow:
-    """One prompt at a time.
-
-    Attributes:
-        launcher: without a planner, whose estimates must not learn from what spare time allows, and
-            without a prefix cache: the run is to show what the method computes.
-    """
+    """One prompt at a time."""
 
     launcher: PrefillLauncher
     pool: KVPool
@@ -59,10 +54,7 @@ class Shadow:
     def steps(
         self, request: Generate, addresses: Sequence[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
-        """Return the run, in steps; closing the generator gives everything back.
-
-        Its result are logits `[vocabulary]`; None if it used no document's stored KV.
-        """
+        """Return the run, in steps; closing the generator gives everything back."""
         asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = EngineSequence(
             asked, fusion, None, list(addresses), max_tokens=1, sampler=Sampler(asked.sampling)
@@ -114,10 +106,7 @@ def compare(full: Tensor, fused: Tensor) -> Observation:
 
 
 def full_logits(decoder: DecoderModel, request: Generate) -> Steps[Tensor]:
-    """Return logits `[vocabulary]` of the first answer token by full prefill.
-
-    No stored KV is read, and only one layer's KV is held at a time, so the pool is not used.
-    """
+    """Return logits `[vocabulary]` of the first answer token by full prefill."""
     documents = [document.ids for document in request.documents]
     cold = [True] * (1 + len(documents))
     layout = PromptLayout.of(

@@ -121,11 +121,7 @@ class KVPool:
 def repeated(
     change: Callable[Concatenate[SequenceKV, P], None],
 ) -> Callable[Concatenate[SequenceKV, P], None]:
-    """Let other ranks make the same change of a sequence in their pools, where there are any.
-
-    The pools hold different heads and equally many rows, so extents are allocated alike on all
-    ranks: what fits here fits there.
-    """
+    """Let other ranks make the same change of a sequence in their pools, where there are any."""
 
     @wraps(change)
     def on_ranks(kv: SequenceKV, /, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -42,22 +42,7 @@ def parts_of(address: Address) -> list[range]:
 
 
 class ChunkStream:
-    """One chunk that is being read, shared by all requests that need it at the same time.
-
-    Args:
-        tier: the tier in which the chunk was found; None if it was not found yet.
-        decode: whether parts are decoded on the reader's thread when they arrive; otherwise they
-            stay encoded, and the user of the stream decodes them (on a GPU).
-
-    Attributes:
-        tier: the tier in which it was found, later the tier of its first part.
-        chunk: the chunk, if it was read whole.
-        lost: the chunk is missing or damaged, or no request needs it any more.
-        last_news_at: when the read was requested or the last part arrived, by time.monotonic.
-        turn_bytes: bytes that its tier had to read at that time, up to and with its next part.
-        users: number of requests that use the stream; counted by the loader.
-        part_futures: per part, done when it has arrived or the chunk is lost.
-    """
+    """One chunk that is being read, shared by all requests that need it at the same time."""
 
     def __init__(self, address: Address, tier: str | None, *, decode: bool = True) -> None:
         self.address = address

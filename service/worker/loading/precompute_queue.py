@@ -34,17 +34,7 @@ MAX_WRITES = 1024
 
 @dataclass
 class Task:
-    """One chunk to compute and store.
-
-    Attributes:
-        id: id of the precompute call; None for a write-back after a request missed the chunk.
-        chunk_id: number of the chunk in that call; -1 for a write-back.
-        sketch: whether its sketch is to be stored, too.
-        started_at: when its computation, and then its write, started, by time.monotonic.
-        write: the write to the store; None until it starts, and if there is nothing to store.
-        seconds: its share of the time that computing it with others took.
-        alone: it is not computed with others again, because that failed.
-    """
+    """One chunk to compute and store."""
 
     address: Address
     id: str | None

@@ -154,12 +154,7 @@ class SegmentLoad(Load):
 
 @dataclass(frozen=True)
 class DocumentEnds:
-    """The result of the first read of a document.
-
-    Attributes:
-        sketch: the document's sketch; None if it is not stored or is damaged.
-        blocks: the read of the first and last blocks; None if there is no sketch.
-    """
+    """The result of the first read of a document."""
 
     sketch: Sketch | None
     blocks: BlocksOutcome | None

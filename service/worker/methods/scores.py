@@ -12,10 +12,7 @@ from torch import Tensor
 
 
 def stable_topk(scores: Tensor, k: int) -> Tensor:
-    """Return ascending indices of the k largest scores, `[..., n]` → `[..., min(k, n)]` int64.
-
-    The lower index wins a tie; in torch.topk the order depends on the device.
-    """
+    """Return ascending indices of the k largest scores, `[..., n]` → `[..., min(k, n)]` int64."""
     k = max(0, min(k, scores.shape[-1]))
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
     return order.sort(dim=-1).values
@@ -29,11 +26,7 @@ def max_pool(scores: Tensor, kernel: int) -> Tensor:
 
 
 def mean_pool(scores: Tensor, kernel: int) -> Tensor:
-    """Return the sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`.
-
-    Scores beyond the ends count as zero, so results are smaller near the edges, as in the public
-    implementations.
-    """
+    """Return the sum of the same neighbours divided by `kernel`, `[rows, n]` → `[rows, n]`."""
     reach = min(kernel // 2, scores.shape[1])
     width = 2 * reach + 1
     pooled = F.avg_pool1d(scores.unsqueeze(0), width, stride=1, padding=reach).squeeze(0)
@@ -47,19 +40,7 @@ def exact(number: float) -> Fraction:
 
 
 def apportion(weights: Sequence[float | Fraction], total: int, limits: Sequence[int]) -> list[int]:
-    """Split `total` in proportion to `weights`, with a limit for each part.
-
-    Uses the largest-remainder method: every share is rounded down, and what is left goes to the
-    largest fractions, lower index first. Parts above their limit get the limit, and the others
-    share the rest again by the same weights.
-
-    Args:
-        weights: not negative; if all are zero they count as equal.
-        limits: part i is at most `limits[i]`.
-
-    Returns:
-        Parts that add up to exactly min(total, sum(limits)).
-    """
+    """Split `total` in proportion to `weights`, with a limit for each part."""
     ratios = [Fraction(w) for w in weights]
     scale = lcm(*(r.denominator for r in ratios))
     whole = [int(r * scale) for r in ratios]

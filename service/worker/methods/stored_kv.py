@@ -204,18 +204,11 @@ class Shift:
             view.v[:, self.rows].add_(by.transpose(0, 1))
 
     def _means(self, gaps: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return each document's mean of `gaps` `[p, kv_heads * head_dim]` fp32.
-
-        In the model's dtype: its rounding is far below that of the KV it is added to.
-        """
+        """Return each document's mean of `gaps` `[p, kv_heads * head_dim]` fp32."""
         return (self.average @ gaps).to(dtype)
 
     def _by(self, fresh: Tensor, stored: Sequence[Tensor]) -> Tensor:
-        """Return what is added to every row's keys or values `[rows, kv_heads, head_dim]`.
-
-        Args:
-            stored: of every document, where they are.
-        """
+        """Return what is added to every row's keys or values `[rows, kv_heads, head_dim]`."""
         kept = [
             kv.index_select(0, each.tokens.to(kv.device))
             for each, kv in zip(self.documents, stored, strict=True)
@@ -246,14 +239,7 @@ def _averages(counts: Sequence[int]) -> Tensor:
 
 
 def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
-    """Return squared distance between fresh and stored KV at every token of a layer.
-
-    Keys are compared before RoPE: RoPE rotates both by the same angle, so the distance is the same.
-
-    Returns:
-        `[n]` fp32, summed over KV heads and channels; zero for a token that has no stored KV or
-        was not computed at this layer.
-    """
+    """Return squared distance between fresh and stored KV at every token of a layer."""
     if view.k.device.type == "cuda":
         if view.replaced is not None and not keys and len(view.rows) == view.layout.tokens:
             gap = (view.fresh_v.float() - view.replaced.v).square().sum((1, 2))
@@ -312,10 +298,7 @@ def _stored(view: LayerView) -> Tensor:
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
-    """Return squared lengths `[n]` fp32 of the stored keys, or values, over KV heads and channels.
-
-    Zero for a token that has no stored KV.
-    """
+    """Return squared lengths `[n]` fp32 of the stored keys, or values, over KV heads and channels."""
     norm = torch.zeros(view.layout.tokens, device=view.rows.device)
     for segment, stored in zip(view.layout.segments, view.cached, strict=True):
         if stored is not None and not segment.uncached and segment.tokens:

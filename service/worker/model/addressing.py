@@ -182,10 +182,7 @@ class Addressing:
     def _prefix(
         self, ids: Sequence[int], before: tuple[Address, ...], tenant: str
     ) -> tuple[Address, ...]:
-        """Return the parts `before` and then these tokens, which are kept as they are computed.
-
-        Another codec would change what is computed behind them.
-        """
+        """Return the parts `before` and then these tokens, which are kept as they are computed."""
         if not ids:
             return before
         # Many chunks stand behind the same primers, at every prompt, and hashing them takes long.

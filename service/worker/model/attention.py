@@ -165,8 +165,6 @@ def _tiles(rows: Tensor, index: Tensor) -> list[tuple[int, int, int, int]]:
 def _attend_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Return attention of one tile; `mask` covers only the last keys, those before are seen by all
     rows.
-
-    q `[kv_heads, group, rows, d]`, k and v `[kv_heads, group, keys, d]`, mask `[rows, masked]`.
     """
     keys, masked = k.shape[2], mask.shape[1]
     first = keys - masked

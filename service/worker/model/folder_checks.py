@@ -26,11 +26,7 @@ from service.worker.model.supported import (
 
 @dataclass(frozen=True)
 class FolderFault:
-    """One fault of a model folder.
-
-    Attributes:
-        problem: what is wrong, with the file's name.
-    """
+    """One fault of a model folder."""
 
     problem: str
     remedy: str

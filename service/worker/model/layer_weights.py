@@ -30,10 +30,7 @@ FOR_KERNELS = (DenseProjection, QuantisedProjection)
 
 
 def norm(module: Any, x: Tensor) -> Tensor:
-    """Return the norm of x, `[m, width]` or `[m, heads, width]`, by a transformers module.
-
-    Plain norms are computed on a GPU in one pass.
-    """
+    """Return the norm of x, `[m, width]` or `[m, heads, width]`, by a transformers module."""
     if is_plain(module) and residual_norm_gpu.supports(x):
         return residual_norm_gpu.normalise(x, module.weight, module.variance_epsilon)
     if is_plain(module) and x.device.type == "cuda":

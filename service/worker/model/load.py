@@ -98,27 +98,14 @@ def load(
 
 
 def _attend_precisely(model: Any) -> None:
-    """Let the model itself, which only the start-up check asks, round as little as it can.
-
-    Its eager attention rounds scores to the model's dtype. Qwen2's keys have biases of hundreds,
-    and in bfloat16 such scores are off by 0.5: logits of the 1.5B model move by 14 % of their norm.
-    The fused attention keeps them in float32, but knows no soft cap.
-    """
+    """Let the model itself, which only the start-up check asks, round as little as it can."""
     text = model.config.get_text_config()
     if model._supports_sdpa and not getattr(text, "attn_logit_softcapping", None):
         model.set_attn_implementation("sdpa")
 
 
 def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:
-    """Refuse what cannot be served before any weights are read.
-
-    Returns:
-        Whether the checkpoint's weights are quantised.
-
-    Raises:
-        ModelRefused: config.json is damaged, the family is not served, weights are damaged, or are
-            quantised in a way that is not served here.
-    """
+    """Refuse what cannot be served before any weights are read."""
     try:
         config = read_config(path)
     except (OSError, ValueError) as error:
@@ -135,11 +122,7 @@ def _check_folder(path: Path, device: torch.device, quantize: str) -> bool:
 
 @torch.inference_mode()
 def _try(model: Any, folder: str) -> None:
-    """Compute one token by a library's quantised modules, which may not run on every device.
-
-    Raises:
-        ModelRefused: they do not run here.
-    """
+    """Compute one token by a library's quantised modules, which may not run on every device."""
     try:
         model(torch.zeros(1, 1, dtype=torch.long, device=model.device))
     except Exception as error:
@@ -215,13 +198,7 @@ def set_threads(threads: int) -> None:
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """Import transformers' model files without compilers and libraries that serving never uses.
-
-    Its decorators (torch._dynamo), DTensor and SciPy take more than a quarter of the processor time
-    until a worker is ready, and 57 MB that stay. Within this context torch._dynamo decorates
-    nothing, and the others seem not to be installed; afterwards all can be imported as always. What
-    is missing, or imported already, is left as it is.
-    """
+    """Import transformers' model files without compilers and libraries that serving never uses."""
     with ExitStack() as stack:
         for module in (transformers.utils, import_utils):
             for name in _UNUSED:

@@ -21,13 +21,7 @@ from service.worker.model.projection import LayerProjections, Projection
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to one linear module of a projection.
-
-    Attributes:
-        a: `[rank, in]`.
-        b: `[out, rank]`, multiplied by the adapter's scale.
-        first: which of the projection's outputs is the module's first.
-    """
+    """What an adapter adds to one linear module of a projection."""
 
     a: Tensor
     b: Tensor
@@ -36,13 +30,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class LoraUpdate:
-    """What an adapter adds to a projection: B·A·x.
-
-    Attributes:
-        a: those of the projection's modules, one below the other `[sum of ranks, in]`.
-        b: theirs as a block matrix `[sum of out, sum of ranks]`. Two products take less time than
-            two for every module.
-    """
+    """What an adapter adds to a projection: B·A·x."""
 
     a: Tensor
     b: Tensor
@@ -63,12 +51,7 @@ class LoraUpdate:
         return cls(a, b)
 
     def add(self, out: Tensor, x: Tensor, rows: Tensor | None, *, batch: bool) -> None:
-        """Add to a projection's output.
-
-        Args:
-            rows: those that are the adapter's `[k]`, each once; None for all.
-            batch: as in `DecoderModel`.
-        """
+        """Add to a projection's output."""
         inner = cpu_linear.linear(x if rows is None else x[rows], self.a, batch=batch)
         added = cpu_linear.linear(inner, self.b, batch=batch)
         out.add_(added) if rows is None else out.index_add_(0, rows, added)
@@ -87,11 +70,7 @@ class LoraLayer:
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA adapter in the form that a decoder computes with.
-
-    Attributes:
-        fingerprint: hash of all that KV computed with it depends on; its name is not.
-    """
+    """A LoRA adapter in the form that a decoder computes with."""
 
     name: str
     fingerprint: str
@@ -102,11 +81,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class LoraProjection:
-    """A projection, and what adapters add to it.
-
-    Attributes:
-        updates: each with the rows that it is for `[k]`; None for all rows.
-    """
+    """A projection, and what adapters add to it."""
 
     base: Projection
     updates: Sequence[tuple[Tensor | None, LoraUpdate]]

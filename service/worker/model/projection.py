@@ -29,12 +29,7 @@ class Projection(Protocol):
 
 @dataclass(frozen=True)
 class DenseProjection:
-    """A projection with weights as the checkpoint has them.
-
-    Attributes:
-        weight: `[sum of out, in]`.
-        bias: `[sum of out]`, or None.
-    """
+    """A projection with weights as the checkpoint has them."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -50,11 +45,7 @@ class DenseProjection:
 
 @dataclass(frozen=True)
 class QuantisedProjection:
-    """A projection with int8 or int4 weights that kernels read.
-
-    Attributes:
-        stored: `[sum of out, in]`.
-    """
+    """A projection with int8 or int4 weights that kernels read."""
 
     stored: Weight
 
@@ -64,10 +55,7 @@ class QuantisedProjection:
 
 @dataclass(frozen=True)
 class ModuleProjection:
-    """A projection by modules of a library, each of which knows how its weights are stored.
-
-    Nothing is known of how they compute: how many rows there are may change a row's result.
-    """
+    """A projection by modules of a library, each of which knows how its weights are stored."""
 
     modules: tuple[Any, ...]
 
@@ -78,14 +66,7 @@ class ModuleProjection:
 
 @dataclass(frozen=True)
 class LayerProjections:
-    """The projections of a layer.
-
-    Attributes:
-        qkv: to queries, keys and values.
-        output: of what was attended.
-        gate_up: of a gated MLP to gate and up; None if the layer has no such MLP.
-        down: of the MLP's inner values; None together with `gate_up`.
-    """
+    """The projections of a layer."""
 
     qkv: Projection
     output: Projection
@@ -94,11 +75,7 @@ class LayerProjections:
 
 
 def fuse(*modules: Any) -> Projection:
-    """Fuse modules that read the same rows into one product; also useful for a single module.
-
-    Parameters are concatenated in huge pages, and the modules' own become views of the result, so
-    that they keep working. Modules with weights that kernels do not read are called one by one.
-    """
+    """Fuse modules that read the same rows into one product; also useful for a single module."""
     if all(_is_plain(module) for module in modules):
         weight = _concatenated([m.weight for m in modules])
         biases = [getattr(m, "bias", None) for m in modules]
@@ -175,8 +152,6 @@ class QuantisedLinear(nn.Module):
 def quantised_weight(module: Any) -> Weight | None:
     """Return the quantised weight of a linear module; None if it is stored as kernels do not read
     it.
-
-    They read torchao's int8 with a scale for each row, too, where activations are not rounded.
     """
     weight: Any = getattr(module, "weight", None)
     if isinstance(module, QuantisedLinear):
@@ -194,14 +169,7 @@ def quantised_weight(module: Any) -> Weight | None:
 
 
 def quantise(model: Any, method: str) -> None:
-    """Replace the linear modules of the layers and the head. Embeddings and norms stay.
-
-    The head is never below 8 bits: it decides between tokens by itself, after all layers.
-
-    Args:
-        model: a transformers model that `quantisation_fault` finds nothing wrong with, on its
-            device.
-    """
+    """Replace the linear modules of the layers and the head. Embeddings and norms stay."""
     bits = BITS[method]
     for layer in model.model.layers:
         linears = [(n, m) for n, m in layer.named_modules() if isinstance(m, nn.Linear)]

@@ -19,11 +19,7 @@ GROUP = 32
 
 @dataclass(frozen=True)
 class Method:
-    """A library's way of quantising.
-
-    Attributes:
-        packages: by their names in imports and in package indexes, what transformers needs for it.
-    """
+    """A library's way of quantising."""
 
     packages: tuple[tuple[str, str], ...]
     on_cpu: bool = True

@@ -120,18 +120,7 @@ def _static_positions(config: Any, parameters: dict[str, Any]) -> int:
 
 
 def halves_order(head_dim: int, *, rotated: int, interleaved: bool = False) -> Tensor | None:
-    """Return the order of a head's dimensions in which i and i + head_dim / 2 turn together.
-
-    A score does not depend on the order, if queries and keys have the same. So heads that are
-    rotated in another way are held in this order, and rotated like all others.
-
-    Args:
-        rotated: number of first dimensions that are rotated; the others stay, in pairs.
-        interleaved: whether the model turns 2i and 2i + 1 together, and not i and i + rotated / 2.
-
-    Returns:
-        Indices `[head_dim]`; None if the model's own order is that one.
-    """
+    """Return the order of a head's dimensions in which i and i + head_dim / 2 turn together."""
     turned, still = list(range(rotated)), list(range(rotated, head_dim))
     half = rotated // 2
     left, right = (turned[::2], turned[1::2]) if interleaved else (turned[:half], turned[half:])
@@ -142,12 +131,7 @@ def halves_order(head_dim: int, *, rotated: int, interleaved: bool = False) -> T
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotates every row to its own position.
-
-    Attributes:
-        cos: `[rows, 1, head_dim / 2]` fp32.
-        sin: like `cos`.
-    """
+    """Rotates every row to its own position."""
 
     cos: Tensor
     sin: Tensor

@@ -32,13 +32,7 @@ _NUMBERS = count()
 
 
 class Calls:
-    """Runs work on all ranks; implements `Lead`.
-
-    Args:
-        send: sends the other ranks a function of `OtherRank` and its arguments.
-        answers: waits for what each of them answers; there are none if they are out of step.
-        give_up: ends all ranks, with a sentence that says why.
-    """
+    """Runs work on all ranks; implements `Lead`."""
 
     def __init__(
         self,

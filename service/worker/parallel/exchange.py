@@ -15,14 +15,7 @@ PATIENCE = timedelta(seconds=120)
 
 
 class Exchange:
-    """One process's end; implements `Ranks`.
-
-    The processes meet through a file, and exchange over the loopback interface (gloo between CPUs,
-    NCCL between GPUs).
-
-    Attributes:
-        made: number of exchanges so far, by which ranks can tell whether they are in step.
-    """
+    """One process's end; implements `Ranks`."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -30,12 +23,7 @@ class Exchange:
         self.made = 0
 
     def open(self, meeting: Path, *, gpus: bool) -> None:
-        """Wait for the other processes.
-
-        Args:
-            meeting: a file that does not exist yet, in a folder that nobody else can write to.
-            gpus: whether tensors on GPUs are exchanged, too.
-        """
+        """Wait for the other processes."""
         if gpus:
             torch.cuda.set_device(self.rank)
         dist.init_process_group(
@@ -107,15 +95,7 @@ class Exchange:
         return int(told)
 
     def heads_from_first(self, out: Tensor, whole: Tensor | None = None) -> Tensor:
-        """Give every rank its heads of k and v.
-
-        Args:
-            out: is filled, `[2, tokens, own_kv_heads, head_dim]`.
-            whole: on rank 0, `[2, tokens, kv_heads, head_dim]`.
-
-        Returns:
-            `out`.
-        """
+        """Give every rank its heads of k and v."""
         self.made += 1
         parts = None
         if whole is not None:

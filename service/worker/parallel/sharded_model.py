@@ -35,11 +35,7 @@ BY_COLUMNS = ("o_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Joined:
-    """A projection of which every rank has some rows; only rank 0 gets the whole result.
-
-    Attributes:
-        sizes: number of every rank's rows.
-    """
+    """A projection of which every rank has some rows; only rank 0 gets the whole result."""
 
     part: Projection
     exchange: Exchange
@@ -74,11 +70,7 @@ class ShardedModel(DecoderModel):
 
 
 def sharded(model: Any, exchange: Exchange, device: torch.device) -> DecoderModel:
-    """Return the decoder for this rank's part of a model, which is cut to it on the CPU.
-
-    Raises:
-        ModelRefused: its layers cannot be split over so many ranks.
-    """
+    """Return the decoder for this rank's part of a model, which is cut to it on the CPU."""
     refuse_model(model.config, exchange.size)
     cut(model, exchange)
     family = family_decoder(str(model.config.model_type))
@@ -138,12 +130,7 @@ def cut(model: Any, exchange: Exchange) -> None:
 def _own(
     exchange: Exchange, config: Any, module: str, size: tuple[int, int]
 ) -> tuple[slice | Tensor, slice]:
-    """Return this rank's rows and columns of a linear module.
-
-    Args:
-        module: its name; the last part says what it is.
-        size: of the whole weight, `out, in`.
-    """
+    """Return this rank's rows and columns of a linear module."""
     outs, columns = size
     name = module.rpartition(".")[2]
     if name in BY_COLUMNS:
@@ -162,11 +149,7 @@ def _own(
 
 
 def _keep(linear: Any, rows: slice | Tensor, columns: slice) -> None:
-    """Keep a part of a linear module. Its `out_features` and `in_features` stay those of the whole.
-
-    Raises:
-        ModelRefused: the columns cut through a group of int4 values.
-    """
+    """Keep a part of a linear module. Its `out_features` and `in_features` stay those of the whole."""
     if isinstance(linear, QuantisedLinear):
         bounds = [b for b in (columns.start, columns.stop) if b is not None]
         if linear.weight.bits == 4 and any(bound % GROUP for bound in bounds):

@@ -19,16 +19,7 @@ class SegmentGone(Exception):
 
 
 class SharedSegment:
-    """This rank's heads of a stored segment; implements `CachedSegment`.
-
-    Rank 0 sends every rank its heads of a layer when the layer is first asked for, which all ranks
-    do at the same point of the same work. A GPU copies ahead only what has been exchanged
-    (`ArrivingSegment`), so that all ranks copy alike.
-
-    Args:
-        tokens: of the segment.
-        stored: the whole segment, on rank 0.
-    """
+    """This rank's heads of a stored segment; implements `CachedSegment`."""
 
     def __init__(
         self,
@@ -65,11 +56,7 @@ class SharedSegment:
 
 
 class SharedArrival:
-    """Rank 0's waiting for a layer of stored KV, on all ranks: in as many steps, to the same end.
-
-    Args:
-        arrival: waits for a layer, on rank 0.
-    """
+    """Rank 0's waiting for a layer of stored KV, on all ranks: in as many steps, to the same end."""
 
     def __init__(self, exchange: Exchange, arrival: Arrival | None = None) -> None:
         self._exchange = exchange

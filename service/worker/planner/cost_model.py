@@ -68,14 +68,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class CostModel:
-    """A prompt, and how long its parts take on this machine.
-
-    Attributes:
-        overhead_s: seconds that any prompt takes, besides its operations.
-        flop_s: seconds per floating-point operation.
-        left_s: for each of the prompt's loads, seconds that its tier needs for what is left of it.
-        others_s: by tier, seconds that it needs for what other prompts are still reading.
-    """
+    """A prompt, and how long its parts take on this machine."""
 
     prompt: Prompt
     shape: Shape
@@ -85,12 +78,7 @@ class CostModel:
     others_s: Mapping[str, float] = field(default_factory=dict)
 
     def seconds(self, computed: Collection[int] = (), method: FusionMethod | None = None) -> float:
-        """Return the expected seconds to the first token.
-
-        Args:
-            computed: indices of the loads that are computed instead of loaded.
-            method: used instead of the prompt's own method.
-        """
+        """Return the expected seconds to the first token."""
         arrivals = self._arrivals(computed)
         now = self.overhead_s + self._alone_flops(computed) * self.flop_s
         for phase in self._phases(computed, method or self.prompt.method):
@@ -165,11 +153,7 @@ EXHAUSTIVE = 6
 
 
 def cheapest(model: CostModel) -> frozenset[int]:
-    """Return the indices of loads to compute instead, for the earliest first token; few of them.
-
-    With more than `EXHAUSTIVE` documents, first the j loads that take longest per token are tried
-    for every j; then single loads are moved in or out of the best choice as long as that helps.
-    """
+    """Return the indices of loads to compute instead, for the earliest first token; few of them."""
     loads, left_s = model.prompt.loads, model.left_s
     count = len(loads)
     if not count or model.seconds() <= _least_if_any_is_computed(model):
@@ -190,11 +174,7 @@ def cheapest(model: CostModel) -> frozenset[int]:
 
 
 def _least_if_any_is_computed(model: CostModel) -> float:
-    """Return a lower bound on the seconds of every choice in which some load is computed.
-
-    Either only the shortest load is computed and the others arrive at once; or all are computed,
-    because then a two-pass method saves its question pass.
-    """
+    """Return a lower bound on the seconds of every choice in which some load is computed."""
     numbers = range(len(model.left_s))
     instant = replace(model, left_s=[0.0 for _ in numbers])
     shortest = min(numbers, key=lambda i: model.prompt.loads[i].tokens)
@@ -206,17 +186,7 @@ UNHIDDEN = 0.02
 
 
 def hidden_ratio(model: CostModel, most: float, steps: int = 20) -> float:
-    """Return the largest repair ratio whose extra work is hidden behind loading.
-
-    With it the first token comes at most `UNHIDDEN` later than with the method's own ratio. A
-    little must be allowed: work after the arrival of the last part cannot be hidden at all.
-
-    Args:
-        steps: number of ratios tried between the method's own and `most`.
-
-    Returns:
-        The ratio; the method's own if nothing is loaded.
-    """
+    """Return the largest repair ratio whose extra work is hidden behind loading."""
     method = model.prompt.method
     least = method.repair_ratio or 0.0
     if not any(left_s > 0 for left_s in model.left_s):

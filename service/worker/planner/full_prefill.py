@@ -61,12 +61,7 @@ class PrefillTimes:
     def full_is_faster(
         self, model: CostModel, decoder: DecoderModel, computed: frozenset[int]
     ) -> bool:
-        """Return whether full prefill is expected to take no longer than a prompt's method.
-
-        Args:
-            model: of the prompt, with the estimates of all kinds together.
-            computed: the loads that are computed rather than loaded.
-        """
+        """Return whether full prefill is expected to take no longer than a prompt's method."""
         kind = type(model.prompt.method)
         if self._without[kind] >= RENEWED:
             return False

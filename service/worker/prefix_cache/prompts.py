@@ -59,11 +59,7 @@ class PromptRecord:
         return {each.name: getattr(self, each.name) for each in fields(PromptRecord)}
 
     def is_repeated(self, tokens: int) -> bool:
-        """Return whether a prompt that takes its first `tokens` tokens repeats it.
-
-        It does if it begins with the same documents in the same order or, if there are none,
-        with the whole of it. To share S, as all prompts do, is not enough.
-        """
+        """Return whether a prompt that takes its first `tokens` tokens repeats it."""
         has_documents = self.question_start > self.system_tokens
         return tokens >= (self.question_start if has_documents else self.prompt_tokens)
 
@@ -171,11 +167,7 @@ class NewPrompt:
         return shared if whole else min(shared, len(self.tokens) - 1)
 
     def shared_history(self, earlier: PromptRecord, tokens: int) -> int:
-        """Return how many of the first `tokens` tokens of its question begin an earlier prompt's.
-
-        None, if no answer is among them: who asks must have been given one that the documents
-        before them led to. It is that prompt's own, or one of its earlier turns.
-        """
+        """Return how many of the first `tokens` tokens of its question begin an earlier prompt's."""
         ours = (earlier.tenant, earlier.lora) == (self.tenant, self.lora)
         if not ours or not (earlier.method == self.method or earlier.exact):
             return 0
@@ -219,11 +211,7 @@ P = TypeVar("P", bound=PromptRecord)
 
 
 class PromptIndex(Generic[P]):
-    """Finds the prompt that another one shares most tokens with. Not thread-safe.
-
-    Every prompt is entered under the hash of its first 64, 128, ... tokens, so only prompts that
-    share many tokens with the wanted one are compared with it.
-    """
+    """Finds the prompt that another one shares most tokens with. Not thread-safe."""
 
     def __init__(self) -> None:
         self._hashes: dict[P, list[bytes]] = {}  # the oldest first

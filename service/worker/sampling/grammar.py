@@ -48,12 +48,7 @@ class Grammars:
 
 
 class Grammar:
-    """Where one answer stands in its grammar.
-
-    Attributes:
-        compiled: whether it is known to be.
-        quick: whether its process was in time when it was last waited for.
-    """
+    """Where one answer stands in its grammar."""
 
     def __init__(self, grammars: Grammars, text: str) -> None:
         self._grammars = grammars
@@ -67,11 +62,7 @@ class Grammar:
         self.quick = True
 
     def ready(self, patience_s: float = 0.0) -> bool:
-        """Return whether it is known what may come next, within so many seconds.
-
-        Raises:
-            InvalidRequest: the grammar cannot be followed, or takes too much.
-        """
+        """Return whether it is known what may come next, within so many seconds."""
         if self._forced or self._step is not None:
             return True
         if self._followed is None:
@@ -96,19 +87,13 @@ class Grammar:
         return not self._next_forced() and self._known().complete
 
     def allowed(self) -> Tensor:
-        """Return the ids of tokens that may come next `[n]` int64, in order, if not `only` one may.
-
-        Blocks if not `ready`. Raises as it does.
-        """
+        """Return the ids of tokens that may come next `[n]` int64, in order, if not `only` one may."""
         words = np.frombuffer(self._known().allowed, np.uint8)
         bits = np.unpackbits(words, count=self._grammars.vocabulary, bitorder="little")
         return torch.from_numpy(np.flatnonzero(bits.view(np.bool_)))
 
     def only(self) -> int | None:
-        """Return the one token that may come next; None: more than one may. Blocks if not `ready`.
-
-        Raises as it does.
-        """
+        """Return the one token that may come next; None: more than one may. Blocks if not `ready`."""
         return self._forced[0] if self._next_forced() else None
 
     def sampled(self, token: int) -> None:

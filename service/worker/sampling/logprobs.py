@@ -44,11 +44,7 @@ def token_logprobs(
 
 
 def _likeliest(logprobs: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """Return (token, log-probability) of each row's `count` most likely tokens, likeliest first.
-
-    Of equally likely tokens the lowest ids come first, as greedy sampling takes them. `topk` leaves
-    open which of them it takes, and the logits of a model in bfloat16 are often equal.
-    """
+    """Return (token, log-probability) of each row's `count` most likely tokens, likeliest first."""
     if count == 0:
         return [[] for _ in logprobs]
     least = logprobs.topk(min(count, logprobs.shape[-1]), -1).values[:, -1:]

@@ -138,10 +138,7 @@ SURELY_ENOUGH = (1e-3, 1e-6)
 
 
 def keep_top_p(weights: Tensor, top_p: float) -> None:
-    """Keep the smallest set of likeliest tokens that together have `top_p` of the weight.
-
-    The likeliest is always kept; of equally likely ones those with the lowest ids. 1 keeps all.
-    """
+    """Keep the smallest set of likeliest tokens that together have `top_p` of the weight."""
     if top_p >= 1:
         return
     enough = top_p * float(weights.double().sum())

@@ -187,11 +187,7 @@ class Admission:
 
 
 def _fusion(name: str, parameters: Mapping[str, Any]) -> tuple[FusionMethod, bool]:
-    """Return the fusion method, and whether its repair ratio is "auto".
-
-    If it is, the planner chooses the ratio when the prompt starts; until then the method has its
-    default.
-    """
+    """Return the fusion method, and whether its repair ratio is "auto"."""
     given = dict(parameters)
     cls = fusion_methods().get(name)
     repair = cls.repair_parameter() if cls is not None else None

@@ -145,12 +145,7 @@ def _prompt(
     missing: Sequence[tuple[int, Sequence[int]]],
     **others: Any,
 ) -> Prompt:
-    """Return a sequence's prompt for the planner.
-
-    Args:
-        placed: tokens of each document that is at hand, or whose chunk is computed by itself.
-        missing: tokens of each other segment that has no KV, and of each of its prefixes.
-    """
+    """Return a sequence's prompt for the planner."""
     as_stored = sequence.as_stored
     # Earlier turns that are segments: repaired like a document, the others computed.
     turns, reused = sequence.history_tokens, sequence.reused_history

@@ -44,11 +44,7 @@ class MissingChunks:
         return computed
 
     def supply(self, sequence: EngineSequence) -> Steps[None]:
-        """Give every whole segment of the sequence that has no KV the chunk it misses.
-
-        Requests that come together may miss the same chunks. All but the first find them stored
-        when it is their turn, so they look again before they compute.
-        """
+        """Give every whole segment of the sequence that has no KV the chunk it misses."""
         loads = [load for load in sequence.segments if isinstance(load, SegmentLoad)]
         for load in loads:
             if load.stored is None and not self._take_twin(load, loads):

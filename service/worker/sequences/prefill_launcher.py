@@ -100,12 +100,7 @@ class PrefillLauncher:
             sequence.steps = self._steps(decoder, sequence, kv, history, crowded)
 
     def _holds_part(self, sequence: EngineSequence) -> bool:
-        """Return whether the prompt runs with only some tokens held.
-
-        For a sparse method without any stored document this is False, and the prompt runs as a full
-        prefill, unless the request wants documents computed by themselves: that costs no more than
-        computing them one by one, and it is exact.
-        """
+        """Return whether the prompt runs with only some tokens held."""
         if sequence.fusion.reads is not Reads.PARTS:
             return False
         documents = [load for load in sequence.segments[1:] if load is not None]

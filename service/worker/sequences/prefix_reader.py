@@ -28,13 +28,7 @@ SSD = "ssd"
 
 @dataclass(frozen=True)
 class ReadablePrompt:
-    """A prompt on disk that a request could continue.
-
-    Attributes:
-        tokens: how many of its tokens the request can take.
-        read_s: expected seconds of reading it.
-        total_s: expected seconds to the first token then.
-    """
+    """A prompt on disk that a request could continue."""
 
     prompt: PromptOnDisk
     tokens: int

@@ -84,11 +84,7 @@ class PromptLoads:
         sequence.segments, sequence.found = [], None
 
     def _found(self, sequence: EngineSequence, tiers: dict[str, str]) -> None:
-        """Start the loads that are worth it, on a loader thread.
-
-        Args:
-            tiers: the fastest tier that has a chunk, by the chunk's key.
-        """
+        """Start the loads that are worth it, on a loader thread."""
         segments = found_segments(sequence, tiers)
         plan = plan_loads(sequence, segments, self.planner, self.loader.streams.bytes_left())
 
@@ -160,10 +156,7 @@ class PromptLoads:
     def _decide_again(
         self, planner: Planner, sequence: EngineSequence, layer: int, crowded: bool
     ) -> float:
-        """Give up the loads that take longer than computing their segments.
-
-        Does nothing if the last decision is too recent. Returns seconds until the next one.
-        """
+        """Give up the loads that take longer than computing their segments."""
         progress = sequence.progress
         assert progress is not None
         bytes_left = self.loader.streams.bytes_left()

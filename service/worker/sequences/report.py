@@ -61,10 +61,7 @@ def _computed_tokens(segment: SegmentReport) -> int:
 
 
 def _kept_ratio(sequence: EngineSequence) -> float:
-    """Return the share of the documents' KV entries that are held after the first token.
-
-    It assumes that instruction and question are held completely, as they are by default.
-    """
+    """Return the share of the documents' KV entries that are held after the first token."""
     documents = sum(sequence.document_tokens)
     if not sequence.kept_per_layer or not documents:
         return 1.0

@@ -155,10 +155,7 @@ class EngineSequence:
 
     @property
     def sought_history(self) -> int:
-        """Tokens of earlier turns that may be taken from the prompt before.
-
-        It takes a method that places whole chunks.
-        """
+        """Tokens of earlier turns that may be taken from the prompt before."""
         tokens = self.request.history
         if self.fusion.reads is not Reads.CHUNKS or self.eviction is not None:
             return 0
@@ -267,11 +264,7 @@ class EngineSequence:
 
 @dataclass
 class StageClock:
-    """Measures the stages of one request.
-
-    Attributes:
-        started_at: when the current stage started, by time.monotonic.
-    """
+    """Measures the stages of one request."""
 
     started_at: float
     stages: dict[str, float] = field(default_factory=dict)
@@ -284,14 +277,7 @@ class StageClock:
         self.started_at = now
 
     def close_queue(self, loading_s: float) -> None:
-        """End the wait before the prefill, and divide it between the stages queue and load.
-
-        Loading runs while the request is queued, so the time that loading took is counted as
-        load, and the rest as queue.
-
-        Args:
-            loading_s: seconds of the longest load that is finished.
-        """
+        """End the wait before the prefill, and divide it between the stages queue and load."""
         self.close("queue")
         self.stages["load"] = min(loading_s, self.stages["queue"])
         self.stages["queue"] -= self.stages["load"]

@@ -87,15 +87,7 @@ class SparsePrefill:
     def _fetch(
         self, sequence: EngineSequence, documents: list[PartialLoad], wanted: BlockSets
     ) -> Steps[list[TokenSource | None]]:
-        """Read middle blocks of every document.
-
-        Args:
-            wanted: per document, the block numbers by layer.
-
-        Returns:
-            Per document the blocks; None for a document that needs none, or that `_ends` has
-            already computed as a whole.
-        """
+        """Read middle blocks of every document."""
         reads: list[Future[BlocksOutcome] | None] = [
             self.loader.load_blocks(document.address, blocks)
             if any(blocks.values()) and not document.computed_alone

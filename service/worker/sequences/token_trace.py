@@ -24,11 +24,7 @@ from service.worker.model.flops import FlopCount
 
 @dataclass
 class TokenTracer:
-    """Traces one prompt.
-
-    If a stored segment is lost, the prefill is resumed and runs some layers a second time. What was
-    recorded for these layers is then replaced.
-    """
+    """Traces one prompt."""
 
     method: FusionMethod
     layers: int

@@ -18,12 +18,7 @@ MAX_NAMES = 500_000
 
 @dataclass(frozen=True)
 class Changes:
-    """What changed since the last report.
-
-    Attributes:
-        added: names of chunks; all that are cached, if it is a snapshot.
-        snapshot: whether what was reported before is void.
-    """
+    """What changed since the last report."""
 
     added: list[bytes]
     removed: list[bytes]

@@ -14,11 +14,7 @@ from encryption.keyring import DataKey, Keyring
 
 
 class GatewayKeys:
-    """Keeps a ring as the gateways say.
-
-    Args:
-        ring: of the stores.
-    """
+    """Keeps a ring as the gateways say."""
 
     def __init__(self, ring: Keyring) -> None:
         self._ring = ring
@@ -27,13 +23,7 @@ class GatewayKeys:
         self._deleted: set[bytes] = set()
 
     def take(self, gateway: bytes, keys: Sequence[DataKey], *, alone: bool) -> bool:
-        """Take over what a gateway sends: all keys that it has; return whether the ring changed.
-
-        Args:
-            gateway: which.
-            keys: of each owner the oldest first.
-            alone: whether this gateway is the only one, also if it sent others under another name.
-        """
+        """Take over what a gateway sends: all keys that it has; return whether the ring changed."""
         before = self._sent.get(gateway) or self._silent.pop(gateway, [])
         self._deleted |= {key.id for key in before} - {key.id for key in keys}
         if alone:
@@ -42,10 +32,7 @@ class GatewayKeys:
         return self._join()
 
     def silent(self, gateway: bytes) -> bool:
-        """Count on a gateway no more, while there are others; return whether the ring changed.
-
-        It may be dead, and what was deleted since is then told by nobody.
-        """
+        """Count on a gateway no more, while there are others; return whether the ring changed."""
         if len(self._sent) > 1 and gateway in self._sent:
             self._silent[gateway] = self._sent.pop(gateway)
         return self._join()

@@ -37,13 +37,7 @@ def uptime() -> float:
 
 
 class Leases:
-    """The leases of one worker, for one thread. Reads the note of an earlier process at once.
-
-    Workers that share a folder share its note; the same gateways must use them.
-
-    Args:
-        kv_dir: of the SSD tier; None: there is none.
-    """
+    """The leases of one worker, for one thread. Reads the note of an earlier process at once."""
 
     def __init__(
         self,
@@ -115,11 +109,7 @@ class Leases:
             log.warning("%s cannot be written: %s", self._note, error)
 
     def _read(self) -> dict[str, float]:
-        """Return the ends of leases by the wall clock.
-
-        There are none where one gateway had the folder for itself, which has deleted there what had
-        to be.
-        """
+        """Return the ends of leases by the wall clock."""
         try:
             text = "{}" if self._note is None else self._note.read_text(encoding="utf-8")
             return {str(domain): float(until) for domain, until in json.loads(text).items()}
@@ -131,13 +121,7 @@ class Leases:
 
 
 def take_number(kv_dir: Path) -> int:
-    """Take the lowest free number among the workers that share an SSD tier's folder.
-
-    It is this process's until it ends, however it does.
-
-    Raises:
-        OSError: the folder cannot be used, or has no free number.
-    """
+    """Take the lowest free number among the workers that share an SSD tier's folder."""
     folder = kv_dir / NUMBERS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(MAX_WORKERS):

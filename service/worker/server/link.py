@@ -31,16 +31,7 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 20_000
 
 
 class Link:
-    """Receives messages on its own thread; other threads send through an `outlet` each.
-
-    Args:
-        address: where to bind, as ZeroMQ writes it.
-        received: called on the link's thread with the sender's identity and the payload.
-        secret: of the fleet; empty: there is none.
-
-    Attributes:
-        address: where it is bound, with the port that was chosen if 0 was asked for.
-    """
+    """Receives messages on its own thread; other threads send through an `outlet` each."""
 
     def __init__(
         self, address: str, received: Callable[[bytes, bytes], None], secret: str = ""
@@ -56,12 +47,7 @@ class Link:
         self._error: zmq.ZMQError | None = None
 
     def start(self) -> None:
-        """Bind the socket and start the thread.
-
-        Raises:
-            InvalidSetting: others could reach the address, and there is no secret.
-            zmq.ZMQError: the address is taken.
-        """
+        """Bind the socket and start the thread."""
         fleet_secret.require_secret(self.address, self._secret)
         if fleet_secret.is_encrypted(self.address, self._secret):
             self._authenticator = ThreadAuthenticator(self._context)

@@ -11,11 +11,7 @@ from service.worker.server.link import Link, Outlet
 
 
 class ReplySender:
-    """Remembers who asked for what until the last reply to it is sent. For one thread.
-
-    Attributes:
-        outlet: of that thread, from `open` to `close`.
-    """
+    """Remembers who asked for what until the last reply to it is sent. For one thread."""
 
     outlet: Outlet
 

@@ -30,15 +30,7 @@ CACHED_INTERVAL_S = 0.1
 
 
 class Reporter:
-    """Reports to the gateways of one worker.
-
-    Its thread runs `_run`; all else is for the engine's thread.
-
-    Attributes:
-        ready: the reply to a gateway's Hello.
-        cached: the chunks in the memory tier.
-        draining: whether the worker takes nothing new.
-    """
+    """Reports to the gateways of one worker."""
 
     def __init__(self, engine: Engine, cached: CachedChunks, ready: Ready, link: Link) -> None:
         self._engine = engine
@@ -122,11 +114,7 @@ class Reporter:
         return load
 
     def send_counters(self, outlet: Outlet, *, gone: bool = False) -> None:
-        """Send counters to every gateway.
-
-        Args:
-            gone: whether the worker ends, and what only it held is no more.
-        """
+        """Send counters to every gateway."""
         # Read before the counters: whoever gets them knows the worker was alive at this moment.
         clock = uptime()
         started = time.monotonic()

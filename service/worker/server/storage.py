@@ -24,14 +24,7 @@ def open_store(
     on_change: Callable[[str, bool], None],
     keys: Keyring,
 ) -> TieredStore:
-    """Open the store of chunks.
-
-    Args:
-        opened: closes it.
-        pin: whether to read into pinned memory, from which a GPU copies asynchronously.
-        on_change: called with every chunk that the memory tier takes or gives up.
-        keys: seal and open what is stored, once a gateway has sent some.
-    """
+    """Open the store of chunks."""
     tiers = _tiers(settings, pin, on_change)
     wanted = settings.write_tiers.split(",") if settings.write_tiers else None
     written = [t.name for t in tiers if t.kind == "memory" or wanted is None or t.name in wanted]
@@ -42,10 +35,7 @@ def open_store(
 def _tiers(
     settings: WorkerSettings, pin: bool, on_change: Callable[[str, bool], None]
 ) -> list[Tier]:
-    """Return the store's tiers, fastest first, of which memory takes every computed chunk.
-
-    Memory is used where it has bytes, SSD where a folder is set, Redis and S3 where a URL is set.
-    """
+    """Return the store's tiers, fastest first, of which memory takes every computed chunk."""
     chosen: list[Tier] = []
     if settings.memory_tier_bytes:
         chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))

@@ -31,14 +31,7 @@ By = Literal["words", "marks"]
 
 @dataclass(frozen=True)
 class AttributedSentence:
-    """One sentence of the answer, and what supports it.
-
-    Attributes:
-        span: In the answer's text.
-        citations: Indexes of passages, from 1, the best first; empty: no passage supports it.
-        score: Support by the best of them, or of all passages if there is none; 0 to 1.
-        by: Who says so: the words that both share, or the marks that the model wrote.
-    """
+    """One sentence of the answer, and what supports it."""
 
     span: range
     citations: list[int]
@@ -48,13 +41,7 @@ class AttributedSentence:
 
 @dataclass(frozen=True)
 class AttributedAnswer:
-    """The sentences of an answer, and the passages that support them.
-
-    Attributes:
-        sentences: In order.
-        quotes: By index of the passages that are cited, the most that each supports a sentence.
-        unknown_marks: Numbers in marks of the model that name no passage.
-    """
+    """The sentences of an answer, and the passages that support them."""
 
     sentences: list[AttributedSentence] = field(default_factory=list)
     quotes: dict[int, Support] = field(default_factory=dict)

@@ -29,15 +29,7 @@ def without_marks(text: str) -> str:
 def with_marks(
     text: str, sentences: Sequence[tuple[range, Sequence[int]]]
 ) -> tuple[str, list[range]]:
-    """Put a mark at the end of every sentence that has citations, before its full stop.
-
-    Args:
-        text: The answer.
-        sentences: The span and the citations of each, in order.
-
-    Returns:
-        The marked text, and the spans of the same sentences in it.
-    """
+    """Put a mark at the end of every sentence that has citations, before its full stop."""
     out, done = "", 0
     spans: list[range] = []
     for span, citations in sentences:

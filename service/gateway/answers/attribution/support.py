@@ -29,12 +29,7 @@ OF_QUESTION = 0.5
 
 @dataclass(frozen=True)
 class Support:
-    """How far one passage supports a sentence.
-
-    Attributes:
-        score: 0 to 1.
-        quote: The passage's sentence that does so best, as a span of its text.
-    """
+    """How far one passage supports a sentence."""
 
     score: float
     quote: range

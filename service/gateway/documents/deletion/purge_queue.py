@@ -172,12 +172,7 @@ class PurgeQueue:
         raise TierUnreached(f"deleted KV may still be in {names}, which cannot be reached")
 
     async def _due(self, receipt_id: str | None) -> list[PendingPurge]:
-        """Return the purges to make now, sorted by tenant and receipt; drop those not needed.
-
-        A purge is not needed if its chunk is still there, or if another chunk has the same token
-        ids (in the document's new revision, or in another document of the tenant), because KV is
-        stored by content.
-        """
+        """Return the purges to make now, sorted by tenant and receipt; drop those not needed."""
         due: list[PendingPurge] = []
         while not due:
             async with self.catalog_lock:

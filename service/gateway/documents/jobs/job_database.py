@@ -22,19 +22,7 @@ OF_TENANTS = documents.join(jobs)
 
 
 class JobDatabase:
-    """Thread-safe; every call blocks.
-
-    Args:
-        database: Of the jobs.
-        spool: Holds what is too large for the database.
-        with_events: Whether for each job that ends an event is owed to the webhook.
-
-    Attributes:
-        database, spool: As given.
-        sealed: Seals what was sent with documents, and opens it.
-        me: This gateway's id.
-        shared: Whether other gateways use the database, too.
-    """
+    """Thread-safe; every call blocks."""
 
     def __init__(
         self, database: ServiceDatabase, spool: SpoolFolder, *, with_events: bool = False
@@ -52,10 +40,7 @@ class JobDatabase:
 
     @contextmanager
     def freeing(self) -> Iterator[sa.Connection]:
-        """Yield a transaction after which the files that no row names any more are removed.
-
-        Should the process die before they are, they are removed after the next one.
-        """
+        """Yield a transaction after which the files that no row names any more are removed."""
         with self.database.write() as write:
             yield write
             if self.shared:  # without files

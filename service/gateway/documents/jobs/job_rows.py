@@ -45,17 +45,7 @@ def in_state(state: str, of: sa.FromClause = documents) -> sa.ColumnElement[bool
 def in_turns(
     read: sa.Connection, query: sa.Select[Any], limit: int, max_bytes: int | None
 ) -> list[int] | None:
-    """Return the numbers of the next documents of a query where tenants come in turns.
-
-    Args:
-        read: A transaction.
-        query: Of documents with their jobs, in the order in which each tenant's come.
-        limit: Documents wanted.
-        max_bytes: Of all of them; one is wanted however long it is. None: any.
-
-    Returns:
-        About as many of each tenant; None: only one has any, so that their order is the query's.
-    """
+    """Return the numbers of the next documents of a query where tenants come in turns."""
     open_jobs = sa.select(jobs.c.tenant).where(jobs.c.state.in_(OPEN_STATES)).distinct()
     tenants = list(read.scalars(open_jobs))
     if len(tenants) < 2:
@@ -178,10 +168,7 @@ def _job_state(documents: set[str], cancelled: bool) -> str:
 
 
 def _comes_first(waiting: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether no earlier revision of a document is to be indexed, by whomever.
-
-    Its store would come after this one's, and undo it.
-    """
+    """Return whether no earlier revision of a document is to be indexed, by whomever."""
     earlier, sent, own = documents.alias(), jobs.alias(), jobs.alias()
     tenant = sa.select(own.c.tenant).where(own.c.job_id == waiting.c.job_id).correlate(waiting)
     found = sa.exists().where(

@@ -36,11 +36,7 @@ _UNFINISHED = sa.select(
 
 
 class UnfinishedDocuments:
-    """Thread-safe; every call blocks.
-
-    Args:
-        rows: With the documents.
-    """
+    """Thread-safe; every call blocks."""
 
     def __init__(self, rows: JobDatabase) -> None:
         self._rows = rows
@@ -53,14 +49,7 @@ class UnfinishedDocuments:
         without: Collection[int] = (),
         largest: int | None = None,
     ) -> list[IngestDocument]:
-        """Return the next documents to index, at least one, up to `max_bytes`.
-
-        Tenants come in turns, and of each its oldest documents.
-
-        Args:
-            without: Numbers of documents that are left out.
-            largest: Bytes of the largest that is wanted; None: any.
-        """
+        """Return the next documents to index, at least one, up to `max_bytes`."""
         wanted = sa.true() if largest is None else documents.c.bytes <= largest
         if without:
             wanted = sa.and_(wanted, ~among(documents.c.number, sorted(without)))
@@ -105,12 +94,7 @@ class UnfinishedDocuments:
             self._update_documents(write, {"state": "done"}, [{"_number": n} for n in numbers])
 
     def set_failed(self, failed: Sequence[tuple[int, str]], state: str = "failed") -> None:
-        """Note that documents cannot be stored.
-
-        Args:
-            failed: (number, what is wrong).
-            state: "failed", or "dead" if the worker died of them.
-        """
+        """Note that documents cannot be stored."""
         values: list[dict[str, Any]] = [{"_number": n, "error": error} for n, error in failed]
         with self._rows.freeing() as write:
             if self._rows.sealed.keys is not None:
@@ -120,13 +104,7 @@ class UnfinishedDocuments:
     def _update_documents(
         self, write: sa.Connection, values: dict[str, Any], rows: Sequence[dict[str, Any]]
     ) -> None:
-        """Update documents that were not cancelled.
-
-        Args:
-            write: A transaction.
-            values: Of all of them.
-            rows: Each document's `_number`, and its own values.
-        """
+        """Update documents that were not cancelled."""
         if not rows:
             return
         numbers = among(documents.c.number, [row["_number"] for row in rows])

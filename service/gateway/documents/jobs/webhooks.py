@@ -37,14 +37,7 @@ LEASE_S = 300.0  # more than the attempts of a batch take
 
 @dataclass(frozen=True)
 class Event:
-    """An event that is to be delivered.
-
-    Attributes:
-        event_id: The same at every attempt.
-        body: JSON, the same at every attempt.
-        attempts: How often it was tried.
-        created: When its job ended, in Unix seconds.
-    """
+    """An event that is to be delivered."""
 
     event_id: str
     body: bytes

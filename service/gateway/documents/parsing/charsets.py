@@ -185,11 +185,7 @@ def _broken_utf8(content: bytes) -> Decoded | None:
 
 
 def _guessed(content: bytes, first: int) -> Decoded:
-    """Detect the charset.
-
-    Raises:
-        InvalidRequest: It cannot be told surely enough.
-    """
+    """Detect the charset."""
     from charset_normalizer import from_bytes
 
     sample = content[:SAMPLE_BYTES]

@@ -28,11 +28,7 @@ _WORD = re.compile(r"\w+")
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a message; its title is the subject.
-
-    Raises:
-        InvalidRequest: It is no message, is encrypted, or exceeds a limit.
-    """
+    """Parse a message; its title is the subject."""
     message = email.message_from_bytes(content, policy=default)
     mail = _Mail(bounds)
     subject = mail.message(message)
@@ -50,11 +46,7 @@ class _Mail:
         self._depth = 0
 
     def message(self, message: Any) -> str:
-        """Add a mail; returns its subject.
-
-        Raises:
-            InvalidRequest: It has no headers of a mail, or is encrypted.
-        """
+        """Add a mail; returns its subject."""
         headers = {name: _header(message, name) for name in _HEADERS}
         if not any(headers.values()) and not self._depth:
             raise InvalidRequest("it has no sender, subject or date: is it an e-mail?")

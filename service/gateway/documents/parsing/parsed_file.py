@@ -22,13 +22,7 @@ _SPACE = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a file may hold.
-
-    Attributes:
-        pages: Pages, slides, sheets or chapters.
-        chars: Characters of its text.
-        ocr_pages: Pages that are read by OCR.
-    """
+    """What a file may hold."""
 
     pages: int
     chars: int
@@ -65,14 +59,7 @@ class ParseWarning:
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """A file's text.
-
-    Attributes:
-        text: All of it.
-        title: As the file says; may be empty.
-        marks: Where pages, slides, sheets and headings begin, in their order.
-        warnings: What is not in `text`, or may be wrong there; one per code.
-    """
+    """A file's text."""
 
     text: str
     title: str = ""
@@ -89,13 +76,7 @@ def heading(start: int, text: str) -> Mark:
 
 
 def places_warning(code: str, message: str, places: Sequence[str]) -> ParseWarning:
-    """Return a warning about places, each of which counts once.
-
-    Args:
-        code: What kind of thing.
-        message: A sentence in which `{places}` stands for a short list of them.
-        places: Labels, in their order.
-    """
+    """Return a warning about places, each of which counts once."""
     said = message.format(places=_ranges(places))
     return ParseWarning(code, said, tuple(places[:MAX_PLACES]), len(places))
 
@@ -202,11 +183,7 @@ class TextBuilder:
         return ParsedFile(text, one_line(title), self._marks, tuple(warnings))
 
     def add(self, text: str) -> None:
-        """Add text that goes on where the last ended.
-
-        Raises:
-            InvalidRequest: The file's text exceeds its limit.
-        """
+        """Add text that goes on where the last ended."""
         # XML and spreadsheets may name characters that are none.
         text = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
         text = text.replace(SOFT_HYPHEN, "")

@@ -83,9 +83,6 @@ async def parse_file(
 ) -> ParsedFile:
     """Parse content, or a file on disk, in a process of its own; text is read in this charset
     unless it is UTF-8.
-
-    Raises:
-        InvalidRequest: The file cannot be parsed; the message says why.
     """
     answer = await _run(content, limits, [kind, charset])
     if "error" in answer:

@@ -51,14 +51,7 @@ class Work:
 
 
 class Costs(NamedTuple):
-    """Seconds at each worker, by what they are spent on, each `[workers]`.
-
-    Attributes:
-        backlog_s: What the worker has to do already.
-        prefill_s: Seconds that it will be busy with the prompt.
-        decode_s: The answer's tokens.
-        away_s: Charged for documents whose home is another worker.
-    """
+    """Seconds at each worker, by what they are spent on, each `[workers]`."""
 
     backlog_s: Floats
     prefill_s: Floats
@@ -92,16 +85,7 @@ def costs(
     away: Bools,
     reused: Floats,
 ) -> Costs:
-    """Return what a prompt takes at each worker.
-
-    Args:
-        work: The prompt's.
-        table: What is known of the workers.
-        held: Whether a worker's memory tier has the document `[documents, workers]`.
-        places: Where workers find each document that they do not hold.
-        away: Whether another worker is the document's home `[documents, workers]`.
-        reused: First tokens of the prompt whose KV an earlier one left there `[workers]`.
-    """
+    """Return what a prompt takes at each worker."""
     crowd = np.where(table.in_flight > 0, CROWDED, 1.0)
     speeds = table.speeds()
     token_s = speeds.token_s * crowd

@@ -31,11 +31,7 @@ def ranked(name: bytes, workers: Iterable[int]) -> list[int]:
 
 
 def home(name: bytes, backlogs: Mapping[int, float]) -> int:
-    """Return the home of one name.
-
-    Args:
-        backlogs: seconds of work that each worker has.
-    """
+    """Return the home of one name."""
     numbers = np.fromiter(backlogs, np.int64, count=len(backlogs))
     seconds = np.fromiter(backlogs.values(), np.float64, count=len(backlogs))
     return int(numbers[homes([name], numbers, seconds)[0]])
@@ -44,12 +40,7 @@ def home(name: bytes, backlogs: Mapping[int, float]) -> int:
 def homes(
     names: Sequence[bytes], numbers: npt.NDArray[np.int64], backlogs: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.intp]:
-    """Return the home of every name, as its place in `numbers`.
-
-    Args:
-        numbers: of the workers `[workers]`, at least one.
-        backlogs: seconds of work that each of them has `[workers]`.
-    """
+    """Return the home of every name, as its place in `numbers`."""
     weights = _weights(names, numbers)
     weights[:, backlogs > BOUND * backlogs.mean() + SLACK_S] = 0
     places: npt.NDArray[np.intp] = weights.argmax(axis=1)

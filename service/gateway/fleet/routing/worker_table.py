@@ -78,14 +78,7 @@ class Backlog:
 
 
 class Speeds(NamedTuple):
-    """How fast workers are believed to be, each `[workers]`.
-
-    Attributes:
-        token_s: seconds to compute a prompt token.
-        overhead_s: seconds of any prefill besides its tokens.
-        step_s: seconds of a decode step, besides its sequences.
-        step_sequence_s: seconds that a sequence adds to a decode step.
-    """
+    """How fast workers are believed to be, each `[workers]`."""
 
     token_s: Floats
     overhead_s: Floats

@@ -204,10 +204,7 @@ def _after(body: bytes, receive: Receive) -> Receive:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; whoever cancels the call cancels it, and waits until it has cleaned up.
-
-    It gets a task of its own: within the SDK's, every await of a cancelled call is cancelled anew.
-    """
+    """Await `work`; whoever cancels the call cancels it, and waits until it has cleaned up."""
     from anyio import CancelScope
 
     task = asyncio.create_task(work)

@@ -42,17 +42,7 @@ INSTRUCTIONS: Final = (
 
 @dataclass(frozen=True)
 class Tool(Generic[A]):
-    """One tool.
-
-    Attributes:
-        name: What agents call it.
-        description: What it does, for models.
-        scope: What the key needs, as for the route of the same service.
-        counted: Whether a call counts against requests per minute, as one of the route does.
-        arguments: What it takes.
-        result: What it gives.
-        answer: Does it.
-    """
+    """One tool."""
 
     name: str
     description: str
@@ -63,14 +53,7 @@ class Tool(Generic[A]):
     answer: Callable[[Gateway, A, CallContext], Awaitable[BaseModel]]
 
     async def call(self, gateway: Gateway, arguments: Any, call: CallContext) -> BaseModel:
-        """Do what was asked for.
-
-        Raises:
-            Forbidden: The key lacks the scope.
-            QuotaExceeded: A rate of the key or the tenant is used up.
-            InvalidRequest: An argument is wrong; the message names it.
-            KvstitchError: What the service raises.
-        """
+        """Do what was asked for."""
         await gateway.access.admit(call.principal, self.scope, counted=self.counted)
         return await self.answer(gateway, validated(arguments, self.arguments), call)
 

@@ -48,11 +48,7 @@ def supports(decoder: DecoderModel, pool: KVPool) -> bool:
 def compute(
     decoder: DecoderModel, pool: KVPool, shape: Shape, tensors: Tensors, group: range
 ) -> Tensor:
-    """Compute the layers of a group from what stands in the tensors; this is recorded.
-
-    Returns:
-        Hidden states after the group, or the logits, as they stand in the tensors then.
-    """
+    """Compute the layers of a group from what stands in the tensors; this is recorded."""
     x, positions = tensors.x, tensors.positions
     if not group.start and not shape.from_attention:
         x = decoder.embed(tensors.ids)
@@ -103,11 +99,7 @@ def compute(
 def unrecorded(
     decoder: DecoderModel, shape: Shape, group: range, kv: SequenceKV, given: Given
 ) -> list[Tensor]:
-    """Compute the layers of a group of a prompt by what the layer loop calls.
-
-    Returns:
-        Hidden states after the group, or the logits, and then the scores of every scored layer.
-    """
+    """Compute the layers of a group of a prompt by what the layer loop calls."""
     device, tokens, scores = decoder.device, given.tokens, []
     rows, x, q = given.rows.to(device), given.x, None
     if shape.from_attention and group.start == shape.first:

@@ -46,12 +46,7 @@ to bfloat16 in up to a group's layers."""
 
 @dataclass
 class _Recorded:
-    """The recordings of a shape, of its first groups.
-
-    Attributes:
-        taken: whether a prefill is between two groups.
-        saved_s: seconds by which the groups are faster than the layer loop.
-    """
+    """The recordings of a shape, of its first groups."""
 
     tensors: Tensors
     groups: dict[range, Play] = field(default_factory=dict)

@@ -19,14 +19,7 @@ from service.worker.steps import Steps
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a run has left.
-
-    Attributes:
-        stop: the layer after the last that was computed.
-        x: hidden states of the rows before it `[m, hidden]`; None behind the model's last layer.
-        logits: of the last row `[vocabulary]` fp32; only behind the model's last layer.
-        rows_per_layer: number of rows whose attention was computed, per layer.
-    """
+    """What a run has left."""
 
     stop: int
     x: Tensor | None

@@ -19,24 +19,7 @@ MIN_KEYS = 2048
 
 @dataclass(frozen=True)
 class Shape:
-    """What a recording is for.
-
-    Attributes:
-        rows: that are computed, padding included.
-        first: the first layer.
-        stop: the layer after the last.
-        keys: of the prompt, padding included.
-        scored: layers whose attention is scored. Of the last of them nothing but the scores is
-            computed. Empty: no scores.
-        every: whether the rows are all of the prompt's.
-        from_attention: whether the first layer begins at its attention: its keys and values stand
-            in the cache, and the rows' queries are given.
-        shifted: whether rows that are not computed are shifted at every layer but 0.
-        answers: whether the layers end with the model's last, and so with the logits of the last
-            row.
-        copied_from: the layer from which on stored layers are copied in groups: these are replayed
-            in the same groups.
-    """
+    """What a recording is for."""
 
     rows: int
     first: int
@@ -65,11 +48,7 @@ class Shape:
 
 
 def bucket(rows: int) -> int | None:
-    """Return how many rows are computed instead of so many: 8, 10, 12, 14, 16, 20, 24, 28, 32, ...
-
-    Behind `FEW_ROWS` at most a sixteenth more. None if there are too many, or if that is more than
-    a third more.
-    """
+    """Return how many rows are computed instead of so many: 8, 10, 12, 14, 16, 20, 24, 28, 32, ..."""
     if rows > MAX_ROWS:
         return None
     steps = 3 if rows <= FEW_ROWS else 5

@@ -50,17 +50,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Tensors:
-    """What a shape's recordings read and write, on the device.
-
-    Attributes:
-        numbers: the file's header says what stands where, int64.
-        x: hidden states before the group that is replayed next `[rows, hidden]`.
-        q: queries at the first layer `[rows, heads, head_dim]`; of no rows if they are not given.
-        weights: of the rows' attention in scores `[rows]` fp32.
-        scores: by scored layer and KV head `[layers, kv_heads, keys]` fp32.
-        moved: by prompt row how far the shift moves it `[keys]`; empty without a shift.
-        logits: of the last row `[1, vocabulary]` fp32, for shapes that answer.
-    """
+    """What a shape's recordings read and write, on the device."""
 
     shape: Shape
     layers: int

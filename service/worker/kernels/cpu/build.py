@@ -35,14 +35,7 @@ def is_current() -> bool:
 
 
 def build() -> Path:
-    """Compile the module, and put it into its place when it is whole.
-
-    Returns:
-        Its path.
-
-    Raises:
-        RuntimeError: there is no C compiler, or it cannot compile a kernel.
-    """
+    """Compile the module, and put it into its place when it is whole."""
     tool = compiler()
     if tool is None:
         raise RuntimeError("there is no C compiler: install gcc")

@@ -116,10 +116,7 @@ def _gated_part(
 
 
 def _parts(outs: int, each: int) -> list[tuple[slice, int]]:
-    """Return slices of a weight's rows that fit between two pauses, and the cost of each.
-
-    Costs are in multiplications; one row costs `each`.
-    """
+    """Return slices of a weight's rows that fit between two pauses, and the cost of each."""
     step = max(PAUSE // each // LANES, 1) * LANES
     return [
         (slice(a, min(a + step, outs)), min(step, outs - a) * each) for a in range(0, outs, step)

@@ -30,11 +30,6 @@ MAX_HEAD_DIM = 256
 def jit(function: Callable[..., None], *unspecialised: str) -> Any:
     """Return the compiled kernel, launched as `kernel[grid](...)`; None where Triton is not
     installed.
-
-    Args:
-        function: the kernel's source.
-        unspecialised: names of integer arguments that vary from call to call. Triton would compile
-            the kernel again for those that are 1 or a multiple of 16.
     """
     return None if triton is None else triton.jit(function, do_not_specialize=unspecialised)
 
@@ -49,13 +44,7 @@ def takes_heads(kernel: Any, x: Tensor) -> bool:
 def matches_torch(
     name: str, compare: Callable[[], tuple[Tensor, Tensor]], tolerance: float
 ) -> bool:
-    """Return whether a kernel runs here and gives what torch gives; logs a warning if not.
-
-    Args:
-        name: of the kernel, for the log.
-        compare: runs both and returns the kernel's result and torch's.
-        tolerance: largest allowed absolute difference.
-    """
+    """Return whether a kernel runs here and gives what torch gives; logs a warning if not."""
     try:
         ours, theirs = compare()
     except Exception as error:

@@ -86,17 +86,7 @@ class LayerLoop(Protocol):
         weights: Callable[[int], RowWeights],
         sight: Sight = EVERYTHING_CACHED,
     ) -> Steps[Tensor]:
-        """Run some rows over the stitched cache and measure which tokens they attend to.
-
-        Args:
-            rows: ascending prompt rows.
-            layers: layers whose attention counts; the pass ends after the last of them.
-            weights: for a layer's number, how its attention becomes scores.
-            sight: which keys the rows see, and which share their attention.
-
-        Returns:
-            Scores `[len(layers), n]` fp32; zero for tokens that are not cached or not scored.
-        """
+        """Run some rows over the stitched cache and measure which tokens they attend to."""
 
     def layers(
         self, method: DenseMethod, rows: Tensor, scores: Tensor | None = None
@@ -121,10 +111,7 @@ class DenseMethod(FusionMethod):
 
     @property
     def full_layers(self) -> int:
-        """Number of first layers that compute every row.
-
-        Their results stay valid even if a segment turns out not to be stored.
-        """
+        """Number of first layers that compute every row."""
         return 0
 
     def is_quiet(self, layer: int) -> bool:

@@ -109,21 +109,11 @@ class EvictionMethod:
         raise NotImplementedError
 
     def layer_room(self, prompt: PromptAttention, room: int, competitors: int) -> int:
-        """Return the entries per KV head that this layer has for unprotected tokens.
-
-        Args:
-            room: the mean of these entries over all layers.
-            competitors: number of unprotected tokens.
-        """
+        """Return the entries per KV head that this layer has for unprotected tokens."""
         return room
 
     def head_rooms(self, prompt: PromptAttention, scores: Tensor, room: int) -> Sequence[int]:
-        """Return the entries that each KV head of this layer has for unprotected tokens.
-
-        Args:
-            scores: of the unprotected tokens `[kv_heads, competitors]`, for all of its KV heads.
-            room: the mean of these entries over the heads.
-        """
+        """Return the entries that each KV head of this layer has for unprotected tokens."""
         return [room] * scores.shape[0]
 
     # -- implemented by the base ------------------------------------------------------------------

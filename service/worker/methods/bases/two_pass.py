@@ -46,10 +46,7 @@ class TwoPassMethod(DenseMethod):
         return range(layers)
 
     def question_row_weights(self, layer: int, layout: PromptLayout) -> RowWeights:
-        """Return how the question rows' attention at a layer becomes scores.
-
-        One weight per row `[m]` fp32 is much faster than a function.
-        """
+        """Return how the question rows' attention at a layer becomes scores."""
         return layout.once("ones of question rows", lambda: torch.ones(len(layout.question_rows)))
 
     def sight(self, layout: PromptLayout) -> Sight:

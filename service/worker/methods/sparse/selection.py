@@ -76,13 +76,6 @@ def personalised(question: Tensor, locals_: Sequence[Tensor], *, bias: bool) -> 
 def scores(query: Tensor, keys: Tensor) -> Tensor:
     """Return scores s(x) = Σ_h ⟨q[h], x[g(h)]⟩ of block keys, where g(h) is the KV head of query
     head h.
-
-    Args:
-        query: `[layers, heads, head_dim]`.
-        keys: `[layers, m, kv_heads, head_dim]`.
-
-    Returns:
-        `[layers, m]` fp32.
     """
     layers, _, kv_heads, d = keys.shape
     grouped = query.view(layers, kv_heads, -1, d).sum(2)
@@ -90,12 +83,7 @@ def scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]) -> float:
-    """Return P in [0, 1), the share of the document's middle blocks that the question needs (Q3).
-
-    It is how far the score of the best middle block lies above the anchor's, relative to its
-    distance from the worst middle block's, mean over the stable layers. Best and worst are by the
-    sketch (decay and mass of attention); blocks without a representative are neither.
-    """
+    """Return P in [0, 1), the share of the document's middle blocks that the question needs (Q3)."""
     middle = document.grid.middle
     sketch = document.sketch
     if not middle:
@@ -113,11 +101,7 @@ def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]
 
 
 def normalised(s: Tensor, query: Tensor, how: str) -> Tensor:
-    """Return scores of one document `[layers, m]`, made comparable between documents.
-
-    For "softmax" its logarithm is returned: the order is the same, and small values do not all
-    underflow to zero and tie.
-    """
+    """Return scores of one document `[layers, m]`, made comparable between documents."""
     if how == "minmax":
         low, high = s.amin(1, keepdim=True), s.amax(1, keepdim=True)
         spread: Tensor = (s - low) / (high - low).clamp(min=1e-30)
@@ -243,12 +227,7 @@ def fixed_tokens(documents: Sequence[SketchedDocument]) -> list[int]:
 
 
 def recomputed_ends(grid: BlockGrid, share: float) -> list[int]:
-    """Return tokens of a document's first and last blocks to compute anew, ascending.
-
-    They are taken from the first block, then from the document's end backwards, until they are
-    `share` of the document. A document without middle blocks is kept and computed as a whole, which
-    makes it exact.
-    """
+    """Return tokens of a document's first and last blocks to compute anew, ascending."""
     ends = grid.indices(grid.fixed)
     if not grid.middle:
         return ends

@@ -185,18 +185,7 @@ def block_means(k: Tensor, grid: BlockGrid) -> Tensor:
 def attention_mass(
     q: Tensor, k: Tensor, scale: float, rule: AttentionRule = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean attention that each token receives from later queries.
-
-    Args:
-        q: queries after RoPE `[T, heads, head_dim]`.
-        k: keys after RoPE `[kv_heads, first + T, head_dim]`; the first rows are a prefix that the
-            queries see but that is not scored.
-
-    Returns:
-        The mean over heads and later queries, `[T]` fp32, NaN at tokens with fewer than
-        `MIN_LATER_QUERIES` later queries; and the log normaliser of every query's softmax,
-        `[heads, T]` fp32.
-    """
+    """Return the mean attention that each token receives from later queries."""
     tokens, heads, d = q.shape
     kv_heads, n, _ = k.shape
     first = n - tokens
@@ -275,17 +264,7 @@ def later_attention(
 
 
 def decays(columns: Tensor, representative: Tensor) -> Tensor:
-    """Return alpha, how fast attention decays: least squares of log y = c - alpha · log x.
-
-    y is the attention that the representative receives from the query x tokens after it.
-
-    Args:
-        columns: attention of every query to each block's representative `[layers, T, m]`.
-        representative: token index of each block's representative `[layers, m]`.
-
-    Returns:
-        alpha `[layers, m]` fp32, +inf where a block has no representative.
-    """
+    """Return alpha, how fast attention decays: least squares of log y = c - alpha · log x."""
     index = torch.arange(columns.shape[1], device=columns.device)
     distance = index[:, None] - representative[:, None]
     later = distance >= 1

@@ -56,14 +56,7 @@ class LoraRefused(ValueError):
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The content of adapter_config.json, as far as it matters here.
-
-    Attributes:
-        rank: of modules that no pattern of `ranks` names.
-        rank_stabilised: whether the scale is alpha / √rank instead of alpha / rank.
-        ranks: by pattern of the module's name.
-        base: the model that it was trained with, as PEFT knows it.
-    """
+    """The content of adapter_config.json, as far as it matters here."""
 
     rank: int
     alpha: float
@@ -84,12 +77,7 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class LoraTensor:
-    """A tensor of the weights by its name.
-
-    Attributes:
-        module: full name of the linear module.
-        side: "A" or "B".
-    """
+    """A tensor of the weights by its name."""
 
     module: str
     layer: int

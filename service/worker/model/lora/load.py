@@ -40,11 +40,7 @@ _PROJECTIONS: Mapping[str, Sequence[Sequence[str]]] = {
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a linear module is computed.
-
-    Attributes:
-        first: which of its outputs is the module's first.
-    """
+    """Where a linear module is computed."""
 
     projection: str
     first: int
@@ -97,11 +93,7 @@ def lora_matrices(model: Any, name: str, folder: Path) -> dict[str, LoraMatrices
 
 
 def read_matrices(folder: Path, config: LoraConfig) -> dict[str, LoraMatrices]:
-    """Return the adapter's weights by the module's full name, in the file's dtype.
-
-    Raises:
-        LoraRefused: the file is missing or damaged, or does not fit the config.
-    """
+    """Return the adapter's weights by the module's full name, in the file's dtype."""
     names = tensor_names(folder)
     tensors = load_file(folder / WEIGHTS)
     sides = {(tensor.module, tensor.side): tensors[name] for name, tensor in names.items()}

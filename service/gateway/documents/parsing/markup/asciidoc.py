@@ -19,11 +19,7 @@ _NO_TITLE = re.compile(r"[\[.|:*/]|//|include::")
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a text; its title is its first line that is a heading of level 0, if there is one.
-
-    Raises:
-        InvalidRequest: Its charset cannot be told.
-    """
+    """Parse a text; its title is its first line that is a heading of level 0, if there is one."""
     decoded = decode(content)
     text = decoded.text
     lines = [match for match in _LINE.finditer(text) if match[0]]

@@ -27,13 +27,7 @@ _DIGITS = re.compile(r"\s*(\d{1,5})")
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """A table that holds data.
-
-    Attributes:
-        titles: Its caption, and rows above the header that are one cell.
-        rows: The others.
-        headers: So many of them name the columns; None: the page does not say.
-    """
+    """A table that holds data."""
 
     titles: list[str]
     rows: list[list[Cell]]

@@ -19,13 +19,7 @@ _HTML_TABLE = re.compile(r"\s*<table[\s>]", re.I)
 
 
 def with_named_rows(text: str, tokens: Sequence[Token], bounds: Bounds) -> str:
-    """Return a text whose tables are lines that name their columns.
-
-    Args:
-        text: All of it.
-        tokens: markdown-it's, with tables. Those inside of lists and quotations stay as they are.
-        bounds: What a table's text may have.
-    """
+    """Return a text whose tables are lines that name their columns."""
     starts = [0, *(end.end() for end in LINE_END.finditer(text)), len(text)]
     out: list[str] = []
     done = 0

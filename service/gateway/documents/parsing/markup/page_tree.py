@@ -45,10 +45,7 @@ MATH_PARSER = etree.XMLParser(recover=True, resolve_entities=False, no_network=T
 
 
 def page_tree(text: str) -> tuple[LexborHTMLParser, Counter[str]]:
-    """Parse a page; returns what is seen of it, and how much is left out by the warning's code.
-
-    XHTML is read as XML, where `<title/>` is a whole element; in HTML it only begins one.
-    """
+    """Parse a page; returns what is seen of it, and how much is left out by the warning's code."""
     is_xml = text.lstrip()[:5] == "<?xml" or _XML_SPACE in text[:2000]
     tree = LexborHTMLParser(_as_html(text) if is_xml else _DOCTYPE.sub("", text, count=1))
     left_out: Counter[str] = Counter()

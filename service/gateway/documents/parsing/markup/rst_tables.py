@@ -18,13 +18,7 @@ _DIRECTIVE = re.compile(r"\.\. (?:list-|csv-)?table::")
 
 
 def with_named_rows(text: str, read: Callable[[str], Any], bounds: Bounds) -> str:
-    """Return a text whose tables are lines that name their columns.
-
-    Args:
-        text: All of it. Tables that are indented, as in lists and in code, stay as they are.
-        read: Parses reStructuredText to docutils' tree.
-        bounds: What a table's text may have.
-    """
+    """Return a text whose tables are lines that name their columns."""
     lines = text.splitlines(keepends=True)
     out: list[str] = []
     done = 0

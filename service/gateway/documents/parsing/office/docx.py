@@ -48,12 +48,7 @@ _CALLED = {"footnote": "Footnote", "endnote": "Endnote"}
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a file that is known to be a DOCX.
-
-    Raises:
-        InvalidRequest: It exceeds a limit.
-        Exception: Whatever python-docx raises for a broken file.
-    """
+    """Parse a file that is known to be a DOCX."""
     document = docx.Document(BytesIO(content))
     walk = _Walk(document, bounds)
     body = document.element.body

@@ -34,15 +34,7 @@ def switched_on(properties: Any, name: str) -> bool | None:
 
 @dataclass(frozen=True)
 class Style:
-    """What a paragraph, or a run of text, is. None: its base says so.
-
-    Attributes:
-        level: 1 to 9 of a heading, 0: none.
-        list_id: Of the list that it belongs to; "0": none.
-        depth: In that list, from 0.
-        hidden: Whether its text is not shown.
-        based_on: The id of its base.
-    """
+    """What a paragraph, or a run of text, is. None: its base says so."""
 
     level: int | None = None
     list_id: str | None = None
@@ -171,12 +163,7 @@ class Numbering:
                 self._lists[key] = self._lists[target]
 
     def next(self, style: Style, key: str) -> str | None:
-        """Count a paragraph; returns its number as it is printed, "" for a bullet, None: no list.
-
-        Args:
-            style: What it is.
-            key: Its style's id.
-        """
+        """Count a paragraph; returns its number as it is printed, "" for a bullet, None: no list."""
         found = self._lists.get(self._of_id.get(style.list_id or "", ""))
         if found is None:
             return None

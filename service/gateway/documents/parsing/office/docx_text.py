@@ -45,14 +45,7 @@ MAX_COUNTING = 12  # letters beside the number of a page: "page 3 of 9"
 
 @dataclass
 class Found:
-    """What a paragraph, or the cells of a table, hold besides their text.
-
-    Attributes:
-        notes: ("footnote", "endnote" or "comment", its id), in their order.
-        boxes: Text boxes, whose children are blocks.
-        charts, diagrams: Ids of the relationships to their parts.
-        left_out: How many there are of what is not kept, by the warning's code.
-    """
+    """What a paragraph, or the cells of a table, hold besides their text."""
 
     notes: list[tuple[str, str]] = field(default_factory=list)
     boxes: list[Any] = field(default_factory=list)
@@ -107,13 +100,7 @@ def _is_placeholder(element: Any) -> bool:
 
 
 def paragraph_text(paragraph: Any, styles: Styles, found: Found) -> str:
-    """Return a paragraph's text, with inserted and without deleted or hidden words.
-
-    Args:
-        paragraph: `w:p`.
-        styles: Of the document.
-        found: Gets what else there is.
-    """
+    """Return a paragraph's text, with inserted and without deleted or hidden words."""
     hidden_paragraph = styles.of(paragraph)[0].hidden
     out: list[str] = []
     stack = [iter(paragraph)]

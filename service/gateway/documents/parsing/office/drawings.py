@@ -15,11 +15,7 @@ _PARSER = etree.XMLParser(resolve_entities=False, no_network=True)
 
 
 def xml_of(part: bytes) -> Any:
-    """Return the root element of a part.
-
-    Raises:
-        lxml.etree.XMLSyntaxError: It is no XML.
-    """
+    """Return the root element of a part."""
     return etree.fromstring(part, _PARSER)
 
 

@@ -31,15 +31,7 @@ _PAGES = ("application/xhtml+xml", "text/html")
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse an EPUB: the chapters of a book in reading order, each read as HTML.
-
-    Files outside the reading order, as notes often are, come last. Not kept: pictures, which are
-    counted, and the table of contents.
-
-    Raises:
-        InvalidRequest: It exceeds a limit, is encrypted, or has no chapters.
-        Exception: Whatever zipfile or the XML parser raises for a broken file.
-    """
+    """Parse an EPUB: the chapters of a book in reading order, each read as HTML."""
     with open_zip(content) as archive:
         root = ElementTree.fromstring(archive.read("META-INF/container.xml"))
         rootfile = root.find(f".//{_CONTAINER}rootfile")
@@ -80,11 +72,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 def _chapters(opf: ElementTree.Element, folder: str) -> list[str]:
-    """Return the names in the archive of the files in reading order.
-
-    Raises:
-        InvalidRequest: There are none.
-    """
+    """Return the names in the archive of the files in reading order."""
     hrefs = {
         item.get("id"): item.get("href", "")
         for item in opf.iter(f"{_OPF}item")

@@ -24,12 +24,7 @@ _OPEN_DOCUMENT = b"application/vnd.oasis.opendocument."
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a file of any of these formats.
-
-    Raises:
-        InvalidRequest: It is none of them, is encrypted, or exceeds a limit.
-        Exception: Whatever the format's library raises for a broken file.
-    """
+    """Parse a file of any of these formats."""
     with open_zip(content) as archive:
         kind = kind_of(archive)
         if kind is None:

@@ -39,12 +39,7 @@ MAX_REPEATED = 1000  # rows that are all alike
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a file that is known to be an OpenDocument.
-
-    Raises:
-        InvalidRequest: It is encrypted, or exceeds a limit.
-        Exception: Whatever zipfile or lxml raises for a broken file.
-    """
+    """Parse a file that is known to be an OpenDocument."""
     with open_zip(content) as archive:
         names = archive.namelist()
         manifest = "META-INF/manifest.xml"

@@ -23,12 +23,7 @@ _CHARACTERS = {"tab": "\t", "line-break": "\n"}
 
 
 class Paragraphs:
-    """Reads paragraphs.
-
-    Attributes:
-        left_out: How many there are of what is not kept, by the warning's code.
-        behind: Notes, comments, text boxes and pictures of what was read, in their order.
-    """
+    """Reads paragraphs."""
 
     def __init__(self, archive: ZipFile, styles: Styles) -> None:
         self.left_out: Counter[str] = Counter()

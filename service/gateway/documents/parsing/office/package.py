@@ -28,12 +28,7 @@ _RELATIONSHIP = re.compile(rb"<(?:\w+:)?Relationship\b[^>]*>")
 
 
 def usual_package(content: bytes, archive: ZipFile) -> bytes:
-    """Return the archive, written anew if libraries would not read it as it is.
-
-    Args:
-        content: The archive.
-        archive: The same, opened; its bounds are checked.
-    """
+    """Return the archive, written anew if libraries would not read it as it is."""
     names = {name: posixpath.normpath(name.replace("\\", "/")) for name in archive.namelist()}
     known = {name.lower(): name for name in names.values()}
     names = {old: _beside_its_part(new, known) for old, new in names.items()}

@@ -34,14 +34,7 @@ _OLE = "{http://schemas.openxmlformats.org/presentationml/2006/main}oleObj"
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a PPTX.
-
-    Not kept, but counted: pictures, embedded objects, hidden slides. Masters are not read.
-
-    Raises:
-        InvalidRequest: It exceeds a limit.
-        Exception: Whatever python-pptx raises for a broken file.
-    """
+    """Parse a PPTX."""
     presentation = Presentation(BytesIO(content))
     bounds.check_pages(len(presentation.slides), "slides")
     slides = _Slides(bounds)

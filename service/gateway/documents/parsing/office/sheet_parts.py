@@ -20,13 +20,7 @@ _XDR = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}"
 
 @dataclass
 class SheetParts:
-    """What is on a sheet besides the values of its cells.
-
-    Attributes:
-        comments: The cell, as Excel calls it (`B3`), and the text; replies are comments, too.
-        texts: Of text boxes and SmartArt, and the titles of charts, whose values are in cells.
-        left_out: How much is not read, by the warning's code.
-    """
+    """What is on a sheet besides the values of its cells."""
 
     comments: list[tuple[str, str]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -34,12 +28,7 @@ class SheetParts:
 
 
 def parts_of(archive: ZipFile, sheet: str) -> SheetParts:
-    """Read the parts that belong to a sheet.
-
-    Args:
-        archive: The workbook.
-        sheet: The name of the sheet's part.
-    """
+    """Read the parts that belong to a sheet."""
     found = SheetParts()
     notes: list[tuple[str, str]] = []
     for kind, name, root in _related(archive, sheet):

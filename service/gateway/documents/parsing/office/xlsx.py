@@ -51,12 +51,7 @@ Merged = tuple[int, int, int, int]  # first column, first row, last column, last
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a file that is known to be an XLSX.
-
-    Raises:
-        InvalidRequest: It exceeds a limit.
-        Exception: Whatever openpyxl raises for a broken file.
-    """
+    """Parse a file that is known to be an XLSX."""
     book = load_workbook(BytesIO(content), read_only=True, data_only=True, keep_links=False)
     bounds.check_pages(len(book.sheetnames), "sheets")
     out = TextBuilder(bounds)
@@ -101,12 +96,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 
 
 class _Sheet:
-    """Reads the rows of one sheet.
-
-    Attributes:
-        hidden: Hidden rows and columns that held something.
-        formulas: Formulas without a saved value.
-    """
+    """Reads the rows of one sheet."""
 
     def __init__(self, sheet: Any) -> None:
         self.hidden: Counter[str] = Counter()

@@ -36,11 +36,7 @@ COVERED = 0.5  # of the page
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a PDF.
-
-    Raises:
-        InvalidRequest: It is damaged, is encrypted, exceeds a limit or holds no text.
-    """
+    """Parse a PDF."""
     try:
         document = pdfium.PdfDocument(content)
     except pdfium.PdfiumError as error:

@@ -14,11 +14,7 @@ from service.gateway.documents.parsing.pdf.ocr_limits import installed
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a PNG, JPEG or TIFF, whose pictures are pages.
-
-    Raises:
-        InvalidRequest: OCR is off, or it is damaged, exceeds a limit or holds no text.
-    """
+    """Parse a PNG, JPEG or TIFF, whose pictures are pages."""
     if not bounds.ocr_pages or not installed():
         raise InvalidRequest(
             "it is a picture: to read what is written in it, install kvstitch[ocr] and leave "

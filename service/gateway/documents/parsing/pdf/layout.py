@@ -78,14 +78,7 @@ class Row:
 
 @dataclass(slots=True)
 class Line:
-    """A line of text in reading order.
-
-    Attributes:
-        text: As it stands; a hyphen at its end may divide a word.
-        row: Where it stands.
-        full: Whether it goes to the right edge of its column.
-        gap: Whether there is more space above it than between the lines of a paragraph.
-    """
+    """A line of text in reading order."""
 
     text: str
     row: Row
@@ -94,12 +87,7 @@ class Line:
 
 
 def lines_of(words: Sequence[Word], entries: Sequence[Word] = ()) -> tuple[list[Line], int]:
-    """Return a page's lines, and how many readings (furigana) were left out.
-
-    Args:
-        words: In the order in which the page draws them.
-        entries: What is filled in or typed over the page; each stands in the row beside it.
-    """
+    """Return a page's lines, and how many readings (furigana) were left out."""
     rows, readings = _without_readings(_rows(words))
     for entry in entries:
         _enter(rows, entry)

@@ -39,10 +39,7 @@ class Vocabulary:
 
 
 def paragraphs(pages: Sequence[list[Line]], vocabulary: Vocabulary) -> list[str]:
-    """Return the text of each page, one line per line, and a blank one between paragraphs.
-
-    The rest of a word that was divided moves to the line where it begins, also from the next page.
-    """
+    """Return the text of each page, one line per line, and a blank one between paragraphs."""
     texts: list[list[str]] = [[] for _ in pages]
     last: list[str] | None = None  # the page of the line before
     full = False

@@ -71,11 +71,7 @@ class _Reading:
 
 
 class Ocr:
-    """Reads at most so many pictures of a file, and keeps account of them.
-
-    Args:
-        most: Pictures; none if the extra is not installed.
-    """
+    """Reads at most so many pictures of a file, and keeps account of them."""
 
     def __init__(self, most: int) -> None:
         self._most = most if installed() else 0
@@ -91,13 +87,7 @@ class Ocr:
         return self._most > 0
 
     def words(self, picture: np.ndarray, points: float, place: str) -> list[Word]:
-        """Return the words of a picture, line by line; none if it could not be read.
-
-        Args:
-            picture: `[height, width, 3]`, blue first.
-            points: Of a pixel.
-            place: The label of its page.
-        """
+        """Return the words of a picture, line by line; none if it could not be read."""
         if self._count >= self._most or not self._has_time():
             self._over.append(place)
             return []
@@ -217,13 +207,7 @@ def _in_rows(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _words(line: _Line, height: float, points: float) -> list[Word]:
-    """Return a line's words; where each stands is told by how many characters are before it.
-
-    Args:
-        line: In pixels.
-        height: Of the picture, in pixels.
-        points: Of a pixel.
-    """
+    """Return a line's words; where each stands is told by how many characters are before it."""
     words = []
     char = (line.x1 - line.x0) / len(line.text)
     start = 0

@@ -25,12 +25,7 @@ Place = tuple[str, int]
 
 
 def without_running_lines(pages: Sequence[list[Line]]) -> list[list[Line]]:
-    """Return the pages' lines without headers and footers that stood on a page before.
-
-    A line runs if at least MIN_PAGES pages show the same at the same height, apart from numbers,
-    and if it is set apart from the page's text, or holds no number. Larger type is a title. A line
-    whose number is another, and not the page's, is kept: it says which invoice this is.
-    """
+    """Return the pages' lines without headers and footers that stood on a page before."""
     edges = [_edges(lines) for lines in pages]
     sizes = [line.row.height for lines in pages for line in lines]
     usual = statistics.median(sizes) if sizes else 0.0

@@ -28,14 +28,7 @@ _NOT_SHOWN = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
 
 @dataclass(slots=True)
 class Word:
-    """Characters without white space between them.
-
-    Attributes:
-        text: In reading order, also where that is from right to left.
-        x0, x1, y0, y1: Its box, in points from the lower left of the page.
-        breaks: Whether PDFium begins a new line before it.
-        apart: Whether white space is before it.
-    """
+    """Characters without white space between them."""
 
     text: str
     x0: float
@@ -56,15 +49,7 @@ class Word:
 
 @dataclass
 class PageWords:
-    """What stands on a page.
-
-    Attributes:
-        words: In the order in which the page draws them. Their boxes are those of the page as it
-            is held to read most of its words: tables are often turned by a quarter.
-        unmapped: Characters whose font does not say what they are.
-        entries: Values of form fields, and typed texts that lie on the page.
-        remarks: Notes that readers attached, with their authors.
-    """
+    """What stands on a page."""
 
     words: list[Word]
     unmapped: int
@@ -141,10 +126,7 @@ def _words(text: Any) -> tuple[list[Word], Counter[int], int]:
 
 
 def _plain(text: str) -> str:
-    """Return ligatures and Arabic's positional forms as letters.
-
-    Halves of surrogate pairs, which fonts can map glyphs to, are no text.
-    """
+    """Return ligatures and Arabic's positional forms as letters."""
     if text.isascii():
         return text
     if any("\ud800" <= char <= "\udfff" for char in text):

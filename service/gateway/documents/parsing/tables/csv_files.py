@@ -20,11 +20,7 @@ _SEPARATOR_LINE = re.compile(r'\s*"?sep=(?P<separator>.)"?[ \t,;]*(?:\r\n|\r|\n|
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
-    """Parse a table; its delimiter is the one that cuts its first lines most evenly.
-
-    Raises:
-        InvalidRequest: Its charset cannot be told, or it exceeds a limit.
-    """
+    """Parse a table; its delimiter is the one that cuts its first lines most evenly."""
     decoded = decode(content)
     text = decoded.text
     csv.field_size_limit(MAX_FIELD_CHARS)

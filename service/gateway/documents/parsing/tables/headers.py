@@ -44,14 +44,7 @@ _RUN = re.compile(r"(\d+)|([^\W\d_]+)")
 def find_header(
     rows: Sequence[Row], *, trusted: bool = False, pairs: bool = False
 ) -> tuple[int, int] | None:
-    """Return (first row, number of rows) of the header; None: no row is surely one.
-
-    Args:
-        rows: The first of a table's grid, none of them blank. Rows before the header are titles
-            and notes.
-        trusted: The first full row is the header unless something speaks against it.
-        pairs: Two columns of nothing but words have a header, too, as most sheets do.
-    """
+    """Return (first row, number of rows) of the header; None: no row is surely one."""
     counts = [len(distinct(row)) for row in rows]
     wide = [count for count in counts if count > 2]
     usual = Counter(wide if len(wide) > 1 else counts)
