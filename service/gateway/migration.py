@@ -37,7 +37,6 @@ from service.gateway.tables import (
     audit_heads,
     contents,
     documents,
-    events,
     jobs,
     keys,
     purges,
@@ -144,7 +143,7 @@ def _copy_jobs(data_dir: Path, write: Connection, ring: Keyring | None) -> dict[
             counts = {"jobs": copy_table(source, write, jobs, where=jobs.c.state != "spooling")}
             accepted = documents.c.state != "spooling"
             copy_table(source, write, documents, where=accepted, change=with_content)
-            for table in (sizes, purges, contents, receipts, events):
+            for table in (sizes, purges, contents, receipts):
                 counts[table.name] = copy_table(source, write, table)
             for table in (jobs, documents, purges):
                 go_on_after(source, write, table, "number")

@@ -182,7 +182,6 @@ class GatewayMetrics:
         self.chunks = self._gauge(declared.CHUNKS)
         self.index_recall = self._gauge(declared.INDEX_RECALL)
         self.jobs = self._gauge(declared.JOBS)
-        self.webhooks = self._counter(declared.WEBHOOKS)
         self.worker_restarts = self._counter(declared.WORKER_RESTARTS)
         self.worker_up = self._gauge(declared.WORKER_UP)
         self.workers_ready = self._gauge(declared.WORKERS_READY)

@@ -12,7 +12,7 @@ that has:
 
 Only a file has names of other files: large content is in the folder of spooled uploads, where no
 other gateway could read it. Whatever makes a row forget its file, also the end of its job, leaves
-the name in `freed_files` until the file is removed. `events` is what is owed to the webhook.
+the name in `freed_files` until the file is removed.
 
 Who may read what (retriever/readers.py): `keys.groups` and `jobs.view` are names of views, of a
 key and of who sent a job; `readers` of jobs and receipts are those of their documents, as JSON.
@@ -120,13 +120,6 @@ receipts = sa.Table(
     sa.Column("completed", sa.Double),
     *required(sa.Text, "readers", default="[]", info=ADDED),
 )  # fmt: skip
-events = sa.Table(
-    "events", metadata,
-    sa.Column("event_id", sa.Text, primary_key=True),
-    *required(sa.LargeBinary, "body"),
-    *required(sa.Integer, "attempts"),
-    *required(sa.Double, "created", "due"),
-)  # fmt: skip
 freed_files = sa.Table(
     "freed_files", metadata,
     sa.Column("name", sa.Text, primary_key=True),
@@ -210,7 +203,7 @@ _OLDEST_KEYS = {
          "documents", "bytes", "requests_per_minute", "tokens_per_minute"}
     )
 }  # fmt: skip
-JOBS = Schema("jobs", metadata, "jobs_3", _REVISIONS, oldest=_OLDEST)
+JOBS = Schema("jobs", metadata, "jobs_4", _REVISIONS, oldest=_OLDEST)
 KEYS = Schema("keys", _keys, "keys_2", _REVISIONS, oldest=_OLDEST_KEYS)
 AUDIT = Schema("audit", _audit, "audit_1", _REVISIONS)
 ENCRYPTION = Schema("encryption", _encryption, "encryption_1", _REVISIONS)

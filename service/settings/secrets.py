@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 ADDRESSES: Final = frozenset(
     {
         "counters_url", "database", "embedder_url", "oidc_jwks", "otlp_endpoint", "redis_url",
-        "reranker_url", "s3_endpoint", "webhook_url",
+        "reranker_url", "s3_endpoint",
     }
 )  # fmt: skip
 HIDDEN: Final = ADDRESSES | {
     "embedder_key", "encryption_key", "fleet_secret", "oidc_client_secret",
-    "reranker_key", "tenant_secret", "webhook_secret",
+    "reranker_key", "tenant_secret",
 }  # fmt: skip
 IS_SET: Final = "…"
 

@@ -1,4 +1,4 @@
-"""Where documents, jobs, keys and KV are kept, and what is told of them."""
+"""Where documents, jobs, keys and KV are kept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from service.settings.fields import REDIS_SCHEMES, HttpUrl, default_data_dir
 
-MIN_SECRET_CHARS = 16
-
 
 class PlaceSettings(BaseModel):
-    """Where documents, jobs and keys are kept, and what is told of them."""
+    """Where documents, jobs and keys are kept, and where traces go."""
 
     database: str = Field(
         "",
@@ -30,14 +28,6 @@ class PlaceSettings(BaseModel):
     job_retention_days: float = Field(
         30.0, ge=0, description="then ended jobs and their idempotency keys are forgotten; 0: never"
     )
-    webhook_url: HttpUrl = Field(
-        "", description="told of every ingest job that ends, http(s)://…; empty: nobody is"
-    )
-    webhook_secret: str = Field(
-        "",
-        validate_default=True,
-        description="signs what webhook_url is sent; 16 characters or more",
-    )
     otlp_endpoint: HttpUrl = Field(
         "", description="OpenTelemetry collector, http://host:4318; empty: nothing is traced"
     )
@@ -46,13 +36,6 @@ class PlaceSettings(BaseModel):
         description="Redis that counts requests and tokens per minute for all gateways together, "
         "redis://host:port/db or redis+cluster://host:port,host:port; empty: each counts its own",
     )
-
-    @field_validator("webhook_secret")
-    @classmethod
-    def _long_enough(cls, value: str, info: ValidationInfo) -> str:
-        if info.data.get("webhook_url") and len(value) < MIN_SECRET_CHARS:
-            raise ValueError(f"must have at least {MIN_SECRET_CHARS} characters with webhook_url")
-        return value
 
     @field_validator("database")
     @classmethod

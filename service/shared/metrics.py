@@ -47,7 +47,6 @@ REJECTIONS = ("requests", "tokens", "draining")
 VOLUMES = ("data", "kv")
 GATE_OUTCOMES = ("agree", "disagree", "skipped")
 WORKER_STATES = ("ready", "draining", "not_ready")
-WEBHOOK_OUTCOMES = ("delivered", "retried", "failed")
 OPEN: tuple[str, ...] = ()  # label values that are not known beforehand
 
 
@@ -191,11 +190,6 @@ INDEX_RECALL = _gauge(
 )
 JOBS = _gauge(
     "jobs", f"Ingest jobs by state ({', '.join(JOB_STATES)}), once they are counted.", state=OPEN
-)
-WEBHOOKS = _counter(
-    "webhooks_total",
-    "Attempts to tell the webhook of a job's end: delivered, retried later, or failed for good.",
-    outcome=WEBHOOK_OUTCOMES,
 )
 DISK_SIZE = _gauge("disk_size_bytes", "Size of the file system of a folder.", volume=OPEN)
 DISK_FREE = _gauge("disk_free_bytes", "Bytes free to the service there.", volume=OPEN)

@@ -239,12 +239,6 @@ def _saturation() -> list[Panel]:
             unit="percentunit",
             text="Measured when an index is built; 1: all searches are exact",
         ),
-        lines(
-            "Webhook",
-            {"{{outcome}}": rate("webhooks_total", by="outcome")},
-            unit="cps",
-            text="Attempts to tell the webhook of a job's end; failed: given up after a day",
-        ),
     ]
 
 

@@ -25,7 +25,6 @@ from service.gateway.documents.ingest_loops import IngestLoops, TokenRate
 from service.gateway.documents.job_service import JobService
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.webhooks import EventStore, WebhookSender
 from service.gateway.documents.kv_stage import KvStage
 from service.gateway.documents.kv_storing import KvStoring
 from service.gateway.documents.membership import OpenWork
@@ -67,13 +66,8 @@ class Corpus:
     ) -> None:
         retriever = self._retriever = chunks.retriever
         self.spool = SpoolFolder(settings.data_dir / "spool", disk, keys)
-        self._store = JobStore(database, self.spool, with_events=bool(settings.webhook_url))
+        self._store = JobStore(database, self.spool)
         self._metrics = metrics
-        self._webhook: WebhookSender | None = None
-        if settings.webhook_url:
-            self._webhook = WebhookSender(
-                EventStore(database), settings.webhook_url, settings.webhook_secret, metrics
-            )
         self._job_retention_s = settings.job_retention_days * DAY_S
         self._pruning = BackgroundLoop("pruning of jobs", self._prune, PRUNE_PAUSE_S)
         expiry = KvExpiry(settings.kv_ttls, chunks, worker, settings.data_dir / "kv_expiry.json")
@@ -175,13 +169,9 @@ class Corpus:
         self._pruning.start()
         self._expiry.start()
         self._loops.precompute.start()
-        if self._webhook is not None:
-            self._webhook.start()
 
     async def close(self) -> None:
         """Cancel the step under way; the next start continues with what is left."""
-        if self._webhook is not None:
-            await self._webhook.close()
         await self._pruning.close()
         await self._expiry.close()
         await self._loops.indexing.close()

@@ -49,10 +49,10 @@ def test_check_says_what_is_wrong(
     file.write_text("max_top_k = 0\nport = -1\n")
     assert main(check) == 1
     assert len(capsys.readouterr().out.splitlines()) == 2
-    file.write_text("webhook_secret = 'x'\n")
+    file.write_text("embedder_key = 'x'\n")
     file.chmod(0o644)
     assert main(check) == 1
-    assert "webhook_secret, and every user can read it: chmod o-r" in capsys.readouterr().out
+    assert "embedder_key, and every user can read it: chmod o-r" in capsys.readouterr().out
     file.chmod(0o640)
     assert main(check) == 0
     monkeypatch.setenv("KVSTITCH_CODEK", "raw")

@@ -519,7 +519,7 @@ def test_no_secret_setting_is_recorded() -> None:
     assert text - shown - HIDDEN == set() == (shown | HIDDEN) - text
     settings = load(
         database="postgresql://u:hunter2@db/x", redis_url="redis://u:hunter2@r",
-        webhook_url="https://x/?token=hunter2", webhook_secret="hunter2hunter2hunter2",
+        otlp_endpoint="https://x/?token=hunter2",
         embedder_key="hunter2", reranker_key="hunter2",
     )  # fmt: skip
     told = recorded(settings)

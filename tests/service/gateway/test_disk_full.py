@@ -16,7 +16,7 @@ from service.errors import DiskFull
 from service.gateway.composition import Gateway
 from service.gateway.data_folder import DiskGuard
 from service.gateway.service_database import jobs_database
-from service.gateway.tables import events
+from service.gateway.tables import contents
 from service.settings import load
 from tests.service.gateway.rig import Rig, running, until
 
@@ -117,14 +117,14 @@ def jobs(rig: Rig) -> list[dict[str, dict[str, int]]]:
 def test_a_database_that_cannot_grow_is_a_full_disk(tmp_path: Path) -> None:
     database = jobs_database(tmp_path / "jobs.sqlite3", disk := DiskGuard(tmp_path))
     database.start()
-    row = {"event_id": "e", "body": bytes(1 << 20), "attempts": 0, "created": 0, "due": 0}
+    row = {"chunk_id": 1, "digest": bytes(1 << 20)}
     with pytest.raises(DiskFull, match="is full"), database.write() as write:
         (pages,) = write.exec_driver_sql("PRAGMA page_count").one()
         write.exec_driver_sql(f"PRAGMA max_page_count = {pages + 1}")
-        write.execute(events.insert(), row)
+        write.execute(contents.insert(), row)
     assert disk.reason() is None, "there is room after all"
     with database.read() as read:
-        assert read.execute(events.select()).all() == []
+        assert read.execute(contents.select()).all() == []
     database.close()
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 
 from retriever.sql.expressions import among
-from service.gateway.documents.jobs.job_rows import update_job_states
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.webhooks import add_events
 from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import documents, freed_files, jobs
@@ -24,15 +22,12 @@ OF_TENANTS = documents.join(jobs)
 class JobDatabase:
     """Thread-safe; every call blocks."""
 
-    def __init__(
-        self, database: ServiceDatabase, spool: SpoolFolder, *, with_events: bool = False
-    ) -> None:
+    def __init__(self, database: ServiceDatabase, spool: SpoolFolder) -> None:
         self.database = database
         self.spool = spool
         self.sealed = SealedRows(spool.keys)
         self.me = database.gateway_id
         self.shared = database.shared
-        self._with_events = with_events
 
     def mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return whether a row is this gateway's; others' are left alone."""
@@ -50,12 +45,6 @@ class JobDatabase:
             self.spool.remove(freed)
             with self.database.write() as write:
                 write.execute(freed_files.delete().where(among(freed_files.c.name, freed)))
-
-    def update_states(self, write: sa.Connection, job_ids: Sequence[str]) -> None:
-        """Compute the states of jobs anew, after their documents' have changed."""
-        ended = update_job_states(write, job_ids)
-        if self._with_events:
-            add_events(write, ended)
 
     def meta(self, row: Any) -> str | None:
         """Return what was sent with a document, as JSON."""

@@ -77,19 +77,14 @@ def lock_jobs(write: sa.Connection, job_ids: Sequence[str]) -> None:
     write.execute(locked.with_for_update()).all()
 
 
-def update_job_states(write: sa.Connection, job_ids: Sequence[str]) -> list[str]:
-    """Compute the states of jobs from those of their documents; return those that end by it."""
-    ended: list[str] = []
+def update_job_states(write: sa.Connection, job_ids: Sequence[str]) -> None:
+    """Compute the states of jobs from those of their documents, after these have changed."""
     for job_id in sorted(set(job_ids)):
-        job = sa.select(jobs.c.cancelled, jobs.c.state).where(jobs.c.job_id == job_id)
-        cancelled, before = write.execute(job).one()
+        cancelled = write.scalars(sa.select(jobs.c.cancelled).where(jobs.c.job_id == job_id)).one()
         counted = sa.select(documents.c.state).where(documents.c.job_id == job_id).distinct()
         state = _job_state(set(write.scalars(counted)), bool(cancelled))
-        if before in OPEN_STATES and state not in OPEN_STATES:
-            ended.append(job_id)
         change = jobs.update().where(jobs.c.job_id == job_id)
         write.execute(change.values(state=state, updated=time.time()))
-    return ended
 
 
 def said_place(job_id: str, collection: str, doc_id: str) -> tuple[object, ...]:

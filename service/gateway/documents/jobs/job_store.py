@@ -46,6 +46,7 @@ from service.gateway.documents.jobs.job_rows import (
     in_state,
     load_job,
     lock_jobs,
+    update_job_states,
 )
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.jobs.unfinished_documents import UnfinishedDocuments
@@ -62,16 +63,13 @@ class JobStore:
     Args:
         database: Of the jobs.
         spool: Holds what is too large for the database.
-        with_events: Whether for each job that ends an event is owed to the webhook.
 
     Attributes:
         unfinished: The documents that are to be worked off.
     """
 
-    def __init__(
-        self, database: ServiceDatabase, spool: SpoolFolder, *, with_events: bool = False
-    ) -> None:
-        self._rows = JobDatabase(database, spool, with_events=with_events)
+    def __init__(self, database: ServiceDatabase, spool: SpoolFolder) -> None:
+        self._rows = JobDatabase(database, spool)
         self.unfinished = UnfinishedDocuments(self._rows)
 
     def start(self) -> None:
@@ -223,7 +221,7 @@ class JobStore:
             rows = write.execute(indexed.where(jobs.c.job_id == job_id)).all()
             change = documents.update().where(documents.c.job_id == job_id, UNFINISHED)
             write.execute(change.values(state="cancelled", **FREE))
-            self._rows.update_states(write, [job_id])
+            update_job_states(write, [job_id])
         return [(Scope(tenant, collection), doc_id) for tenant, collection, doc_id in rows]
 
     def cancel_documents(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
@@ -250,7 +248,7 @@ class JobStore:
             change = documents.update().where(numbers, in_state("pending"))
             error = "deleted before it was indexed"
             write.execute(change.values(state="cancelled", error=error, **FREE))
-            self._rows.update_states(write, job_ids)
+            update_job_states(write, job_ids)
         return {row.doc_id: readers for row, readers in found if scope.view.shows(readers)}
 
     def warnings(self, tenant: str, collection: str, doc_id: str) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from service.gateway.documents.jobs.job_rows import (
     lock_jobs,
     said_place,
     take,
+    update_job_states,
 )
 from service.gateway.tables import documents, jobs, sizes
 
@@ -114,7 +115,7 @@ class UnfinishedDocuments:
             documents.c.number == sa.bindparam("_number"), UNFINISHED, self._rows.mine(documents)
         )
         write.execute(change.values(values), rows)
-        self._rows.update_states(write, job_ids)
+        update_job_states(write, job_ids)
 
     def _unfinished(
         self, state: str, limit: int, max_bytes: int | None, wanted: sa.ColumnElement[bool]

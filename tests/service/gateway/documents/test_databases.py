@@ -1,4 +1,4 @@
-"""What jobs, deletions, events and keys promise, over a file and over PostgreSQL alike."""
+"""What jobs, deletions and keys promise, over a file and over PostgreSQL alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.webhooks import EventStore
 from service.gateway.documents.membership import Membership
 from service.gateway.service_database import ServiceDatabase, jobs_database, shared_database
 from service.gateway.tables import purges
@@ -44,7 +43,7 @@ def opened(database: str, tmp_path: Path) -> Iterator[ServiceDatabase]:
 
 @pytest.fixture
 def store(opened: ServiceDatabase, tmp_path: Path) -> JobStore:
-    made = JobStore(opened, SpoolFolder(tmp_path / "spool"), with_events=True)
+    made = JobStore(opened, SpoolFolder(tmp_path / "spool"))
     made.start()
     return made
 
@@ -187,18 +186,6 @@ def test_jobs_that_ended_long_ago_are_pruned(store: JobStore) -> None:
     assert store.prune(time.time() - 60) == 0
     assert store.prune(time.time() + 60) == 1
     assert store.states() == {"queued": 1}
-
-
-def test_an_event_is_owed_until_it_is_settled(store: JobStore, opened: ServiceDatabase) -> None:
-    events = EventStore(opened)
-    store.cancel(accept(store, "a"))
-    (event,) = events.due(time.time() + 1, 9)
-    assert b'"state": "cancelled"' in event.body and event.attempts == 0
-    events.postpone(event, time.time() - 1)
-    (event,) = events.due(time.time(), 9)
-    assert event.attempts == 1
-    events.settle(event)
-    assert events.due(time.time() + 1e6, 9) == []
 
 
 def test_a_receipt_is_complete_when_its_purges_are_made(opened: ServiceDatabase) -> None:
