@@ -92,7 +92,7 @@ class TieredStore:
         self.close()
 
     def put(self, key: str, chunk: EncodedChunk, owner: str = "") -> bool:
-        """Store an owner's chunk, with its key in its header, in every tier that does not hold it."""
+        """Store an owner's chunk, with its key in its header, in every tier that lacks it."""
         require_chunk_key(key)
         chunk.verify()
         named = chunk.under(key, owner)
@@ -141,7 +141,7 @@ class TieredStore:
         )
 
     def read_extra(self, key: str, name: str, version: int) -> ExtraOutcome | None:
-        """Read extra tensors of a chunk, without its k and v, and copy them into the memory tier."""
+        """Read extra tensors of a chunk, without its k and v, and copy them into memory."""
         require_chunk_key(key)
         require_extra_name(name)
         return tiered_parts.read_extra(self._tiers, self._deletions, key, name, version)

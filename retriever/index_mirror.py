@@ -111,7 +111,7 @@ class IndexMirror:
 
 
 class OwnChanges:
-    """In place of a mirror where documents are only stored: others search, and follow the catalog."""
+    """In place of a mirror where documents are only stored: others search."""
 
     current = True
 

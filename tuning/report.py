@@ -66,7 +66,7 @@ def calibration(outcome: Outcome, model: str, found: dict[str, Any]) -> dict[str
 
 
 def gate_bounds(best: Summary) -> dict[str, float]:
-    """Return what the correctness gate may demand of the recommended settings without false alarms."""
+    """Return what the gate may demand of the recommended settings without false alarms."""
     if len(best.trials) < GATE_PROMPTS:
         return {}
     return {
@@ -118,7 +118,7 @@ def _estimate(estimate: Estimate) -> dict[str, float]:
 
 
 def warnings(stages: Iterable[Stage]) -> list[str]:
-    """Return one sentence for each prefix mode that puts other chunks before a chunk and does harm."""
+    """Return a sentence for each prefix mode that puts chunks before others and does harm."""
     summaries = [s for stage in stages if stage.name == "prefix" for s in stage.summaries]
     return [text for mode in CHUNK_PREFIX_MODES for text in _harm(mode, summaries)]
 

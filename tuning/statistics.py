@@ -140,7 +140,7 @@ def best_within(summaries: Sequence[Summary], operations: float) -> Summary:
 
 
 def better_half(summaries: Sequence[Summary], least: int) -> list[Candidate]:
-    """Return half of the candidates, `least` at least: those that are beaten by the fewest others."""
+    """Return half of the candidates, at least `least`: those beaten by the fewest others."""
     ranked = sorted(
         summaries,
         key=lambda s: (

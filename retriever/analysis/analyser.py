@@ -261,7 +261,7 @@ def _own_term(word: str, is_cut: bool) -> Term:
 
 
 def _cut(plain: str, *, last: bool) -> Iterator[tuple[str, bool]]:
-    """Yield the words of a folded text without punctuation, and whether they are not to be stemmed."""
+    """Yield words of a folded text without punctuation, and whether to leave them unstemmed."""
     for spaced in plain.split():
         if spaced.isascii() or not _UNSPACED.search(spaced):
             yield spaced, False

@@ -95,7 +95,7 @@ class PrimerGroups:
         return groups
 
     def _stored(self, scope: Scope, readers: str, count: int, most: int, dim: int) -> _Groups:
-        """Return the groups, with those of their first `most` primers that have all their chunks."""
+        """Return the groups, with those of their first `most` primers that are complete."""
         query = (
             select(primers.c.number, primers.c.position, primers.c.chunk_id, vectors.c.vector)
             .join(vectors, vectors.c.chunk_id == primers.c.chunk_id)

@@ -52,7 +52,7 @@ class WorkerCollector(Collector):
         self._samples = {name: s for name, s in self._samples.items() if name != worker}
 
     def tiers(self) -> dict[str, dict[str, float]]:
-        """Return used and capacity bytes, entries, evictions and health of every tier, as reported."""
+        """Return used and capacity bytes, entries, evictions and health of every tier."""
         reports: dict[str, dict[str, list[float]]] = {}
         for samples in self._samples.values():
             for name, metric in WORKER_METRICS.items():

@@ -67,7 +67,7 @@ class Lead(Protocol):
 
 
 def on_all_ranks(work: Callable[P, T]) -> Callable[P, T]:
-    """Let a function, whose first argument is a decoder, run on all ranks where there are others."""
+    """Let a function, whose first argument is a decoder, run on all ranks."""
     signature = inspect.signature(work)
 
     @wraps(work)

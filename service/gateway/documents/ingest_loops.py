@@ -213,7 +213,7 @@ MIN_RATE_TOKENS = 256.0  # nor is a note of a few words, which mostly waits
 
 
 class TokenRate:
-    """How fast KV is stored: tokens per second of the last minute in which there was some to store."""
+    """How fast KV is stored: tokens per second of the last minute that had some to store."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -126,7 +126,7 @@ class PlainConversationFormat:
 
 
 class ChatTemplateFormat:
-    """Writes conversations by the model's chat template, with the documents in the first user turn:"""
+    """Writes conversations by the model's chat template: documents are in the first user turn."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template

@@ -61,7 +61,7 @@ class Scheduler:
         return sequence
 
     def can_start(self, fits: Callable[[EngineSequence], bool]) -> EngineSequence | None:
-        """Return the first sequence that can start, if there is room and all started prefills wait."""
+        """Return the first sequence that can start, if there is room and all prefills wait."""
         if len(self.running) + len(self.prefilling) >= self._max_running:
             return None
         if len(self.prefilling) >= MAX_PREFILLING or any(not s.blocked for s in self.prefilling):

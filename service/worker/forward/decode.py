@@ -62,7 +62,7 @@ class Fed:
 
 @dataclass(frozen=True)
 class Batch:
-    """The inputs of a step besides weights and KV, in one tensor so that one copy moves them all."""
+    """Inputs of a step besides weights and KV, in one tensor so that one copy moves all."""
 
     numbers: Tensor
     size: int

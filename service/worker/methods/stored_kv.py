@@ -298,7 +298,7 @@ def _stored(view: LayerView) -> Tensor:
 
 
 def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
-    """Return squared lengths `[n]` fp32 of the stored keys, or values, over KV heads and channels."""
+    """Return squared lengths `[n]` fp32 of stored keys, or values, over heads and channels."""
     norm = torch.zeros(view.layout.tokens, device=view.rows.device)
     for segment, stored in zip(view.layout.segments, view.cached, strict=True):
         if stored is not None and not segment.uncached and segment.tokens:

@@ -149,7 +149,7 @@ def _own(
 
 
 def _keep(linear: Any, rows: slice | Tensor, columns: slice) -> None:
-    """Keep a part of a linear module. Its `out_features` and `in_features` stay those of the whole."""
+    """Keep a part of a linear module, whose `out_features` and `in_features` stay."""
     if isinstance(linear, QuantisedLinear):
         bounds = [b for b in (columns.start, columns.stop) if b is not None]
         if linear.weight.bits == 4 and any(bound % GROUP for bound in bounds):

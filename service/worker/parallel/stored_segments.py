@@ -56,7 +56,7 @@ class SharedSegment:
 
 
 class SharedArrival:
-    """Rank 0's waiting for a layer of stored KV, on all ranks: in as many steps, to the same end."""
+    """Rank 0's waiting for a layer of stored KV, on all ranks: in as many steps."""
 
     def __init__(self, exchange: Exchange, arrival: Arrival | None = None) -> None:
         self._exchange = exchange

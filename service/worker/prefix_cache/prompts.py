@@ -167,7 +167,7 @@ class NewPrompt:
         return shared if whole else min(shared, len(self.tokens) - 1)
 
     def shared_history(self, earlier: PromptRecord, tokens: int) -> int:
-        """Return how many of the first `tokens` tokens of its question begin an earlier prompt's."""
+        """Return how many of its question's first `tokens` tokens begin an earlier prompt's."""
         ours = (earlier.tenant, earlier.lora) == (self.tenant, self.lora)
         if not ours or not (earlier.method == self.method or earlier.exact):
             return 0

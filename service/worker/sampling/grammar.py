@@ -87,13 +87,13 @@ class Grammar:
         return not self._next_forced() and self._known().complete
 
     def allowed(self) -> Tensor:
-        """Return the ids of tokens that may come next `[n]` int64, in order, if not `only` one may."""
+        """Return the ids of tokens that may come next `[n]` int64, if not `only` one may."""
         words = np.frombuffer(self._known().allowed, np.uint8)
         bits = np.unpackbits(words, count=self._grammars.vocabulary, bitorder="little")
         return torch.from_numpy(np.flatnonzero(bits.view(np.bool_)))
 
     def only(self) -> int | None:
-        """Return the one token that may come next; None: more than one may. Blocks if not `ready`."""
+        """Return the one token that may come next; None: several may. Blocks if not `ready`."""
         return self._forced[0] if self._next_forced() else None
 
     def sampled(self, token: int) -> None:

@@ -137,7 +137,7 @@ def _method(sequence: EngineSequence) -> str:
 def continued_prefill(
     decoder: DecoderModel, layout: PromptLayout, kv: SequenceKV, reuse: Reuse
 ) -> Steps[PrefillResult]:
-    """Return the steps of a prefill of which only what comes after the reused tokens is computed."""
+    """Return the steps of a prefill that computes only what comes after the reused tokens."""
     reuse.prompt.kv.copy_to(kv, reuse.tokens)
     return _rest(decoder, layout, kv, reuse)
 

@@ -48,7 +48,7 @@ class Shape:
 
 
 def bucket(rows: int) -> int | None:
-    """Return how many rows are computed instead of so many: 8, 10, 12, 14, 16, 20, 24, 28, 32, ..."""
+    """Return how many rows are computed instead of so many: 8, 10, 12, 14, 16, 20, 24, ..."""
     if rows > MAX_ROWS:
         return None
     steps = 3 if rows <= FEW_ROWS else 5

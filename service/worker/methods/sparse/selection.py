@@ -83,7 +83,7 @@ def scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def need(query: Tensor, document: SketchedDocument, stable_layers: Sequence[int]) -> float:
-    """Return P in [0, 1), the share of the document's middle blocks that the question needs (Q3)."""
+    """Return P in [0, 1), the share of the document's middle blocks that is needed (Q3)."""
     middle = document.grid.middle
     sketch = document.sketch
     if not middle:

@@ -163,7 +163,7 @@ class Numbering:
                 self._lists[key] = self._lists[target]
 
     def next(self, style: Style, key: str) -> str | None:
-        """Count a paragraph; returns its number as it is printed, "" for a bullet, None: no list."""
+        """Count a paragraph; returns its printed number, "" for a bullet, None: no list."""
         found = self._lists.get(self._of_id.get(style.list_id or "", ""))
         if found is None:
             return None
