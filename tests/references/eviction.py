@@ -33,7 +33,6 @@ __all__ = [
     "ada_pyramidkv",
     "ada_snapkv",
     "attention_weights",
-    "coverage",
     "gemfilter",
     "h2o",
     "headkv",
@@ -221,8 +220,3 @@ def gemfilter(logits: Tensor, region: Region, kernel: int = 5) -> list[int]:
     if region.protect:
         return with_always(region, best(pooled, region.competitors, region.free))
     return sorted(best(pooled, range(region.tokens), region.budget))
-
-
-def coverage(kept: Kept, tokens: int) -> float:
-    """|∪ over layers and heads of kept tokens| / T (§2.8)."""
-    return len({t for layer in kept for head in layer for t in head}) / tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.fusion.pie import Method as Pie
 from service.worker.methods.registry import eviction_methods, fusion_methods, make_fusion
 from service.worker.sequences.token_trace import TokenTracer
-from tests.references.samkv_toys import LONG
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, disk, rig
 from tests.service.worker.tiny import Q, S, Tiny, random_model, tiny_config, tiny_of
 
@@ -70,7 +70,9 @@ def test_counts_are_the_reports(model: Tiny, fusion: str, eviction: str | None) 
 
 def test_counts_of_a_sparse_method_are_the_reports(tmp_path: Path) -> None:
     model = tiny_of(random_model(tiny_config("llama", max_position_embeddings=2048)))
-    documents = [ChunkTokens(i, LONG[i % 3] * 12) for i in range(3)]
+    source = random.Random(11)
+    texts = [[source.randrange(2, 101) for _ in range(length)] * 12 for length in (47, 36, 41)]
+    documents = [ChunkTokens(i, text) for i, text in enumerate(texts)]
     with rig(model, tiers=[disk(tmp_path)], pool_tokens=2000) as r:
         r.precompute(documents)
         _, report = r.answer(Method("samkv"), documents, token_fates=True)
