@@ -117,3 +117,14 @@ def hidden_sets(recomputed: Sets) -> Sets:
 def padding_sets(kept: Sets, hidden: Sets) -> Sets:
     """U_n ∖ G_n: stored KV that a layer reads for the rows' sake and drops afterwards."""
     return [sorted(set(u) - set(g)) for g, u in zip(kept, hidden, strict=True)]
+
+
+def figure_5_cases(kept: Sets, recomputed: Sets, layer: int) -> tuple[set[int], ...]:
+    """Tokens of cases ①–④ between a layer and the next one (paper, figure 5).
+
+    ① fresh KV, no output: nothing above recomputes it. ② nothing to compute. ③ output from the
+    stored KV: recomputed only above. ④ fresh KV and output.
+    """
+    here, onward = set(recomputed[layer]), set(hidden_sets(recomputed)[layer + 1])
+    present = {*kept[layer], *kept[layer + 1]}
+    return here - onward, present - here - onward, onward - here, here & onward
