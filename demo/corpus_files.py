@@ -1,4 +1,4 @@
-"""Reads the committed corpus and its questions from their files."""
+"""Reads the committed corpus of the small demo model, and its questions, from their files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo.make_corpus import CORPUS, QUESTIONS, Question
+HERE = Path(__file__).parent
+CORPUS = HERE / "corpus"
+QUESTIONS = HERE / "questions.jsonl"
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,15 @@ class CorpusDocument:
     doc_id: str
     title: str
     text: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its exact answer, and the one document that holds it."""
+
+    question: str
+    answer: str
+    doc_id: str
 
 
 def read_documents(folder: Path = CORPUS) -> list[CorpusDocument]:

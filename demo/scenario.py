@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from demo.corpus_files import CorpusDocument, read_documents, read_questions
-from demo.make_corpus import Question
+from demo.corpus_files import CorpusDocument, Question, read_documents, read_questions
 from demo.questions import DemoQuestion, Kind, Split, read_demo_questions
 
 PROSE = Path(__file__).parent / "prose"

@@ -9,7 +9,7 @@ and ratios to the full prefill of the same prompt. `work` is all that was comput
 is stored, decoding left out. The KL is that of the first token to full prefill's, over the tokens
 that full prefill finds likeliest.
 
-Prompts are those of `python -m benchmarks.quality.real.prompts`. A run continues where another
+Prompts are those of `python -m benchmarks.quality.prompts`. A run continues where another
 stopped: records are appended to FILE.jsonl.
 """
 
@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.common.engine import open_engine, precompute_now
 from benchmarks.common.provenance import provenance
-from benchmarks.fidelity.prompts import of_file
+from benchmarks.quality.prompt_file import of_file
 from kvstore import MemoryTier, TieredStore
 from service.messages.replies import Done, TokenItem, TokenLogprobs
 from service.messages.reports import Report

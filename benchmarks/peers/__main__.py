@@ -27,7 +27,7 @@ from benchmarks.peers.servers.peer import Conditions, Peer
 from benchmarks.peers.starting import started
 from benchmarks.peers.table import page, ratios
 from benchmarks.peers.workloads import USUAL, WORKLOADS, Rounds, sources
-from benchmarks.quality.real.table import into
+from benchmarks.quality.table import into
 from benchmarks.quality.tasks import natural_questions
 from tuning.environment import describe
 

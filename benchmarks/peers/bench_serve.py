@@ -30,7 +30,7 @@ from benchmarks.peers.servers.vllm import NAME as VLLM
 from benchmarks.peers.servers.vllm import PYTHON
 from benchmarks.peers.starting import started
 from benchmarks.peers.table import quartiles, table
-from benchmarks.quality.real.table import into
+from benchmarks.quality.table import into
 from loadtest.local_service import first_model
 from tuning.environment import describe
 

@@ -16,7 +16,7 @@ from benchmarks.peers.results import Result
 from benchmarks.peers.servers.vllm import NAME as VLLM
 from benchmarks.peers.table import quartiles, ratios_of, table
 from benchmarks.peers.workloads import REORDERED, SHUFFLED, WORKLOADS
-from benchmarks.quality.real.table import into
+from benchmarks.quality.table import into
 from loadtest.measurement.percentiles import percentile
 
 COMPARED = (SHUFFLED, REORDERED)

@@ -26,7 +26,7 @@ from benchmarks.peers.servers.peer import Conditions, Peer
 from benchmarks.peers.starting import started
 from benchmarks.peers.table import table
 from benchmarks.peers.workloads import sources
-from benchmarks.quality.real.table import into
+from benchmarks.quality.table import into
 from benchmarks.quality.tasks import natural_questions
 from loadtest import machine
 from loadtest.errors import LoadTestError

@@ -1,1 +1,5 @@
-"""Quality of the answers of fusion and eviction methods, on tasks with known answers."""
+"""Quality on real text: prompts for one model, records of every method, tables and a chart.
+
+prompts → behind → `python -m benchmarks.quality` → table, chart, ceiling; less_kv and served stand
+by themselves.
+"""

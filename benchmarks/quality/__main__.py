@@ -1,12 +1,12 @@
-"""Compares any methods on a suite: every fusion × eviction × codec × prefix mode.
+"""How close each fusion method stays to full prefill on real text, and what it costs.
 
-    python -m benchmarks.quality multidoc --fusion vanilla a3:ratio=0.15 question_scout:ratio=0.1
-    python -m benchmarks.quality ruler --model FOLDER --fusion vanilla a3 --codec raw int8
-    python -m benchmarks.quality multidoc --fusion vanilla --eviction none snapkv:budget=128
+    python -m benchmarks.quality --model FOLDER --prompts FILE.jsonl --out FOLDER
 
-Prints a table in which every configuration is compared with the first one, and writes it with every
-sample's score to the folder --out. Answers are recorded as they are made; a stopped run continues
-with the same command. --fresh measures everything again.
+Prompts are those of `python -m benchmarks.quality.prompts` and `behind`. Records are appended to
+samples-<model>-<dtype>.jsonl as they are made; a stopped run goes on with the same command, and
+`python -m benchmarks.quality.table` makes the table of them. What has other parameters or another
+source file is measured again. Records are used even if the engine itself has changed since: use
+--fresh then.
 """
 
 from __future__ import annotations
@@ -14,111 +14,106 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from itertools import product
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from benchmarks.quality.configuration import PREFIX_MODES, Configuration, parse_method
-from benchmarks.quality.report import arguments
-from benchmarks.quality.report.making import Maker
-from benchmarks.quality.report.plan import Experiment
-from benchmarks.quality.report.scored import Scores
-from benchmarks.quality.report.subject import Subject
-from benchmarks.quality.report.tables import (
-    Compared,
-    about,
-    compare_all,
-    difference_table,
-    score_table,
-)
-from benchmarks.quality.suites import SUITES
-from service.errors import KvstitchError
+import torch
 
-OUT = Path("benchmarks/results/quality/runs")
-NO_EVICTION = "none"
-LEGEND = """\
-Beside the first: difference on the same samples [95 % interval]; p of the paired permutation test,
-Holm-corrected over the table.
-"""
+from benchmarks.quality.configurations import behind, next_turns, real
+from benchmarks.quality.measure import TOGETHER, Measurer, measure_all
+from benchmarks.quality.prompt_file import of_file, tokenizer_of
+from benchmarks.quality.records import Records
+from service.errors import InvalidRequest, KvstitchError
+from service.prompt import PromptFormat
+from service.worker.api import load_model, model_fingerprint
+from tuning.case import NEXT
+from tuning.environment import describe
+from tuning.prompts import Prompt
+
+REPEAT = "\n\nRepeat the previous context:"
+"""QCFuse's instruction: what is important in a document is what is needed to repeat it."""
 
 
-def parse(given: Sequence[str] | None) -> argparse.Namespace:
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quality",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("suite", choices=list(SUITES))
-    parser.add_argument("--fusion", nargs="+", default=["vanilla"], metavar="METHOD:NAME=VALUE,…")
-    parser.add_argument("--eviction", nargs="+", default=[NO_EVICTION])
-    parser.add_argument("--codec", nargs="+", default=["raw"])
-    parser.add_argument("--prefix-mode", nargs="+", choices=PREFIX_MODES, help="(default: model's)")
-    parser.add_argument("--timed", type=int, default=0, help="samples to time")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--model", type=Path, required=True, help="a model folder")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL, one prompt a line")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], help="configurations by name, with wildcards"
+    )
     parser.add_argument("--fresh", action="store_true", help="discard this model's records")
-    arguments.add_model(parser)
-    arguments.add_samples(parser, samples=20)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--together", type=int, default=TOGETHER, help="caches held at once: fewer, less memory"
+    )
     return parser.parse_args(given)
 
 
-def configurations(args: argparse.Namespace, prefix_mode: str) -> list[Configuration]:
-    """All combinations of the arguments, named by what differs between them.
-
-    Raises:
-        InvalidRequest: an argument is not a method, a codec or a prefix mode.
-    """
-    modes = args.prefix_mode or [prefix_mode]
-    made = []
-    for fusion, eviction, codec, mode in product(args.fusion, args.eviction, args.codec, modes):
-        parts = [fusion]
-        parts += [eviction] if len(args.eviction) > 1 else []
-        parts += [codec] if len(args.codec) > 1 else []
-        parts += [f"prefix {mode}"] if len(modes) > 1 else []
-        made.append(
-            Configuration(
-                " + ".join(parts),
-                parse_method(fusion),
-                None if eviction == NO_EVICTION else parse_method(eviction),
-                codec=codec,
-                prefix_mode=mode,
-            )
-        )
-    return made
-
-
-def beside_first(scores: Scores) -> list[Compared]:
-    first, *others = scores.rows
-    return compare_all(scores, [(s, first) for s in others])
-
-
-def sections(scores: Scores) -> list[str]:
-    parts = [about(scores), score_table(scores)]
-    if compared := beside_first(scores):
-        parts += [LEGEND, difference_table(compared)]
-    return parts
-
-
 def main(given: Sequence[str] | None = None) -> int:
-    args = parse(given)
+    args = arguments(given)
+    torch.set_num_threads(args.threads)
     try:
-        subject = Subject(arguments.place(args))
-        made = configurations(args, subject.encoder.prefix_mode)
-        experiment = Experiment(
-            "Methods compared", lambda _: made, sections, beside_first, timed=args.timed > 0
-        )
-        choice = arguments.choice(args, args.suite, subject)
-        maker = Maker(subject, choice, args.out, {args.suite: experiment})
-        maker.prepare()
-        found = maker.make(processes=args.processes, timed=args.timed, fresh=args.fresh)
+        decoder = load_model(str(args.model), dtype=args.dtype, device=args.device)
+        prompts = of_file(args.model, args.prompts)
+        _check_lengths(prompts, decoder.max_context)
     except (KvstitchError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    if not found:
-        print("no sample was measured under every configuration", file=sys.stderr)
+    tokenizer = tokenizer_of(args.model)
+    repeat = tokenizer.encode_text(REPEAT)
+    modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
+    configurations = [*real(repeat), *behind(modes, repeat)]
+    if all(prompt.task.startswith("turns") for prompt in prompts):
+        fmt = PromptFormat.load(args.model)
+        begins = tokenizer.encode_text(fmt.answer_prefix if fmt else "")
+        configurations += next_turns(["system", *modes], len(begins))
+    configurations = [
+        c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
+    ]
+    if not configurations:
+        print("no configuration has such a name", file=sys.stderr)
         return 1
-    print("\n".join([*sections(found[args.suite]), *map(str, maker.written)]))
+    model = model_fingerprint(str(args.model))
+    records = Records(args.out / f"samples-{model[:12]}-{args.dtype}.jsonl")
+    if args.fresh:
+        records.discard()
+    records.load()
+    facts = {
+        "model": {"folder": args.model.name, "fingerprint": model, "dtype": args.dtype},
+        "threads": args.threads,
+        "environment": describe(),
+    }
+    records.note(configurations, facts)
+    longest = max(p.tokens for p in prompts)
+    measurer = Measurer(decoder, tokenizer.decode, longest=longest, together=args.together)
+    made = measure_all(measurer, prompts, configurations, records)
+    print(f"{made} new records in {records.path}")
     return 0
 
 
+def _check_lengths(prompts: Sequence[Prompt], limit: int) -> None:
+    """Makes sure that there are prompts and that each fits with its answer.
+
+    Raises:
+        InvalidRequest: if not.
+    """
+    if not prompts:
+        raise InvalidRequest("there are no prompts", field="prompts")
+    for prompt in prompts:
+        if prompt.tokens + NEXT + 1 > limit:
+            raise InvalidRequest(
+                f"a prompt of {prompt.task} has {prompt.tokens} tokens; with {NEXT + 1} of answer "
+                f"the model takes {limit}: leave it out",
+                field="prompts",
+            )
+
+
 if __name__ == "__main__":
-    # Contended cores spin 10 to 500 times longer without this; set before any OpenMP region.
     sys.exit(main())

@@ -1,32 +1,30 @@
-"""The suites by name, as samples that are encoded with one model's tokenizer."""
+"""The suites by name, as prompts that are encoded as the service would encode them.
+
+nq       a passage of Wikipedia that answers, among its nearest (`natural_questions`)
+turns    the same, asked after another question about the same passages and its answer
+musique  several passages are needed (`musique`); with a chunk size: the nearest chunks
+demo     the demo's corpus of prose: the documents that answer, among their nearest
+docs     pieces of real documentation (`documentation`) that the service's own retriever finds
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
 from pathlib import Path
 
-from benchmarks.quality import longbench, ruler
-from benchmarks.quality.encode import Encoder
-from benchmarks.quality.sample import Sample, TextSample
-from benchmarks.quality.tasks import multidoc, needle
-from demo.language import words
-from demo.language.tasks import TASKS
-from service.errors import InvalidRequest, PromptTooLong
+from benchmarks.quality.chunks import chunked
+from benchmarks.quality.collection import collection, write_pieces
+from benchmarks.quality.tasks import demo_prose, documentation, musique, natural_questions
+from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
+from service.gateway.api import PromptBuilder, make_embedder
+from service.prompt import Turn, document_ids
+from service.settings import Settings
+from tuning.prompts import Prompt
 
-CHUNK_TOKENS = 512
-"""Chunk size of all suites but our own (docs/specification.md §5.3)."""
-SHORT_CONTEXT = 1024
-"""Models and prompts with at most this many tokens get their own needle grid and budgets."""
-SHORT_LENGTHS, SHORT_DEPTHS = (150, 200, 250, 300, 350, 400), (0, 20, 40, 60, 80, 100)
-"""Needle grid for a model with contexts as short as the demo model's."""
-SMALL_WORDS = ruler.Words(
-    adjectives=words.COLOURS,
-    nouns=words.BEASTS + words.BIRDS + words.PETS,
-    verbs=words.HOBBIES + words.WORKPLACES + words.INSTRUMENTS,
-)
-"""RULER's words for the demo model: each is one token."""
+SPLITS = ("dev", "test")
+SUITES = ("nq", "turns", "musique", "demo", "docs")
 
 
 @dataclass(frozen=True)
@@ -34,144 +32,156 @@ class Choice:
     """What to draw.
 
     Attributes:
-        suite: name of the suite.
-        tasks: names of tasks; empty for all.
-        samples: for each task and seed; on a needle grid for each cell.
-        seeds: of the samples.
-        chunk_tokens: tokens of a document.
-        length: RULER: tokens of prompt and answer.
-        small_words: RULER: use words that the demo model knows.
-        lengths: needle: tokens.
-        depths: needle: percent.
-        data: LongBench: folder with its files.
-        limit: LongBench: tokens that a prompt is truncated to.
+        split: "dev" or "test".
+        samples: at most so many prompts.
+        seed: of the order of passages.
+        others: nq, turns, demo: passages beside those that answer; musique, where `chunk_tokens` is
+            given: so many chunks and one more.
+        chunk_tokens: most tokens of a chunk; None: a passage is a chunk.
+        answer_prefix: begins the answer.
+        docs: docs: the folder with the files; None: where they are fetched to.
+        pieces: docs: a file to which all pieces of the collection are written.
     """
 
-    suite: str = "multidoc"
-    tasks: Sequence[str] = ()
-    samples: int = 100
-    seeds: Sequence[int] = multidoc.TEST
+    split: str = "dev"
+    samples: int = 30
+    seed: int = 1
+    others: int = 7
     chunk_tokens: int | None = None
-    length: int = 4096
-    small_words: bool = False
-    lengths: Sequence[int] = ()
-    depths: Sequence[int] = ()
-    data: Path | None = None
-    limit: int | None = None
+    answer_prefix: str = ""
+    docs: Path | None = None
+    pieces: Path | None = None
 
 
-def draw(choice: Choice, encoder: Encoder, max_context: int) -> list[Sample]:
-    """Draws samples; tasks alternate, so that a run that is cut short has some of each.
+class Suites:
+    """Draws prompts for one model.
 
-    Raises:
-        InvalidRequest: there is no such suite, task or file.
-        PromptTooLong: the model cannot hold a prompt.
+    Args:
+        folder: of the model.
+        embed: of the retriever that finds the passages.
     """
-    if choice.suite not in SUITES:
-        raise InvalidRequest(
-            f"no suite {choice.suite!r}; there are {', '.join(SUITES)}", field="suite"
-        )
-    if choice.samples < 1:
-        raise InvalidRequest("samples is at least 1", field="samples")
-    samples = [
-        encoder.encode(text, chunk_tokens(choice)) for text in SUITES[choice.suite](choice, encoder)
-    ]
-    for sample in samples:
-        needed = sample.tokens + sample.text.answer_tokens
-        if needed > max_context:
-            raise PromptTooLong(
-                f"{sample.task}, sample {sample.text.number}: prompt and answer have {needed} "
-                f"tokens and the model takes {max_context}: leave the task out, or give a smaller "
-                "--length, --lengths or --limit",
-                field="samples",
-            )
-    return list({sample.key: sample for sample in samples}.values())
 
+    def __init__(self, folder: Path, embed: Embed) -> None:
+        self._folder = folder
+        self._builder = PromptBuilder(folder, Settings.model_validate({}))
+        self._embed = embed
+        self._draw: dict[str, Callable[[Choice], Iterator[Prompt]]] = {
+            "nq": self._natural_questions,
+            "turns": self._turns,
+            "musique": self._musique,
+            "demo": self._demo,
+            "docs": self._docs,
+        }
 
-def chunk_tokens(choice: Choice) -> int:
-    own = multidoc.CHUNK_TOKENS if choice.suite in _OURS else CHUNK_TOKENS
-    return choice.chunk_tokens or own
+    def draw(self, suite: str, choice: Choice) -> list[Prompt]:
+        """Prompts of one of `SUITES`."""
+        return list(self._draw[suite](choice))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._builder.tokenizer.decode(ids)
 
-def _multidoc(choice: Choice, encoder: Encoder) -> Iterator[TextSample]:
-    names = _known(choice, list(TASKS))
-    return multidoc.generate(names, seeds=choice.seeds, samples=choice.samples)
+    def passages(self, split: str) -> list[list[int]]:
+        """All passages of Natural Questions' split as they stand in prompts, as token ids."""
+        asked = natural_questions.load(split)
+        fmt, tokenizer = self._builder.format, self._builder.tokenizer
+        distinct = dict.fromkeys(each.passage for each in asked)
+        return [document_ids(fmt, tokenizer, p.title, p.text) for p in distinct]
 
+    def render(self, passage: Passage) -> str:
+        """A passage as it stands in prompts."""
+        return self._builder.format.render_document(passage.title, passage.text)
 
-def _short_needle(choice: Choice, encoder: Encoder) -> Iterator[TextSample]:
-    return multidoc.needles(
-        count=encoder.count,
-        lengths=choice.lengths or SHORT_LENGTHS,
-        depths=choice.depths or SHORT_DEPTHS,
-        seeds=choice.seeds,
-        samples=choice.samples,
-    )
+    def _natural_questions(self, choice: Choice) -> Iterator[Prompt]:
+        for found in self._retrieved(choice):
+            turns = [Turn("user", found.asked.question)]
+            task = f"nq{choice.others}"
+            yield self._prompt(task, found.passages, turns, found.asked.answers, choice)
 
+    def _turns(self, choice: Choice) -> Iterator[Prompt]:
+        questions = {q.passage: q for q in natural_questions.load(choice.split)}
+        for found in self._retrieved(choice):
+            other = next(p for i, p in enumerate(found.passages) if i != found.gold)
+            before = questions[other]
+            turns = [
+                Turn("user", before.question),
+                Turn("assistant", before.answers[0]),
+                Turn("user", found.asked.question),
+            ]
+            task = f"turns{choice.others}"
+            yield self._prompt(task, found.passages, turns, found.asked.answers, choice)
 
-def _ruler(choice: Choice, encoder: Encoder) -> Iterator[TextSample]:
-    plain = [t for t in ruler.tasks() if choice.data is not None or not t.startswith("qa_")]
-    names = list(choice.tasks) or plain
-
-    def one(task: str, seed: int) -> Iterator[TextSample]:
-        made = ruler.generate(
-            task,
-            count=encoder.count,
-            length=choice.length,
+    def _retrieved(self, choice: Choice) -> Iterator[natural_questions.Retrieved]:
+        return natural_questions.retrieve(
+            natural_questions.load(choice.split),
+            self._embed,
+            others=choice.others,
             samples=choice.samples,
-            seed=seed,
-            words=SMALL_WORDS if choice.small_words else ruler.ENGLISH,
-            data=choice.data,
+            seed=choice.seed,
         )
-        return (replace(s, details={**s.details, "seed": seed}) for s in made)
 
-    return _in_turn([one(task, seed) for seed in choice.seeds for task in names])
+    def _musique(self, choice: Choice) -> Iterator[Prompt]:
+        asked = musique.load(choice.split)
+        if choice.chunk_tokens is not None:
+            yield from self._nearest_chunks(asked, choice, choice.chunk_tokens)
+            return
+        for each in asked[: choice.samples]:
+            passages = [Passage("", text) for text in each.passages]
+            turns = [Turn("user", each.question)]
+            yield self._prompt("musique", passages, turns, each.answers, choice)
 
+    def _nearest_chunks(
+        self, asked: Sequence[musique.Asked], choice: Choice, limit: int
+    ) -> Iterator[Prompt]:
+        """The passages as the service would cut them, and what it would find of each question's.
 
-def _needle(choice: Choice, encoder: Encoder) -> Iterator[TextSample]:
-    """Needle samples, one for each cell, because nothing in them is random."""
-    return needle.generate(
-        count=encoder.count,
-        lengths=choice.lengths or needle.LENGTHS,
-        depths=choice.depths or needle.DEPTHS,
-    )
+        More samples than questions: the same chunks again in another order.
+        """
+        settings = replace(self._builder.chunking(), max_tokens=limit)
+        found: list[list[Passage]] = []
+        for each in asked[: choice.samples]:
+            pool = [
+                Passage("", text[span.start : span.end])
+                for text in each.passages
+                for span in settings.split(text)
+            ]
+            [ranked] = nearest([each.question], pool, self._embed)
+            found.append(ranked[: choice.others + 1])
+        for sample in range(choice.samples):
+            each, passages = asked[sample % len(asked)], found[sample % len(asked)][:]
+            random.Random(f"{choice.seed} {sample} {limit}").shuffle(passages)
+            turns = [Turn("user", each.question)]
+            whole = replace(choice, chunk_tokens=None)
+            yield self._prompt(f"musique {limit}", passages, turns, each.answers, whole)
 
+    def _demo(self, choice: Choice) -> Iterator[Prompt]:
+        found = demo_prose.retrieve(choice.split, self._embed, others=choice.others)
+        for number, (asked, passages) in enumerate(found):
+            if number == choice.samples:
+                break
+            turns = [Turn("user", asked.question)]
+            yield self._prompt(f"demo {asked.kind}", passages, turns, asked.answers, choice)
 
-def _longbench(choice: Choice, encoder: Encoder) -> Iterator[TextSample]:
-    if choice.data is None:
-        raise InvalidRequest("LongBench is read from a folder: give --data", field="data")
-    names, folder = _known(choice, list(longbench.TASKS), list(longbench.E_TASKS)), choice.data
-    texts = _in_turn([longbench.load(folder, name, samples=choice.samples) for name in names])
-    if choice.limit is None:
-        return texts
-    limit = choice.limit
-    return (longbench.truncated(t, encoder.tokenizer.encode_offsets, limit) for t in texts)
+    def _docs(self, choice: Choice) -> Iterator[Prompt]:
+        settings = Settings.model_validate({"chunk_tokens": choice.chunk_tokens})
+        builder, embedder = PromptBuilder(self._folder, settings), make_embedder(settings)
+        documents = documentation.read(choice.docs or documentation.default_folder())
+        with collection(documents, builder, embedder) as found:
+            if choice.pieces is not None:
+                write_pieces(choice.pieces, found.pieces())
+            for asked in documentation.load(choice.split)[: choice.samples]:
+                yield found.prompt("docs", asked.question, asked.answers)
 
-
-SUITES: dict[str, Callable[[Choice, Encoder], Iterator[TextSample]]] = {
-    "multidoc": _multidoc,
-    "short_needle": _short_needle,
-    "ruler": _ruler,
-    "needle": _needle,
-    "longbench": _longbench,
-}
-_OURS = ("multidoc", "short_needle")
-RANKED_FROM = {"multidoc": 0.8, "short_needle": 0.8, "ruler": 0.8}
-"""Suites whose tasks are ranked only if full prefill reaches this score; elsewhere all are.
-
-A lower score of full prefill on these suites means that the model has not learnt the task.
-"""
-
-
-def _known(choice: Choice, names: Sequence[str], others: Sequence[str] = ()) -> Sequence[str]:
-    for name in choice.tasks:
-        if name not in names and name not in others:
-            raise InvalidRequest(
-                f"{choice.suite} has no task {name!r}: take one of {', '.join([*names, *others])}",
-                field="tasks",
-            )
-    return choice.tasks or names
-
-
-def _in_turn(tasks: Iterable[Iterator[TextSample]]) -> Iterator[TextSample]:
-    rows = zip_longest(*tasks)
-    return (text for text in chain.from_iterable(rows) if text is not None)
+    def _prompt(
+        self,
+        task: str,
+        passages: Sequence[Passage],
+        turns: Sequence[Turn],
+        answers: Sequence[str],
+        choice: Choice,
+    ) -> Prompt:
+        fmt, tokenizer = self._builder.format, self._builder.tokenizer
+        documents = [document_ids(fmt, tokenizer, p.title, p.text) for p in passages]
+        question = self._builder.encode_question(turns)
+        question += tokenizer.encode_text(choice.answer_prefix)
+        system, chunks = self._builder.system, chunked(documents, choice.chunk_tokens)
+        return Prompt(task, tuple(system), chunks, tuple(question), tuple(answers))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity.report.markdown import table
+from benchmarks.common.markdown import table
 from benchmarks.speed.records import Record
 
 HEAD = ("figure", "threads", "median", "min to max", "processor time", "target", "verdict")

@@ -60,8 +60,7 @@ def folder(model: str) -> Path:
     if not model:
         if not (demo_model() / "config.json").is_file():
             raise ModelRefused(
-                f"there is no demo model in {demo_model()}: train it with "
-                "`python -m demo.training.train`, "
+                f"there is no demo model in {demo_model()}: install kvstitch again, "
                 "or give a model folder with --model"
             )
         return demo_model()

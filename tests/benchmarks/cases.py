@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from benchmarks.fidelity.compared.configuration import Configuration
-from benchmarks.fidelity.measure import Measurer
-from benchmarks.fidelity.report.records import Record
+from benchmarks.quality.configurations import Configuration
+from benchmarks.quality.measure import Measurer
+from benchmarks.quality.records import Record
 from tests.service.worker.tiny import Q, S, Tiny
 from tuning.prompts import Prompt
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.quality.real.outcomes import occurring
+from benchmarks.quality.outcomes import occurring
 from benchmarks.quality.tasks.documentation import Asked
 from kvstitch.client import Client, Token
 from kvstitch.client.errors import UnexpectedResponse

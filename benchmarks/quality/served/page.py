@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.fidelity.report.markdown import percent, table
+from benchmarks.common.markdown import percent, table
 from benchmarks.quality.served.asking import Record
 
 MANY = 4

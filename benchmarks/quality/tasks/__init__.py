@@ -1,1 +1,1 @@
-"""Further tasks with checkable answers, beside RULER and LongBench."""
+"""The questions and passages that prompts are made of."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality.real.outcomes import occurring
+from benchmarks.quality.outcomes import occurring
 from benchmarks.quality.served.asking import Record, Served, append, read
 from benchmarks.quality.served.page import page
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality.fetch_docs import extract
-from benchmarks.quality.scores.words import normalised_words
 from benchmarks.quality.tasks import documentation
 from benchmarks.quality.tasks.documentation import Package
+from benchmarks.quality.texts import normalised_words
 from service.errors import InvalidRequest
 
 

@@ -1,1 +1,0 @@
-"""Measures which heads of a model retrieve."""

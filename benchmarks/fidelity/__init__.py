@@ -1,4 +1,0 @@
-"""How close each fusion method stays to full prefill, and what it costs.
-
-`python -m benchmarks.fidelity`. Everything runs in the engine's own layer loop and decode step.
-"""

@@ -1,1 +1,0 @@
-"""From measured cases to tables and plots."""

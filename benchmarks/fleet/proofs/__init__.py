@@ -1,1 +1,0 @@
-"""What a fleet promises, shown with real processes: the same answers, and nothing lost to kills."""

@@ -1,1 +1,0 @@
-"""Conversations whose passages change at every turn: history reused or computed anew."""

@@ -1,1 +1,0 @@
-"""Makes the papers' tables and figures: `python -m benchmarks.quality.report`."""

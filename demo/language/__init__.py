@@ -1,1 +1,0 @@
-"""The demo's invented world: words, sentences, documents and tasks."""

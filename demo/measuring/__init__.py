@@ -1,1 +1,0 @@
-"""How well the demo model answers, and how well its documents are found."""

@@ -1,1 +1,0 @@
-"""How the demo model was trained."""
