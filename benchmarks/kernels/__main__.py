@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.markdown import into
 from benchmarks.common.provenance import provenance
 from benchmarks.common.shapes import random_qwen2
 from benchmarks.kernels.end_to_end import without_each
 from benchmarks.kernels.libraries import OURS, beside_libraries
 from benchmarks.kernels.without import EVERY
-from benchmarks.quality.table import into
 from benchmarks.speed.paired import Paired
 from service.worker.api import DecoderModel, decoder_for, load_model
 from tuning.environment import describe

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from benchmarks.common.markdown import into
 from benchmarks.peers.comparison import Comparison
 from benchmarks.peers.processes import Ended
 from benchmarks.peers.prompts import Encoder
@@ -27,7 +28,6 @@ from benchmarks.peers.servers.peer import Conditions, Peer
 from benchmarks.peers.starting import started
 from benchmarks.peers.table import page, ratios
 from benchmarks.peers.workloads import USUAL, WORKLOADS, Rounds, sources
-from benchmarks.quality.table import into
 from benchmarks.quality.tasks import natural_questions
 from tuning.environment import describe
 

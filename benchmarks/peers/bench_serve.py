@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markdown import into
 from benchmarks.common.provenance import provenance
 from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.servers.peer import Conditions, Peer
@@ -30,7 +31,6 @@ from benchmarks.peers.servers.vllm import NAME as VLLM
 from benchmarks.peers.servers.vllm import PYTHON
 from benchmarks.peers.starting import started
 from benchmarks.peers.table import quartiles, table
-from benchmarks.quality.table import into
 from loadtest.local_service import first_model
 from tuning.environment import describe
 

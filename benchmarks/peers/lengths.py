@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.markdown import into
 from benchmarks.peers.results import Result
 from benchmarks.peers.servers.vllm import NAME as VLLM
 from benchmarks.peers.table import quartiles, ratios_of, table
 from benchmarks.peers.workloads import REORDERED, SHUFFLED, WORKLOADS
-from benchmarks.quality.table import into
 from loadtest.measurement.percentiles import percentile
 
 COMPARED = (SHUFFLED, REORDERED)

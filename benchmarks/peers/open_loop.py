@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markdown import into
 from benchmarks.peers.peer_route import PeerRoute
 from benchmarks.peers.processes import Ended
 from benchmarks.peers.prompts import Encoder
@@ -26,7 +27,6 @@ from benchmarks.peers.servers.peer import Conditions, Peer
 from benchmarks.peers.starting import started
 from benchmarks.peers.table import table
 from benchmarks.peers.workloads import sources
-from benchmarks.quality.table import into
 from benchmarks.quality.tasks import natural_questions
 from loadtest import machine
 from loadtest.errors import LoadTestError

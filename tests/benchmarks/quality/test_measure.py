@@ -164,7 +164,7 @@ def test_resuming_does_not_redo(model: Tiny, tmp_path: Path) -> None:
 
 def test_the_command_says_what_its_records_are_and_goes_on(tmp_path: Path) -> None:
     prompts = Path(__file__).parent / "demo_tasks.jsonl"
-    (tmp_path / "two.jsonl").write_text("".join(prompts.open().readlines()[:2]))
+    (tmp_path / "two.jsonl").write_text("\n".join(prompts.read_text().splitlines()[:2]))
     command = ["--model", str(demo_model()), "--prompts", str(tmp_path / "two.jsonl")]
     command += ["--out", str(tmp_path), "--only"]
     assert main([*command, "pie none", "pie system int8"]) == 0
