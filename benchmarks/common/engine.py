@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor
 
-from kvstore import SsdTier, TieredStore
+from kvstore import TieredStore
 from service.worker.engine.engine import Engine
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.prefill import Progress, PromptLoop
@@ -19,7 +19,6 @@ from service.worker.methods.layer_view import CachedSegment
 from service.worker.model.addressing import Address, Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
-from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.steps import run
 
 
@@ -35,8 +34,6 @@ def open_engine(
     planner: bool = True,
     sketches: bool = False,
     prefix_cache: bool = False,
-    prompts_dir: str = "",
-    prompts_bytes: int = 4 << 30,
     draft_tokens: int = 0,
     max_running: int = 32,
     max_waiting: int = 256,
@@ -56,8 +53,6 @@ def open_engine(
         planner: whether to compute documents that would take longer to load.
         sketches: whether a sketch is computed with every chunk, for SamKV.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
-        prompts_dir: where cached prompts are stored that are asked more than once; empty: nowhere.
-        prompts_bytes: bound of these.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         max_running: sequences decoded together.
         max_waiting: requests in the queue.
@@ -68,10 +63,6 @@ def open_engine(
     addressing = Addressing(decoder, fingerprint=fingerprint, codec=codec)
     loader = Loader(store, threads=loader_threads, on_ready=on_load)
     with ExitStack() as opened:
-        prompts = None
-        if prompts_dir:
-            tier = SsdTier(prompts_dir, prompts_bytes, name="prompts")
-            prompts = opened.enter_context(DiskPrefixCache(tier, addressing, on_ready=on_load))
         loader.start()
         opened.callback(loader.close)
         yield Engine(
@@ -86,7 +77,6 @@ def open_engine(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
-            disk_prefix_cache=prompts,
             draft_tokens=draft_tokens,
             prefill_graphs=prefill_graphs,
         )

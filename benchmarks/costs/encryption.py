@@ -26,11 +26,12 @@ import torch
 
 from benchmarks.common.engine import open_engine, precompute_now
 from benchmarks.common.redis import redis_url
-from benchmarks.costs.stored_prompts import Conversation, ask, forget_files
 from encryption.keyring import DataKey, Keyring
 from kvstore import RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
-from service.messages.requests import Method
+from service.messages.replies import Done, Failed, TokenItem
+from service.messages.reports import Report
+from service.messages.requests import ChunkTokens, Generate, Method, Sampling
 from service.worker.api import DecoderModel, Engine, load_model
 from tuning.environment import describe
 
@@ -39,14 +40,74 @@ METHODS = {
     "pie": Method("pie"),
     "question_scout": Method("question_scout", {"ratio": 0.15}),
 }
+DOCUMENTS, SYSTEM_TOKENS, QUESTION_TOKENS = 8, 40, 24
 GIB = 1 << 30
+SEED = 7
 SIDES = ("clear", "sealed")
+
+
+class Asked:
+    """A question about documents of random ids."""
+
+    def __init__(self, decoder: DecoderModel, tokens: int, method: Method) -> None:
+        self._random = torch.Generator().manual_seed(SEED + tokens)
+        self._vocabulary = decoder.vocabulary
+        self._method = method
+        self.system = self._ids(SYSTEM_TOKENS)
+        self.documents = [ChunkTokens(n, self._ids(tokens // DOCUMENTS)) for n in range(DOCUMENTS)]
+        self.question = self._ids(QUESTION_TOKENS)
+
+    def request(self, name: str, max_tokens: int) -> Generate:
+        return Generate(
+            name,
+            self.system,
+            self.documents,
+            self.question,
+            self._method,
+            sampling=Sampling(max_tokens=max_tokens, ignore_end=True),
+        )
+
+    def _ids(self, count: int) -> list[int]:
+        ids: list[int] = torch.randint(
+            0, self._vocabulary, (count,), generator=self._random
+        ).tolist()
+        return ids
+
+
+def ask(engine: Engine, request: Generate) -> tuple[float, list[int], Report]:
+    """Seconds to the first token, the answer, and the report."""
+    tokens: list[int] = []
+    first = 0.0
+    started = time.monotonic()
+    engine.submit(request)
+    while True:
+        for event in engine.step():
+            match event:
+                case TokenItem():
+                    first = first or time.monotonic() - started
+                    tokens.append(event.token)
+                case Done():
+                    return first, tokens, event.report
+                case Failed():
+                    raise RuntimeError(event.message)
+        if engine.idle:
+            time.sleep(2e-4)
+
+
+def forget_files(folder: Path) -> None:
+    """Takes the files out of the page cache."""
+    for path in folder.rglob("*.*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
 
 class Side:
     """An engine, its store, and the documents that are in it."""
 
-    def __init__(self, engine: Engine, store: TieredStore, talk: Conversation) -> None:
+    def __init__(self, engine: Engine, store: TieredStore, talk: Asked) -> None:
         self.engine, self._store = engine, store
         found = engine.admission.addresses(talk.system, talk.documents, "none", "")
         self.addresses = [address for address in found if address is not None]
@@ -71,7 +132,7 @@ def measure(
     decoder: DecoderModel, tier: str, method: str, tokens: int, rounds: int
 ) -> dict[str, Any]:
     """One row of the result."""
-    talk = Conversation(decoder, tokens, METHODS[method])
+    talk = Asked(decoder, tokens, METHODS[method])
     ring = Keyring([DataKey(os.urandom(16), "", os.urandom(32))])
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))

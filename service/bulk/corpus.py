@@ -77,7 +77,6 @@ def worker_settings(made: WorkerSettings) -> WorkerSettings:
         kv_dir="",
         memory_tier_bytes=0,
         write_through=True,
-        prompts_dir="",
         prefix_cache=False,
         max_running=1,
         draft_tokens=0,

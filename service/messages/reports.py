@@ -12,9 +12,9 @@ from service.messages.requests import ColdMode, Method
 class SegmentReport:
     """What happened to one segment.
 
-    `tier` is where its KV came from: memory, ssd, redis, s3; "pool" or "prompts" when all of it was
-    in the prefix cache, in the KV pool or on disk; or "cold" when it was computed because no usable
-    copy existed (`problems` says why).
+    `tier` is where its KV came from: memory, ssd, redis, s3; "pool" when all of it was in the
+    prefix cache, in the KV pool; or "cold" when it was computed because no usable copy existed
+    (`problems` says why).
     """
 
     chunk_id: int
@@ -63,7 +63,7 @@ class Forecast:
     measured: bool  # computing and the tiers it would read have been timed here; else: assumed
     warnings: list[str] = field(default_factory=list)
     reused_tokens: int = 0  # of the prompt; their KV is in the prefix cache
-    reused_from: str = ""  # where: "pool" or "prompts"; empty: nothing is
+    reused_from: str = ""  # where: "pool"; empty: nothing is
     history_tokens: int = 0  # of earlier turns, taken from the prompt before; some are repaired
 
 
@@ -150,6 +150,6 @@ class Report:
     hidden_load_s: float = 0.0  # seconds of reading, summed over segments, that nobody waited for
     gate: GateNote | None = None  # None: the method that was asked for ran
     reused_tokens: int = 0  # prompt tokens whose KV was in the prefix cache
-    reused_from: str = ""  # where: "pool", the KV pool, or "prompts", on disk; empty: nothing was
+    reused_from: str = ""  # where: "pool", the KV pool; empty: nothing was
     history_tokens: int = 0  # of earlier turns, taken from the prompt before; repaired ones are not
     token_fates: TokenTrace | None = None  # of a prompt that ran, where it was asked for

@@ -78,10 +78,6 @@ class Settings(
         return parts(self.lora_precompute)
 
     @property
-    def prompts_dir(self) -> Path:
-        return self.kv_dir / ".prompts"  # on the same volume; the SSD tier skips hidden folders
-
-    @property
     def model_name(self) -> str:
         """The model's name in answers: as it was given, or that of its folder or file."""
         if not self.model:
@@ -112,7 +108,6 @@ class Settings(
             calibration: The file that `kvstitch tune` wrote for the model; None: there is none.
             shared: It runs by itself, for several gateways.
         """
-        alone = self.workers == 1 and not shared
         if self.fleet_secret:
             tenants_secret = fleet_secret.tenants_secret(self.fleet_secret)
         same_names = WorkerSettings.__dataclass_fields__.keys() & type(self).model_fields.keys()
@@ -127,9 +122,6 @@ class Settings(
             "loras": {name: str(folder.resolve()) for name, folder in self.loras.items()},
             "methods_dir": str(self.methods_dir.resolve()) if self.methods_dir else "",
             "kv_dir": str(self.kv_dir) if self.ssd_tier_gib else "",
-            "prompts_dir": str(self.prompts_dir),
-            # Which worker stored a prompt would decide what a deletion must wait for.
-            "prompts_bytes": int(self.stored_prompts_gib * 1024 * MIB) if alone else 0,
             "memory_tier_bytes": self.memory_tier_mib * MIB // self.workers,
             "ssd_tier_bytes": int(self.ssd_tier_gib * 1024 * MIB),
             "device": self.device_of(number),

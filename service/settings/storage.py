@@ -84,13 +84,6 @@ class TierSettings(BaseModel):
         description="tiers besides memory that get computed KV, e.g. ssd,s3; the others get copies "
         "of what is read from slower ones; empty: all",
     )
-    stored_prompts_gib: float = Field(
-        4.0,
-        ge=0,
-        description="kept prompts on disk beside the SSD tier, so that conversations and repeated "
-        "prompts are continued after a restart, or when the KV pool has given them up; 0: none",
-    )
-
     kv_ttl: str = Field(
         "",
         description="COLLECTION=DAYS by commas, *: all others: stored KV of documents is deleted "

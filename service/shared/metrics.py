@@ -40,7 +40,7 @@ STAGES = (
     *("first_token", "decode", "flush"),
 )
 TIERS = ("memory", "ssd", "redis", "s3")
-PROMPT_SOURCES = (*TIERS, "pool", "prompts", "history", "recomputed", "cold", "question")
+PROMPT_SOURCES = (*TIERS, "pool", "history", "recomputed", "cold", "question")
 DECISIONS = ("load", "recompute", "miss", "reuse")
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "dead")
 REJECTIONS = ("requests", "tokens", "draining")
@@ -287,15 +287,8 @@ WORKER_METRICS: dict[str, Declared] = _by_name(
         _gauge("pool_kept_ratio", "Share of it that answered prompts lie in until it is needed."),
         _counter(
             "continued_prompts_total",
-            "Prompts that took KV from an earlier one, by where that was: the KV pool, or the "
-            "prompts on disk.",
-            place=("pool", "prompts"),
-        ),
-        _counter(
-            "stored_prompts_total",
-            "Prompts on disk by outcome: stored, failed to be stored, or lost (damaged or gone "
-            "when one was read).",
-            outcome=OPEN,
+            "Prompts that took KV from an earlier one, by where that was: the KV pool.",
+            place=("pool",),
         ),
         _gauge("sequences", "Sequences in the worker by state.", state=OPEN),
         _counter("decode_steps_total", "Decode steps of the batch."),

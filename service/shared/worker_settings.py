@@ -43,8 +43,6 @@ class WorkerSettings:
     draft_tokens: int = 7  # most answer tokens drafted from the prompt in a step; 0: none
     prefill_graphs: bool = True  # whether layers are recorded and replayed on a GPU
     prefix_cache: bool = True  # whether answered prompts are kept for those that begin with them
-    prompts_dir: str = ""  # of the prefix cache on disk; empty: none
-    prompts_bytes: int = 4 * 1024 * MIB  # bound of them; 0: what is there is removed
     gate_sample: float = 0.0  # share of answers held against full prefill; 0: no gate
     gate_window: int = 32
     gate_min_checks: int = 8

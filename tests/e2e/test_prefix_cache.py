@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -91,37 +89,3 @@ def test_off_nothing_is_kept(serve: Serve, twelve: Documents) -> None:
             answer = service.ask("What is it?", max_tokens=2)
             assert answer["cache"]["reused_tokens"] == 0
         assert service.settled_metrics().value("kvstitch_pool_kept_ratio") == 0
-
-
-def test_a_conversation_goes_on_after_a_restart(serve: Serve, twelve: Documents) -> None:
-    """The worker is killed; what was asked twice is on disk, and what is deleted is not."""
-    names = [d["doc_id"] for d in twelve[:3]]
-    asked = {"fusion": {"method": "question_scout"}, "documents": names, "top_k": 3}
-    turns = [say("user", f"What is {twelve[0]['title']} known for?")]
-    with serve(prefix_cache=True) as service:
-        service.ingest(twelve[:3])
-        converse(service, turns, **asked)
-        first = converse(service, turns, **asked)
-        service.until(lambda: on_disk(service) == 1, "the prompt is not stored")
-        worker = service.worker_pid()
-        assert worker is not None
-        os.kill(worker, signal.SIGKILL)
-        service.until(lambda: service.worker_pid() not in (worker, None), "no new worker")
-        service.wait_ready()
-        dry = service.http.post(
-            "/v1/rag/generate", json={"messages": turns, "explain": True, **asked}
-        )
-        assert dry.json()["reused_from"] == "prompts", dry.text
-        again = converse(service, turns, **asked)
-        assert again["text"] == first["text"] and tiers(again) == ["prompts"] * 3
-        assert again["cache"]["reused_from"] == "prompts" and again["cache"]["flops"] == 0
-        metrics = service.settled_metrics()
-        tokens = again["usage"]["prompt_tokens"]
-        assert metrics.value("kvstitch_prompt_tokens_total", source="prompts") == tokens
-        assert metrics.value("kvstitch_continued_prompts_total", place="prompts") == 1
-        service.http.delete(f"/admin/documents/{names[1]}").raise_for_status()
-        service.until(lambda: on_disk(service) == 0, "a prompt with the deleted text is on disk")
-
-
-def on_disk(service: Service) -> int:
-    return len(list((service.data_dir / "kv" / ".prompts").rglob("*.extra")))

@@ -198,10 +198,7 @@ def _saturation() -> list[Panel]:
         ),
         lines(
             "Prompts continued",
-            {
-                "from the {{place}}": rate("continued_prompts_total", by="place"),
-                "on disk: {{outcome}}": rate("stored_prompts_total", by="outcome"),
-            },
+            {"from the {{place}}": rate("continued_prompts_total", by="place")},
             unit="cps",
         ),
         lines(

@@ -62,10 +62,8 @@ def served_by(folder: Path) -> str:
 
 def _disk(settings: Settings, there: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(there).free
-    prompts = _bytes_below(settings.prompts_dir)
-    used = _bytes_below(settings.kv_dir) - prompts
+    used = _bytes_below(settings.kv_dir)
     wanted = settings.ssd_tier_gib * GIB - used
-    wanted += settings.stored_prompts_gib * GIB - prompts
     text = f"{size(free)} free, the SSD tier holds {size(used)} of {settings.ssd_tier_gib:g} GiB"
     if not settings.ssd_tier_gib:
         yield ok("disk", f"{size(free)} free; no SSD tier")

@@ -183,8 +183,8 @@ class CacheReport(BaseModel):
     """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
     gate changed; None: nothing. tokens: only where the request says `include_tokens`.
     reused_tokens: of the prompt, those whose KV an earlier prompt left. reused_from: where: `pool`,
-    the KV pool, or `prompts`, on disk; empty: nothing was. history_tokens: of earlier turns, behind
-    other documents than before, those whose KV the turn before left."""
+    the KV pool; empty: nothing was. history_tokens: of earlier turns, behind other documents than
+    before, those whose KV the turn before left."""
 
     system: CacheSegment
     documents: list[CacheDocument]

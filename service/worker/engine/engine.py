@@ -38,14 +38,11 @@ from service.worker.planner.estimates import Line
 from service.worker.planner.full_prefill import FullPrefillTimer
 from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.in_pool import PrefixCache
-from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.prefix_cache.prompts import holds
-from service.worker.prefix_cache.writer import PrefixWriter
 from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.reuse import find_history, find_reuse, seen_by
 from service.worker.sequences.sequence import prompt_ids
@@ -73,7 +70,6 @@ class Engine:
             that is stored is loaded. Chunks in the memory tier are always used.
         sketches: whether a sketch is computed with every chunk, for SamKV; else when it asks.
         prefix_cache: whether answered prompts are kept for requests that begin with them.
-        disk_prefix_cache: takes prompts that are asked more than once; None: there is none.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
         grammars: compiles what answers must match; None: no request may ask for that.
@@ -95,7 +91,6 @@ class Engine:
         planner: bool = True,
         sketches: bool = False,
         prefix_cache: bool = False,
-        disk_prefix_cache: DiskPrefixCache | None = None,
         draft_tokens: int = 0,
         checks: GateSettings | None = None,
         grammars: Grammars | None = None,
@@ -105,7 +100,6 @@ class Engine:
         self.decoder = decoder
         self.store = store
         self.loader = loader
-        self.disk_prefix_cache = disk_prefix_cache
         facts = facts or ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
         self._replies: list[Reply] = []
         self._step_budget = StepBudget()
@@ -119,31 +113,25 @@ class Engine:
             dtype=decoder.dtype,
             device=decoder.device,
         )
-        self.prefix_cache = PrefixCache(
-            self.pool, on=prefix_cache, stores=disk_prefix_cache is not None
-        )
+        self.prefix_cache = PrefixCache(self.pool, on=prefix_cache)
 
         # How long things take, and what is loaded or computed because of that.
         self.planner = Planner(decoder, loader.streams.estimates, deciding=planner)
-        reader = (
-            PrefixReader(decoder, disk_prefix_cache, self.planner) if disk_prefix_cache else None
-        )
 
         # Chunks that are computed by themselves, and prompts that are computed with chunks.
         chunks = ChunkPrefill(decoder, loader.load_chunk)
         self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
-        self._loads = PromptLoads(loader, self.planner if planner else None, reader)
+        self._loads = PromptLoads(loader, self.planner if planner else None)
         recorded = prefill_graphs and supports_graphs(decoder, self.pool)
         graphs = PrefillGraphs(decoder, self.pool) if recorded else None
         launcher = PrefillLauncher(decoder, facts, self._loads, missing, graphs)
 
         # What spare time is for.
         self.gate = Gate(checks, launcher, self.pool, self.precompute_queue) if checks else None
-        writer = PrefixWriter(self.prefix_cache, reader.store, reader.worth) if reader else None
         timer = FullPrefillTimer(decoder, self.planner.times)
-        self.idle_work = IdleWork(self.precompute_queue, self.gate, writer, graphs, timer)
+        self.idle_work = IdleWork(self.precompute_queue, self.gate, graphs, timer)
 
         # The way of a request: admitted (or explained), prefilled, answered, ended.
         self.admission = Admission(
@@ -160,7 +148,6 @@ class Engine:
             loader.streams,
             self.planner,
             prefix_cache=self.prefix_cache,
-            reader=reader,
         )
         self._endings = Endings(
             self.scheduler, self._loads, self.prefix_cache, self.precompute_queue, self._replies
@@ -231,15 +218,12 @@ class Engine:
         if sequence is not None:
             sequence.abort_reason = reason
 
-    def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]]) -> bool:
+    def forget(self, keys: Collection[str], texts: Collection[tuple[int, ...]]) -> None:
         """Drop everything that holds deleted text, before its chunks are purged.
 
         Args:
             keys: under which the chunks may be stored.
             texts: their token ids.
-
-        Returns:
-            False if prompts on disk could not be deleted: ask again.
         """
         self.precompute_queue.forget(keys, texts)
         if self.gate is not None:
@@ -248,7 +232,6 @@ class Engine:
         for sequence in self.scheduler.active:
             read = (prompt_ids(sequence.request), *seen_by(sequence))
             sequence.deleted |= any(holds(tokens, ids) for tokens in read for ids in texts)
-        return self.disk_prefix_cache is None or bool(self.disk_prefix_cache.forget(texts))
 
     def forget_all(self) -> None:
         """Drop everything that may hold deleted text, but for what is stored.

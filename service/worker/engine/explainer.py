@@ -21,10 +21,9 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.in_pool import PrefixCache
-from service.worker.prefix_cache.prompts import Place
+from service.worker.prefix_cache.prompts import POOL
 from service.worker.sequences.admission import Admission
 from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
-from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.report import reused_by_segment
 from service.worker.sequences.reuse import look_up_history, new_prompt
 from service.worker.sequences.sequence import EngineSequence
@@ -42,7 +41,6 @@ class Explainer:
     streams: StreamReader
     planner: Planner
     prefix_cache: PrefixCache
-    reader: PrefixReader | None
     _lookups: list[Lookup] = field(default_factory=list)
 
     def begin(self, request: Generate) -> None:
@@ -98,20 +96,15 @@ class Explainer:
     def _continuing(self, sequence: EngineSequence, fresh: Forecast, crowded: bool) -> Forecast:
         """Return the forecast with what can be taken from an earlier prompt, if there is one."""
         prompt = new_prompt(sequence) if self.prefix_cache.on else None
-        reuse = sequence.reuse = None if prompt is None else self.prefix_cache.look_up(prompt)
-        reused, read_s = 0 if reuse is None else reuse.tokens, 0.0
-        place: Place = "pool"
-        if self.reader is not None:
-            stored = self.reader.choose(sequence, fresh.first_token_s if reuse is None else None)
-            if stored is not None:
-                reused, read_s, place = stored.tokens, stored.read_s, "prompts"
-        if not reused:
+        reuse = None if prompt is None else self.prefix_cache.look_up(prompt)
+        if reuse is None:
             return fresh
+        reused = reuse.tokens
         rest = sequence.prompt_tokens - reused
         flops = full_prefill(self.decoder, rest, behind=reused) if rest else 0.0
         parts = reused_by_segment(sequence, reused)
         segments = [
-            _continued_segment(*each, place)
+            _continued_segment(*each)
             for each in zip((fresh.system, *fresh.documents), parts, strict=True)
         ]
         return replace(
@@ -121,9 +114,9 @@ class Explainer:
             recomputed_tokens=rest,
             history_tokens=0,
             reused_tokens=reused,
-            reused_from=place,
+            reused_from=POOL,
             flops=flops,
-            first_token_s=read_s + self.planner.compute_s(flops, crowded=crowded),
+            first_token_s=self.planner.compute_s(flops, crowded=crowded),
         )
 
     def _recomputed_tokens(self, plan: LoadPlan, computed: list[FoundSegment]) -> int:
@@ -170,11 +163,11 @@ class Explainer:
         )
 
 
-def _continued_segment(segment: SegmentForecast, reused: int, place: Place) -> SegmentForecast:
+def _continued_segment(segment: SegmentForecast, reused: int) -> SegmentForecast:
     """Return a segment of a prompt that continues another: what is not reused is computed."""
     nothing_read = replace(segment, reused=reused, load_bytes=0, load_s=0.0)
     if segment.tokens and reused == segment.tokens:
-        return replace(nothing_read, tier=place, action="reuse", computed="")
+        return replace(nothing_read, tier=POOL, action="reuse", computed="")
     return replace(
         nothing_read, action="recompute", computed="in_context" if segment.tokens else ""
     )

@@ -1,4 +1,4 @@
-"""What the engine does in spare time: precomputing chunks, writing prompts, the gate's checks."""
+"""What the engine does in spare time: precomputing chunks, the gate's checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class IdleWork:
         return all(job.idle for job in self._jobs)
 
     def advance(self) -> None:
-        """Run one step of one of them; an error ends the chunk, check or copy that raised it."""
+        """Run one step of one of them; an error ends the chunk or check that raised it."""
         job = next((job for job in self._jobs if not job.idle), None)
         if job is None:
             return

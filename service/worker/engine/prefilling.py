@@ -60,7 +60,7 @@ class Prefilling:
             kv = self.pool.reserve(self.launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
             self.launcher.launch(sequence, kv, crowded=bool(running))
-            self.prefix_cache.count(sequence.reuse)
+            self.prefix_cache.continued += sequence.reuse is not None
         except Exception as error:
             self.endings.fail(sequence, error)
 

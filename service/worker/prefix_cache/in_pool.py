@@ -11,33 +11,25 @@ are the same. A prompt of any other method is reused as a whole, by a request fo
 that begins with it; the rows that the first question had repaired stay as they are.
 
 KV is copied, so that several requests may continue from one prompt. Prompts lie in memory that no
-sequence needs: when one does, they make room, the least recently used one first. Prompts that
-repeat an earlier one are also written to disk (`writer`), if that is on.
+sequence needs: when one does, they make room, the least recently used one first.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 
-from service.worker.kv.pool import KVPool, SequenceKV
+from service.worker.kv.pool import KVPool
 from service.worker.prefix_cache.prompts import (
     MIN_HISTORY,
     MIN_TOKENS,
     CachedPrompt,
     History,
     NewPrompt,
-    Place,
-    PromptIndex,
-    PromptRecord,
     Reuse,
-    replaces,
 )
 
 MAX_PROMPTS = 64
 """A request is compared with every prompt, and each has logits of its own."""
-MAX_EVICTED = 512
-"""Most evicted prompts of which it is remembered that they were asked."""
 
 
 class PrefixCache:
@@ -46,22 +38,16 @@ class PrefixCache:
     Args:
         pool: holds their KV; it asks for memory by `make_room`.
         on: whether any are kept.
-        stores: whether those that repeat earlier ones are noted in `to_store`.
 
     Attributes:
-        on: as given.
-        to_store: prompts that may be worth storing on disk, the next to be evicted first.
-        counts: how many prompts took KV from an earlier one, by where it was.
+        continued: how many prompts took KV from an earlier one.
     """
 
-    def __init__(self, pool: KVPool, *, on: bool, stores: bool = False) -> None:
+    def __init__(self, pool: KVPool, *, on: bool) -> None:
         self._pool = pool
         self.on = on
-        self._stores = stores
         self._prompts: list[CachedPrompt] = []  # the most recently used one last
-        self._evicted: PromptIndex[PromptRecord] = PromptIndex()
-        self.to_store: deque[CachedPrompt] = deque()
-        self.counts: Counter[Place] = Counter({"pool": 0, "prompts": 0})
+        self.continued = 0
         pool.on_full = self.make_room
 
     @property
@@ -106,28 +92,13 @@ class PrefixCache:
                 best = History(cached, shared)
         return best
 
-    def is_repetition(self, prompt: NewPrompt, found: Reuse | None) -> bool:
-        """Return whether a prompt repeats an earlier one, also one that has been evicted."""
-        if found is not None and found.prompt.is_repeated(found.tokens):
-            return True
-        evicted = self._evicted.find(prompt) if self._stores else None
-        return evicted is not None and evicted[0].is_repeated(evicted[1])
-
     def keep(self, prompt: CachedPrompt) -> None:
         """Take over an answered prompt and its KV."""
-        for other in [p for p in self._prompts if replaces(prompt, p)]:
+        for other in [p for p in self._prompts if prompt.replaces(p)]:
             self._drop(other)
         while len(self._prompts) >= MAX_PROMPTS:
-            self._evict(self._prompts[0])
+            self._drop(self._prompts[0])
         self._prompts.append(prompt)
-        # On disk it would not be known what else such a prompt has seen.
-        if self._stores and prompt.repeats and not prompt.seen:
-            self.to_store.append(prompt)
-
-    def count(self, reuse: Reuse | None) -> None:
-        """Count a prompt that starts, if it takes KV from an earlier one."""
-        if reuse is not None:
-            self.counts[reuse.prompt.place] += 1
 
     def make_room(self, tokens: int) -> bool:
         """Evict prompts until a sequence of so many tokens fits; none if it cannot fit."""
@@ -137,32 +108,19 @@ class PrefixCache:
         while not self._pool.can_reserve(tokens):
             if not self._prompts:
                 return False
-            self._evict(self._prompts[0])
+            self._drop(self._prompts[0])
         return True
 
     def forget(self, texts: Collection[Sequence[int]]) -> None:
         """Drop every prompt that holds one of these texts, because it is being deleted."""
         for prompt in [p for p in self._prompts if p.has_seen(texts)]:
             self._drop(prompt)
-        self._evicted.forget(texts)
 
     def forget_all(self) -> None:
         """Drop every prompt."""
         for prompt in list(self._prompts):
             self._drop(prompt)
-        self._evicted = PromptIndex()
-
-    def _evict(self, prompt: CachedPrompt) -> None:
-        """Drop a prompt for its memory, and remember that it was asked."""
-        self._drop(prompt)
-        if self._stores:
-            while len(self._evicted) >= MAX_EVICTED:
-                self._evicted.remove(self._evicted.oldest)
-            self._evicted.add(PromptRecord(**prompt.facts))
 
     def _drop(self, prompt: CachedPrompt) -> None:
         self._prompts.remove(prompt)
-        if prompt in self.to_store:
-            self.to_store.remove(prompt)
-        assert isinstance(prompt.kv, SequenceKV)
         prompt.kv.release()

@@ -175,4 +175,4 @@ def _loading_s(sequence: EngineSequence) -> float:
     partial_s = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]
     streams = [load.stream for load in loads if isinstance(load, SegmentLoad)]
     whole_s = [stream.seconds for stream in streams if stream is not None and stream.done]
-    return max([*partial_s, *whole_s, sequence.restored_s])
+    return max([*partial_s, *whole_s, 0.0])

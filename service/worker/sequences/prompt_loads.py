@@ -14,13 +14,11 @@ from service.worker.loading.segment_load import PartialLoad, SegmentLoad
 from service.worker.methods.bases.fusion import Reads
 from service.worker.planner.planner import FASTER, LATE, WHOLE, Planner
 from service.worker.sequences.load_plan import (
-    LoadPlan,
     found_segments,
     loads_under_way,
     plan_loads,
     waiting_prompt,
 )
-from service.worker.sequences.prefix_reader import PrefixReader
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
 
@@ -35,21 +33,14 @@ class PromptLoads:
 
     Attributes:
         planner: None to load everything that is stored, however long it takes.
-        reader: reads the prefix cache on disk; None if there is none.
     """
 
     loader: Loader
     planner: Planner | None = None
-    reader: PrefixReader | None = None
 
     def start(self, sequence: EngineSequence) -> None:
-        """Start to read what the sequence's method reads, or the earlier prompt that it continues.
-
-        A sequence that continues a prompt in the KV pool reads nothing, unless more is on disk.
-        """
+        """Start to read what the sequence's method reads; nothing if it continues a prompt."""
         reads, streams = sequence.fusion.reads, self.loader.streams
-        if self.reader is not None and (sequence.reuse is not None or reads is Reads.NOTHING):
-            self.reader.begin(sequence, lambda: None)
         if sequence.reuse is not None or reads is Reads.NOTHING:
             return
         system, *documents = sequence.addresses
@@ -87,18 +78,6 @@ class PromptLoads:
         """Start the loads that are worth it, on a loader thread."""
         segments = found_segments(sequence, tiers)
         plan = plan_loads(sequence, segments, self.planner, self.loader.streams.bytes_left())
-
-        def load() -> None:
-            self._load(sequence, plan, tiers)
-
-        reader = self.reader
-        if reader is not None:
-            seconds, _ = reader.planner.forecast(plan.prompt)
-            if reader.begin(sequence, load, seconds):
-                return
-        load()
-
-    def _load(self, sequence: EngineSequence, plan: LoadPlan, tiers: dict[str, str]) -> None:
         for segment in plan.recompute:
             load = sequence.segments[segment.number]
             assert isinstance(load, SegmentLoad)

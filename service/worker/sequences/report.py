@@ -7,6 +7,7 @@ from typing import Literal
 from service.messages.reports import Report, SegmentReport
 from service.messages.requests import ColdMode
 from service.worker.loading.segment_load import UNCACHED, SegmentRead
+from service.worker.prefix_cache.prompts import POOL
 from service.worker.sequences.sequence import EngineSequence
 
 
@@ -50,7 +51,7 @@ def report(sequence: EngineSequence) -> Report:
         gate=sequence.gated.note if sequence.gated else None,
         history_tokens=taken,
         reused_tokens=reused,
-        reused_from=sequence.reuse.prompt.place if reused and sequence.reuse is not None else "",
+        reused_from=POOL if reused else "",
         token_fates=None if sequence.token_trace is None else sequence.token_trace.report(),
     )
 
@@ -80,7 +81,7 @@ def _segment(sequence: EngineSequence, number: int) -> SegmentReport:
     reused = reused_by_segment(sequence, kept)[number]
     tier = read.tier
     if sequence.reuse is not None and reused and reused == tokens:
-        tier = sequence.reuse.prompt.place
+        tier = POOL
     computed: ColdMode | Literal[""] = ""
     if tier == UNCACHED and tokens and sequence.rows_by_segment:
         computed = "as_stored" if load is not None and load.computed_alone else "in_context"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -30,7 +30,7 @@ from service.worker.steps import Steps
 def find_reuse(
     cache: PrefixCache, sequence: EngineSequence, running: Iterable[EngineSequence] = ()
 ) -> Reuse | None:
-    """Return what a sequence can reuse, and note in it whether it repeats an earlier prompt.
+    """Return what a sequence can reuse.
 
     Args:
         running: sequences that are being answered: their prompts can be continued, too.
@@ -38,9 +38,8 @@ def find_reuse(
     prompt = new_prompt(sequence) if cache.on else None
     if prompt is None:
         return None
-    found = cache.find(prompt, _others(sequence, running))
-    sequence.repeats = sequence.repeats or cache.is_repetition(prompt, found)
-    return found
+    others = (cached_prompt(other) for other in running)
+    return cache.find(prompt, [other for other in others if other is not None])
 
 
 def find_history(cache: PrefixCache, sequence: EngineSequence) -> History | None:
@@ -55,15 +54,6 @@ def look_up_history(cache: PrefixCache, sequence: EngineSequence) -> History | N
     """As `find_history`, and changes nothing."""
     prompt = new_prompt(sequence) if cache.on and sequence.sought_history else None
     return None if prompt is None else cache.look_up_history(prompt, sequence.sought_history)
-
-
-def _others(sequence: EngineSequence, running: Iterable[EngineSequence]) -> Iterator[CachedPrompt]:
-    """Yield prompts that it could continue besides those in the pool."""
-    if sequence.restored is not None:
-        yield sequence.restored
-    for other in running:
-        if (cached := cached_prompt(other)) is not None:
-            yield cached
 
 
 def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
@@ -97,7 +87,6 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
     return CachedPrompt(
         tokens=torch.cat([prompt_ids(sequence.request), torch.tensor(answer).long()]),
         prompt_tokens=sequence.prompt_tokens,
-        system_tokens=len(sequence.request.system),
         question_start=layout.history_start,
         tenant=sequence.request.sharers,
         lora=sequence.lora_fingerprint,
@@ -105,7 +94,6 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         exact=reuse.prompt.exact if reuse is not None else not sequence.reuses_documents,
         logits=sequence.logits,
         kv=kv,
-        repeats=sequence.repeats,
         seen=seen_by(sequence),
         history=sequence.request.history,
     )

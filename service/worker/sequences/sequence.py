@@ -25,7 +25,7 @@ from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
-from service.worker.prefix_cache.prompts import MIN_HISTORY, CachedPrompt, History, Reuse
+from service.worker.prefix_cache.prompts import MIN_HISTORY, History, Reuse
 from service.worker.sampling.draft import Drafter
 from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.token_trace import TokenTracer
@@ -58,9 +58,6 @@ class EngineSequence:
         token_trace: records what happens to every token; None if that was not requested.
         reuse: what it takes from the prefix cache; None if it computes its prompt.
         history: what it takes of its earlier turns from the prefix cache; None: nothing.
-        repeats: whether its prompt repeats an earlier one, wherever that one's KV is.
-        restoring: the read of a prompt on disk that it may continue; None if there is none.
-        restored: that prompt, when it has been read; None if it could not be.
         segments: loads of the segments; empty if the method reads nothing.
         found: done when the chunks have been found and their loads have been started.
         decided_at: when it was last decided which segments are loaded, by time.monotonic.
@@ -97,10 +94,6 @@ class EngineSequence:
     token_trace: TokenTracer | None = None
     reuse: Reuse | None = None
     history: History | None = None
-    repeats: bool = False
-    restoring: Future[None] | None = None
-    restored: CachedPrompt | None = None
-    restored_s: float = 0.0
 
     segments: list[Load | None] = field(default_factory=list)
     found: Future[None] | None = None
@@ -209,8 +202,6 @@ class EngineSequence:
         """Whether it can start: first reads are finished, all chunks have been looked up, and its
         grammar is compiled."""
         if self.sampler.waits:
-            return False
-        if self.restoring is not None and not self.restoring.done():
             return False
         if self.found is not None and not self.found.done():
             return False

@@ -34,7 +34,7 @@ from service.worker.server.leases import Leases
 from service.worker.server.link import Inbox, Link
 from service.worker.server.reply_sender import ReplySender
 from service.worker.server.reporter import Reporter
-from service.worker.server.storage import open_prefix_cache, open_store
+from service.worker.server.storage import open_store
 from service.worker.server.worker_server import WorkerServer
 
 log = logging.getLogger("kvstitch.worker")
@@ -123,9 +123,6 @@ class Composition:
             leases = Leases(Path(settings.kv_dir) if settings.kv_dir else None)
         keys = Keyring(active=False)  # until a gateway sends some
         store = open_store(settings, opened, pin=on_gpu, on_change=cached.changed, keys=keys)
-        disk_prefix_cache = open_prefix_cache(
-            settings, opened, addressing, pin=on_gpu, on_ready=inbox.wake, keys=keys
-        )
         self._loader = Loader(
             store, threads=settings.loader_threads, on_ready=inbox.wake, decode=not on_gpu
         )
@@ -145,7 +142,6 @@ class Composition:
             planner=settings.planner,
             sketches=settings.sketches,
             prefix_cache=settings.prefix_cache,
-            disk_prefix_cache=disk_prefix_cache,
             draft_tokens=settings.draft_tokens,
             prefill_graphs=settings.prefill_graphs,
             checks=_gate_settings(settings),

@@ -16,6 +16,7 @@ from service.worker.loading.chunk_stream import stored_bytes
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.flops import full_prefill
 from service.worker.planner.planner import Planner
+from service.worker.prefix_cache.prompts import POOL
 from service.worker.sequences.sequence import EngineSequence
 
 # These exist at 0 from the start. Monitoring sees no increase in a counter that appears with its
@@ -82,20 +83,18 @@ def own_values(ready: Ready, backlog_s: float) -> list[Sample]:
 
 def engine_values(engine: Engine) -> list[Sample]:
     """Return samples of the engine: sequences, pool, decode steps, precompute, gate, planner."""
-    scheduler, answering, disk = engine.scheduler, engine.answering, engine.disk_prefix_cache
+    scheduler, answering = engine.scheduler, engine.answering
     states = {
         "waiting": len(scheduler.waiting),
         "prefilling": len(scheduler.prefilling),
         "running": len(scheduler.running),
     }
-    continued, stored = engine.prefix_cache.counts, {} if disk is None else disk.counts
     precomputed = engine.precompute_queue.counts
     return [
         *_samples("kvstitch_sequences", ("state",), states.items()),
         ("kvstitch_pool_free_ratio", {}, engine.pool_free_share),
         ("kvstitch_pool_kept_ratio", {}, engine.prefix_cache.share),
-        *_samples("kvstitch_continued_prompts_total", ("place",), continued.items()),
-        *_samples("kvstitch_stored_prompts_total", ("outcome",), stored.items()),
+        ("kvstitch_continued_prompts_total", {"place": POOL}, engine.prefix_cache.continued),
         ("kvstitch_decode_steps_total", {}, answering.steps),
         *_samples("kvstitch_draft_tokens_total", ("outcome",), answering.drafts.items()),
         *_samples("kvstitch_precomputed_chunks_total", ("status",), precomputed.items()),

@@ -18,7 +18,6 @@ from service.worker.server.counters import (
     engine_values,
     own_values,
     store_values,
-    tier_values,
 )
 from service.worker.server.leases import uptime
 from service.worker.server.link import Link, Outlet
@@ -120,8 +119,6 @@ class Reporter:
         started = time.monotonic()
         engine, scheduler = self._engine, self._engine.scheduler
         values = store_values(self._engine.store.stats()) + engine_values(engine)
-        if engine.disk_prefix_cache is not None:
-            values += tier_values(engine.disk_prefix_cache.stats())
         values += own_values(self.ready, self._load.backlog_s)
         stats = Stats(
             values=values,

@@ -1,4 +1,4 @@
-"""Opens the stores of a worker: the chunks' tiers, and the prefix cache on disk."""
+"""Opens the store of a worker: the chunks' tiers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from encryption.keyring import Keyring
 from kvstore import MemoryTier, RedisTier, S3Place, S3Tier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.shared.worker_settings import WorkerSettings
-from service.worker.model.addressing import Addressing
-from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.server.leases import take_number
 
 
@@ -40,6 +38,8 @@ def _tiers(
     if settings.memory_tier_bytes:
         chosen.append(MemoryTier(settings.memory_tier_bytes, on_change=on_change))
     if settings.kv_dir:
+        # Answered prompts that an earlier release kept there: deletions would not reach them.
+        shutil.rmtree(Path(settings.kv_dir) / ".prompts", ignore_errors=True)
         member = settings.number if settings.workers > 1 else None
         if settings.shared:
             member = take_number(Path(settings.kv_dir))
@@ -50,24 +50,3 @@ def _tiers(
         place = S3Place(settings.s3_url, settings.s3_endpoint, settings.s3_region)
         chosen.append(S3Tier(place, pin=pin))
     return chosen
-
-
-def open_prefix_cache(
-    settings: WorkerSettings,
-    opened: ExitStack,
-    addressing: Addressing,
-    *,
-    pin: bool,
-    on_ready: Callable[[], None],
-    keys: Keyring,
-) -> DiskPrefixCache | None:
-    """Open the part of the prefix cache that is on disk; None if there is none."""
-    if not settings.prompts_dir:
-        return None
-    # What is on disk has all heads, and the pool here may have some.
-    if not (settings.prompts_bytes and settings.prefix_cache and settings.tensor_parallel == 1):
-        # Of an earlier start with other settings: deletions would not reach them.
-        shutil.rmtree(settings.prompts_dir, ignore_errors=True)
-        return None
-    tier = SsdTier(settings.prompts_dir, settings.prompts_bytes, pin=pin, name="prompts")
-    return opened.enter_context(DiskPrefixCache(tier, addressing, on_ready=on_ready, keys=keys))

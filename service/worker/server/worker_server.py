@@ -236,8 +236,6 @@ class WorkerServer:
         if before - self._keys.owners():
             self._engine.forget_all()
             self._engine.store.forget_in_memory()
-        if self._engine.disk_prefix_cache is not None:
-            self._engine.disk_prefix_cache.learn()
 
     def _submit(self, message: Generate, arrived: float, *, explain: bool = False) -> None:
         try:
@@ -274,11 +272,11 @@ class WorkerServer:
     def _purge(self, message: Purge) -> Purged:
         keys = self._engine.admission.purged(message.system, message.documents, message.tenant)
         texts = [tuple(ids) for ids in (*(c.ids for c in message.documents), *message.prompts)]
-        prompts = self._engine.forget(keys, texts)
+        self._engine.forget(keys, texts)
         store = self._engine.store
         copies = store.delete(keys)
         unreached = [name for name in store.tier_names if name not in copies]
-        return Purged(message.id, copies, unreached if prompts else [*unreached, "prompts"])
+        return Purged(message.id, copies, unreached)
 
     def _gate_states(self, message: AskGate) -> GateStates:
         gate = self._engine.gate

@@ -24,7 +24,6 @@ from service.worker.gate.correctness_gate import GateSettings
 from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
-from service.worker.prefix_cache.on_disk import DiskPrefixCache
 from service.worker.sampling.grammar import Grammars
 from tests.service.worker.tiny import D1, D2, D3, Q, S, Tiny
 
@@ -151,7 +150,6 @@ def rig(
     threads: int = 2,
     sketches: bool = True,
     prefix_cache: bool = False,
-    prompts: Path | Tier | None = None,
     draft_tokens: int = 0,
     checks: GateSettings | None = None,
     decode: bool = True,
@@ -164,16 +162,11 @@ def rig(
         sketches: on by default, so that every method finds what it reads.
         planner: off by default, because on a busy machine the time that reading a tiny file takes
             would decide what is loaded.
-        prompts: folder or tier of the prefix cache on disk; none without.
     """
     chosen = [MemoryTier(1 << 24)] if tiers is None else list(tiers)
     addressing = Addressing(model.decoder, fingerprint=fingerprint, codec=codec)
     with ExitStack() as opened:
         store = opened.enter_context(TieredStore(chosen))
-        stored = None
-        if prompts is not None:
-            tier = disk(prompts, name="prompts") if isinstance(prompts, Path) else prompts
-            stored = opened.enter_context(DiskPrefixCache(tier, addressing))
         loader = Loader(store, threads=threads, decode=decode)
         loader.start()
         engine = Engine(
@@ -187,7 +180,6 @@ def rig(
             planner=planner,
             sketches=sketches,
             prefix_cache=prefix_cache,
-            disk_prefix_cache=stored,
             draft_tokens=draft_tokens,
             checks=checks,
             grammars=grammars,

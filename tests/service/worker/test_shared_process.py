@@ -68,7 +68,6 @@ def settings(model_folder: Path, tmp_path: Path) -> WorkerSettings:
         kv_dir=str(tmp_path / "kv"),
         fleet_secret=SECRET,
         shared=True,
-        prompts_bytes=0,
         pool_tokens=400,
         max_running=1,
         threads=1,

@@ -344,7 +344,7 @@ def test_a_copy_outlives_the_prompt(running: Rig, model: Tiny) -> None:
     first_turn(running, PIE)
     prompt = running.engine.prefix_cache._prompts[-1]
     rows = slice(START, START + 40)
-    taken = HistoryKV(model.decoder, prompt.kv, rows)  # type: ignore[arg-type]
+    taken = HistoryKV(model.decoder, prompt.kv, rows)
     k, v = (x.clone() for x in taken.layer(2))
     running.engine.prefix_cache.forget_all()
     running.answer(PIE, OTHERS, question=words(9, 90))
