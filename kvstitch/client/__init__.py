@@ -11,24 +11,26 @@ the same results (`results`). The blocking one is generated: `python scripts/syn
 from kvstitch.client.async_client import AsyncClient
 from kvstitch.client.errors import KvstitchError
 from kvstitch.client.events import Done, Event, Sources, Token, server_sent_events
-from kvstitch.client.results import (
+from kvstitch.client.sync_client import Client
+from kvstitch.records.answers import (
     Answer,
     CacheReport,
     Citation,
-    Collection,
-    Document,
-    DocumentText,
-    DocumentWarning,
     Embeddings,
     Explanation,
-    Job,
     Methods,
-    Receipt,
     Reranking,
     SearchResult,
     SearchResults,
 )
-from kvstitch.client.sync_client import Client
+from kvstitch.records.documents import (
+    Collection,
+    Document,
+    DocumentText,
+    DocumentWarning,
+    Job,
+    Receipt,
+)
 
 __all__ = [
     "Answer",

@@ -35,19 +35,15 @@ from kvstitch.client.options import (
     form_fields,
     upload_query,
 )
-from kvstitch.client.results import (
+from kvstitch.records.answers import (
     Answer,
-    Collection,
-    Document,
-    DocumentText,
     Embeddings,
     Explanation,
-    Job,
     Methods,
-    Receipt,
     Reranking,
     SearchResults,
 )
+from kvstitch.records.documents import Collection, Document, DocumentText, Job, Receipt
 
 T = TypeVar("T")
 OnProgress = Callable[[Job], None]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from kvstitch.client.errors import InvalidRequest
 from kvstitch.client.json_reader import read
-from kvstitch.client.results import Job
+from kvstitch.records.documents import Job
 
 T = TypeVar("T")
 Page = tuple[list[T], str | None]

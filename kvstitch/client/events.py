@@ -11,7 +11,7 @@ import httpx
 
 from kvstitch.client.errors import SHOWN_CHARS, UnexpectedResponse, from_event
 from kvstitch.client.json_reader import read
-from kvstitch.client.results import Answer, Citation
+from kvstitch.records.answers import Answer, Citation
 
 
 @dataclass(frozen=True)

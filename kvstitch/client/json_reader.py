@@ -10,7 +10,9 @@ from array import array
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from kvstitch.client.results import Collection, Embeddings
+from kvstitch.records.answers import Embeddings
+from kvstitch.records.base import ABSENT, Result
+from kvstitch.records.documents import Collection
 
 R = TypeVar("R")
 
@@ -27,11 +29,20 @@ def read(kind: type[R], data: Any) -> R:
 
 def _read(kind: Any, data: Any) -> Any:
     hints = _hints(kind)
-    given: dict[str, Any] = {"raw": data} if "raw" in hints else {}
+    given: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
-        if field.name != "raw" and field.name in data:
+        if field.name in data:
             given[field.name] = _value(hints[field.name], data[field.name])
-    return kind(**given)
+        elif ABSENT in field.metadata:
+            given[field.name] = field.metadata[ABSENT]
+    return with_raw(kind(**given), data)
+
+
+def with_raw(made: R, data: Any) -> R:
+    """Give a whole answer the JSON that it was made of."""
+    if isinstance(made, Result):
+        object.__setattr__(made, "raw", data)
+    return made
 
 
 @cache
@@ -61,12 +72,12 @@ def read_collections(data: Any) -> list[Collection]:
 def read_embeddings(data: Any) -> Embeddings:
     """Read OpenAI's embedding objects, in the order of their `index`."""
     rows = sorted(data["data"], key=lambda row: int(row["index"]))
-    return Embeddings(
-        raw=data,
+    found = Embeddings(
         model=data["model"],
         vectors=[_vector(row["embedding"]) for row in rows],
         tokens=data["usage"]["prompt_tokens"],
     )
+    return with_raw(found, data)
 
 
 def _vector(encoded: str) -> list[float]:

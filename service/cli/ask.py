@@ -14,8 +14,8 @@ from typing import Any
 
 from kvstitch.client import Client, Done, Token, errors
 from kvstitch.client.options import GenerateOptions
-from kvstitch.client.results import MethodInfo
 from kvstitch.client.sync_client import AnswerStream
+from kvstitch.records.answers import MethodInfo
 from service.cli import answer_tables
 from service.cli.options import add_client_options, parse_pairs
 from service.cli.output import console, emit, emit_line, plain

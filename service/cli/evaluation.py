@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from kvstitch.client import Client, errors
-from kvstitch.client.results import SearchResult
+from kvstitch.records.answers import SearchResult
 from service.cli.options import add_client_options, positive
 from service.cli.output import console, emit, progress_bars, table
 from service.cli.service_client import WrongArgument, client

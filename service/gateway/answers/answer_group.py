@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvstitch.records.answers import Answer
 from service.gateway.answers.answer_stream import AnswerEvent, AnswerStream
-from service.gateway.schemas.answer import GenerateResponse
 
 
 class NumberedEvent(NamedTuple):
@@ -64,7 +64,7 @@ class AnswerGroup:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def collect(self) -> list[GenerateResponse]:
+    async def collect(self) -> list[Answer]:
         """Return the whole answers. Raises as `events`."""
         if len(self.answers) == 1:
             return [await self.answers[0].collect()]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kvstitch.records.answers import LikelyToken, TokenLogprob
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.token_bytes import TokenPiece
-from service.gateway.schemas.answer import LikelyToken, TokenLogprob
 from service.messages.replies import TokenItem
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvstitch.records.answers import Citation, Condense, RetrievalNote
 from retriever import Passage, Scope
 from service.gateway.prompts.conversation import question_of
-from service.gateway.schemas.answer import Citation, Condense, RetrievalNote
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.search.search_query import SearchQuery
 from service.grammars.forms import WrittenForm

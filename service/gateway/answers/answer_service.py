@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstitch.records.answers import Explanation
 from service.errors import InvalidRequest
 from service.gateway.admission import CallContext, ConcurrencyLimiter, RequestSlot, before_deadline
 from service.gateway.answers.answer_group import AnswerGroup
@@ -19,7 +20,6 @@ from service.gateway.answers.response import explanation
 from service.gateway.answers.validation import RequestValidator
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas.answer import Explanation
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.worker_client.protocol import Worker
 from service.settings import Settings

@@ -9,18 +9,18 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from kvstitch.records.answers import Answer, Citation, RetrievalNote, TokenLogprob
 from service.errors import InternalError, KvstitchError, from_code
 from service.gateway.admission import CallContext, RequestSlot
 from service.gateway.answers import response
 from service.gateway.answers.answer_logprobs import AnswerLogprobs
 from service.gateway.answers.answer_plan import AnswerPlan
-from service.gateway.answers.attribution.attributor import add_attribution
+from service.gateway.answers.attribution.attributor import attributed
 from service.gateway.answers.forms import AnswerForms
 from service.gateway.answers.response import observe_answer
 from service.gateway.prometheus import GatewayMetrics
 from service.gateway.prompts.detokenizer import AnswerText
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.schemas.answer import Citation, GenerateResponse, RetrievalNote, TokenLogprob
 from service.gateway.worker_client.protocol import Worker
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
@@ -50,7 +50,7 @@ class TextDelta:
 class Finished:
     """The last event: the whole result."""
 
-    response: GenerateResponse
+    response: Answer
 
 
 AnswerEvent = Sources | TextDelta | Finished
@@ -96,7 +96,7 @@ class AnswerStream:
         self._events = self._run()
         return self._events
 
-    async def collect(self) -> GenerateResponse:
+    async def collect(self) -> Answer:
         """Return the whole answer. Raises as `events`."""
         try:
             async for event in self.events():
@@ -138,8 +138,8 @@ class AnswerStream:
                                 yield self._delta(text)
                             result = self._result(event)
                             await self.forms.check(self.plan, result)
-                            await add_attribution(result, self.plan, self._text.begun)
-                            await self._add_token_report(result, event.report)
+                            result = await attributed(result, self.plan, self._text.begun)
+                            result = await self._with_token_report(result, event.report)
                             late = result.finish_reason == DEADLINE
                             self._end(DEADLINE if late else "ok", result.timing.total_s)
                             yield Finished(result)
@@ -170,7 +170,7 @@ class AnswerStream:
             self.worker.abort(self.id, "stop")
         return text
 
-    def _result(self, done: Done) -> GenerateResponse:
+    def _result(self, done: Done) -> Answer:
         total_s = time.perf_counter() - self.call.arrived
         first = self._first_token_at
         ttft_s = total_s if first is None else first - self.call.arrived
@@ -185,7 +185,7 @@ class AnswerStream:
         stages = {**self.plan.stages, **report.stages, "flush": self._flush_s}
         fusion, eviction = self.plan.generate.fusion, self.plan.generate.eviction
         observe_answer(self.metrics, timing, stages, report, evicted=eviction is not None)
-        return GenerateResponse(
+        return Answer(
             id=self.id,
             model=self.prompts.model,
             adapter=self.plan.generate.lora or None,
@@ -206,16 +206,18 @@ class AnswerStream:
             warnings=[*self.plan.warnings, *report.warnings],
         )
 
-    async def _add_token_report(self, result: GenerateResponse, report: Report) -> None:
+    async def _with_token_report(self, result: Answer, report: Report) -> Answer:
         """Add what became of every token, if the request asks for it."""
-        if report.token_fates is not None:
-            result.cache.tokens = await asyncio.to_thread(
-                response.token_report,
-                report.token_fates,
-                report,
-                self.plan.generate,
-                self.prompts.tokenizer.decode,
-            )
+        if report.token_fates is None:
+            return result
+        tokens = await asyncio.to_thread(
+            response.token_report,
+            report.token_fates,
+            report,
+            self.plan.generate,
+            self.prompts.tokenizer.decode,
+        )
+        return replace(result, cache=replace(result.cache, tokens=tokens))
 
     def _end(self, outcome: str, seconds: float | None) -> None:
         if self._ended:

@@ -15,10 +15,10 @@ import time
 from collections import OrderedDict
 from dataclasses import asdict
 
+from kvstitch.records.answers import Answer
 from service.errors import InvalidRequest, Overloaded
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.form_lane import RETRY_S, FormLane
-from service.gateway.schemas.answer import GenerateResponse
 from service.gateway.schemas.generate import MAX_GRAMMAR_CHARS, Guided
 from service.grammars.forms import Form, WrittenForm
 from service.grammars.limits import MAX_QUICK, MAX_SLOW, MAX_SLOW_WAITING
@@ -103,7 +103,7 @@ class AnswerForms:
         while len(self._refused) > REMEMBERED_REFUSALS:
             self._refused.popitem(last=False)
 
-    async def check(self, plan: AnswerPlan, result: GenerateResponse) -> None:
+    async def check(self, plan: AnswerPlan, result: Answer) -> None:
         """Add to the warnings what of its schema an answer was not held to, and whether it matches.
 
         Args:

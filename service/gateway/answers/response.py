@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
 
-from service.gateway.answers.answer_plan import AnswerPlan
-from service.gateway.prometheus import GatewayMetrics
-from service.gateway.prompts.detokenizer import Decode, Detokenizer
-from service.gateway.schemas.answer import (
+from kvstitch.records.answers import (
+    CacheDocument,
     CacheReport,
+    CacheSegment,
+    DocumentForecast,
     Explanation,
+    GateNote,
     PromptTokensDetails,
+    SegmentForecastOut,
     SegmentTokens,
     Source,
     Timing,
@@ -19,6 +23,9 @@ from service.gateway.schemas.answer import (
     TokenRunOut,
     Usage,
 )
+from service.gateway.answers.answer_plan import AnswerPlan
+from service.gateway.prometheus import GatewayMetrics
+from service.gateway.prompts.detokenizer import Decode, Detokenizer
 from service.messages.reports import (
     Forecast,
     Report,
@@ -29,6 +36,8 @@ from service.messages.reports import (
 )
 from service.messages.requests import Generate, Method
 from service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
+
+T = TypeVar("T")
 
 
 def method_fields(method: Method) -> dict[str, object]:
@@ -47,9 +56,16 @@ def usage(report: Report) -> Usage:
 
 def cache_report(report: Report, doc_ids: Mapping[int, str]) -> CacheReport:
     """Return what happened to the KV of every segment."""
-    documents = [{**vars(d), "doc_id": doc_ids[d.chunk_id]} for d in report.documents]
-    return CacheReport.model_validate(
-        {**vars(report), "documents": documents}, from_attributes=True
+    gate = report.gate
+    return _filled(
+        CacheReport,
+        report,
+        system=_filled(CacheSegment, report.system),
+        documents=[
+            _filled(CacheDocument, segment, doc_id=doc_ids[segment.chunk_id])
+            for segment in report.documents
+        ],
+        gate=None if gate is None else _filled(GateNote, gate, used=method_fields(gate.used)),
     )
 
 
@@ -63,28 +79,37 @@ def explanation(model: str, plan: AnswerPlan, forecast: Forecast) -> Explanation
     """Join what the gateway has prepared with the worker's forecast for it."""
     generate, doc_ids = plan.generate, plan.doc_ids
     gateway_s = sum(plan.stages.values())
-    return Explanation.model_validate(
-        {
-            **vars(forecast),
-            "id": generate.id,
-            "model": model,
-            "adapter": generate.lora or None,
-            "citations": plan.citations,
-            "found": bool(plan.passages),
-            "retrieval": plan.retrieval,
-            "max_tokens": generate.sampling.max_tokens,
-            "documents": [
-                {**vars(each), "doc_id": doc_ids[each.chunk_id]} for each in forecast.documents
-            ],
-            "expected_ttft_s": gateway_s + forecast.first_token_s,
-            "full_prefill_ttft_s": gateway_s + forecast.full_prefill_s,
-            "stages": plan.stages,
-            "fusion": generate.fusion,
-            "eviction": generate.eviction,
-            "warnings": [*plan.warnings, *forecast.warnings],
-        },
-        from_attributes=True,
+    eviction = generate.eviction
+    return _filled(
+        Explanation,
+        forecast,
+        id=generate.id,
+        model=model,
+        adapter=generate.lora or None,
+        citations=plan.citations,
+        found=bool(plan.passages),
+        retrieval=plan.retrieval,
+        max_tokens=generate.sampling.max_tokens,
+        system=_filled(SegmentForecastOut, forecast.system),
+        documents=[
+            _filled(DocumentForecast, each, doc_id=doc_ids[each.chunk_id])
+            for each in forecast.documents
+        ],
+        expected_ttft_s=gateway_s + forecast.first_token_s,
+        full_prefill_ttft_s=gateway_s + forecast.full_prefill_s,
+        stages=plan.stages,
+        fusion=method_fields(generate.fusion),
+        eviction=None if eviction is None else method_fields(eviction),
+        warnings=[*plan.warnings, *forecast.warnings],
     )
+
+
+def _filled(kind: type[T], message: Any, **given: Any) -> T:
+    """Make a record; fields that are not given are those of the worker's message."""
+    sent = {field.name: getattr(message, field.name)
+            for field in fields(kind)  # type: ignore[arg-type]
+            if field.name not in given and hasattr(message, field.name)}  # fmt: skip
+    return kind(**sent, **given)
 
 
 SOURCE_OF_TIER: dict[str, Source] = {
@@ -104,7 +129,7 @@ def token_report(
         ids: Sequence[int], segment: SegmentTrace, source: Callable[[TokenRun], Source]
     ) -> SegmentTokens:
         text, starts = _pieces(ids, decode)
-        runs = [TokenRunOut(source=source(run), **run._asdict()) for run in segment.runs]
+        runs = [_filled(TokenRunOut, run, source=source(run)) for run in segment.runs]
         return SegmentTokens(text=text, starts=starts, runs=runs, scores=segment.scores)
 
     return TokenReport(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
-from pydantic import BaseModel
 
+from kvstitch.records.answers import Answer
 from service.gateway.admission import CallContext
 from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.answers.answer_service import AnswerService
@@ -16,8 +16,8 @@ from service.gateway.http.audit_trail import Questions, note, note_questions
 from service.gateway.http.dependencies import CallContextDep, gateway_of
 from service.gateway.http.sse import EventFraming, EventStream, unless_disconnected
 from service.gateway.prompts.conversation import question_of
-from service.gateway.schemas.answer import GenerateResponse
 from service.gateway.schemas.generate import GenerateRequest
+from service.gateway.schemas.writing import json_bytes
 
 T = TypeVar("T")
 CLIENT_DISCONNECTED = 499  # as nginx logs it; nobody is left to read the response
@@ -45,7 +45,7 @@ class AnswerExchange:
         self,
         bodies: Sequence[GenerateRequest],
         framing: Callable[[AnswerGroup], EventFraming],
-        whole: Callable[[AnswerGroup, list[GenerateResponse]], BaseModel],
+        whole: Callable[[AnswerGroup, list[Answer]], Any],
     ) -> Any:
         """Respond with an answer, or with several at once, as a stream or whole."""
         self._note(bodies)
@@ -83,9 +83,9 @@ async def respond_unless_disconnected(
     return Response(status_code=CLIENT_DISCONNECTED) if result is None else respond(result)
 
 
-def json_response(result: BaseModel, timing: str) -> Response:
+def json_response(result: Any, timing: str) -> Response:
     """Serialise a result here: FastAPI would validate the model once more before it does."""
-    body = result.model_dump_json(by_alias=True)
+    body = json_bytes(result, by_alias=True)
     return Response(body, media_type="application/json", headers={"Server-Timing": timing})
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvstitch.records.answers import RankedBy, SearchResult
 from retriever.search import MAX_FUSED_SCORE
 from service.errors import InvalidRequest, KvstitchError
 from service.gateway.schemas.dify import Condition, MetadataCondition, Record, RetrievalRequest
-from service.gateway.schemas.search import RankedBy, SearchRequest, SearchResult
+from service.gateway.schemas.search import SearchRequest
 
 PATH: Final = "/retrieval"
 # Dify's codes; for everything else an error's HTTP status is its code.

@@ -7,6 +7,7 @@ are recorded by scripts/record_api_examples.py.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +34,21 @@ STREAMS = {
 # These take a deadline.
 TIMED = (*STREAMS, "/v1/search", "/v1/rerank", "/v1/embeddings", dify.PATH)
 REF = "#/components/schemas/{model}"
+# Names that programs generated from the description have, where the classes are called otherwise.
+SCHEMA_NAMES = {
+    "Answer": "GenerateResponse",
+    "SearchResults": "SearchResponse",
+    "Reranking": "RerankResponse",
+    "Job": "JobOut",
+    "JobFault": "JobErrorOut",
+    "DocumentWarning": "WarningOut",
+    "WarnedDocument": "DocumentWarningsOut",
+    "DocumentMark": "MarkOut",
+    "Document": "DocumentOut",
+    "StoredChunk": "ChunkOut",
+    "Collection": "CollectionOut",
+    "Receipt": "ReceiptOut",
+}
 
 
 @dataclass(frozen=True)
@@ -75,8 +91,9 @@ class OpenApiDescription:
 
 
 def _complete(schema: dict[str, Any], offer: OfferedNames) -> dict[str, Any]:
-    components = schema.setdefault("components", {})
-    models = components.setdefault("schemas", {})
+    schema = _renamed(schema)
+    components = schema["components"]
+    models = components["schemas"]
     for model in (ErrorOut, Problem, Refusal):
         own = model.model_json_schema(ref_template=REF)
         models.update(own.pop("$defs", {}))
@@ -94,6 +111,22 @@ def _complete(schema: dict[str, Any], offer: OfferedNames) -> dict[str, Any]:
             if method in operations:
                 _describe(path, method, operations[method])
     return schema
+
+
+def _renamed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Give schemas their names of SCHEMA_NAMES, everywhere."""
+    models = schema["components"]["schemas"]
+    for name in SCHEMA_NAMES.keys() & models:
+        models[SCHEMA_NAMES[name]] = {**models.pop(name), "title": SCHEMA_NAMES[name]}
+    schema["components"]["schemas"] = dict(sorted(models.items()))
+    start = re.escape(REF.format(model=""))
+    text = re.sub(
+        rf'(?<="{start})\w+(?=")',
+        lambda found: SCHEMA_NAMES.get(found[0], found[0]),
+        json.dumps(schema),
+    )
+    renamed: dict[str, Any] = json.loads(text)
+    return renamed
 
 
 def _describe(path: str, method: str, operation: dict[str, Any]) -> None:

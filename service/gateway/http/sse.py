@@ -11,11 +11,12 @@ from typing import Any, Protocol, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from kvstitch.records.answers import TokenLogprob
 from service.errors import KvstitchError, WorkerFault
 from service.gateway.answers.answer_group import AnswerGroup, NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
 from service.gateway.http.problems import cut_off, error_object
-from service.gateway.schemas.answer import TokenLogprob
+from service.gateway.schemas.writing import json_value
 
 logger = logging.getLogger(__name__)
 
@@ -49,21 +50,21 @@ class NamedEvents:
     def event(self, event: NumberedEvent) -> bytes:
         match event.event:
             case Sources(citations, retrieval):
-                cited = [c.model_dump(mode="json", exclude_none=True) for c in citations]
-                searched = None if retrieval is None else retrieval.model_dump(mode="json")
+                cited = [json_value(c, exclude_none=True) for c in citations]
+                searched = None if retrieval is None else json_value(retrieval)
                 sources = {"citations": cited, "found": bool(cited), "retrieval": searched}
                 return frame("sources", sources)
             case TextDelta(text, logprobs):
                 return frame("token", {"text": text, **_logprobs(logprobs)})
             case Finished(response):
-                return frame("done", response.model_dump(mode="json"))
+                return frame("done", json_value(response))
 
     def error(self, error: KvstitchError) -> bytes:
         return frame("error", {"error": error_object(error)})
 
 
 def _logprobs(logprobs: list[TokenLogprob] | None) -> dict[str, Any]:
-    return {} if logprobs is None else {"logprobs": [one.model_dump() for one in logprobs]}
+    return {} if logprobs is None else {"logprobs": [json_value(one) for one in logprobs]}
 
 
 class EventStream(Response):

@@ -11,16 +11,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from service.gateway.schemas.answer import (
-    MAX_LOGPROBS,
-    CiteStyle,
-    Condense,
-)
+from kvstitch.records.answers import Condense
 from service.gateway.schemas.fields import STRICT, NewDocId, Stops, StrictModel, Title, Unicode
 from service.gateway.tool_calls.tools import ToolSet
 from service.messages.requests import ColdMode, HistoryMode
 from service.prompt import Turn
 
+CiteStyle = Literal["none", "marks", "inline"]
+MAX_LOGPROBS = 20  # as OpenAI has it, on the chat route and here
 MAX_GRAMMAR_CHARS = 65_536
 MAX_CHOICES = 1024
 MAX_BIASED_TOKENS = 1024

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, JsonValue
 
-from service.gateway.schemas.answer import FoundPassage
+from kvstitch.records.answers import FoundPassage
 from service.gateway.schemas.fields import DocId, StrictModel, Unicode
 
 MAX_TEXT_CHARS = 200_000
@@ -71,8 +71,8 @@ class Passage(BaseModel):
     @classmethod
     def of(cls, found: FoundPassage) -> Passage:
         """Return a passage of a search or an answer as agents see it."""
-        fields = found.model_dump(include=set(cls.model_fields))
-        return cls(start=found.char_start, end=found.char_end, **fields)
+        shared = {name: value for name, value in vars(found).items() if name in cls.model_fields}
+        return cls(start=found.char_start, end=found.char_end, **shared)
 
 
 class FoundPassages(BaseModel):

@@ -1,20 +1,17 @@
-"""Requests and responses of /v1/search, /v1/rerank (as Cohere and Jina have it), /v1/embeddings.
+"""Requests of /v1/search, /v1/rerank (as Cohere and Jina have it), /v1/embeddings.
 
 Rerank and embeddings ignore unknown fields, as OpenAI's routes do: their clients send several.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from service.gateway.schemas.answer import FoundPassage
 from service.gateway.schemas.fields import Unicode
 from service.gateway.schemas.generate import SearchChoices
 from service.gateway.schemas.openai.common import LENIENT
-
-RankedBy = Literal["cosine", "bm25", "reciprocal_ranks", "reranker"]
 
 
 class SearchRequest(SearchChoices):
@@ -23,25 +20,6 @@ class SearchRequest(SearchChoices):
     query: Unicode = Field(description="what is searched for", json_schema_extra={"pattern": r"\S"})
     top_k: int | None = Field(None, ge=1, description="passages wanted; none: the model's default")
     include_text: bool = Field(True, description="results hold the passage's text")
-
-
-class SearchResult(FoundPassage):
-    """A passage; `index` is its place in the ranking, from 1."""
-
-    metadata: dict[str, Any] = Field(default_factory=dict, description="the document's")
-
-
-class SearchResponse(BaseModel):
-    """Passages, best first. `ranked_by` says what their `score` is, and what `min_score` was
-    compared with: the cosine of query and passage from -1 to 1 (dense), BM25 above 0 (sparse), the
-    sum of 1/(60 + rank) over the two rankings, at most 2/61 (hybrid), or the reranker's score."""
-
-    collection: str
-    retrieval: Literal["dense", "sparse", "hybrid"]
-    ranked_by: RankedBy
-    results: list[SearchResult]
-    stages: dict[str, float] = Field(description="seconds")
-    warnings: list[str]
 
 
 class RerankText(BaseModel):
@@ -66,32 +44,6 @@ class RerankRequest(BaseModel):
     @property
     def texts(self) -> list[str]:
         return [one if isinstance(one, str) else one.text for one in self.documents]
-
-
-class RerankedText(BaseModel):
-    text: str
-
-
-class RerankResult(BaseModel):
-    """`index` is the document's place in the request, from 0."""
-
-    index: int
-    relevance_score: float
-    document: RerankedText | None = None
-
-
-class RerankUsage(BaseModel):
-    """Tokens of query and documents, by the serving model's tokenizer: the reranker's own count is
-    not known."""
-
-    total_tokens: int
-
-
-class RerankResponse(BaseModel):
-    id: str
-    model: str
-    results: list[RerankResult]
-    usage: RerankUsage
 
 
 class EmbeddingsRequest(BaseModel):

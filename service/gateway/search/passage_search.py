@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from kvstitch.records.answers import Citation, RankedBy
 from retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
 from retriever.filters import MATCH_ALL, as_elements
 from service.errors import InvalidRequest, NotFound
-from service.gateway.schemas.answer import Citation
 from service.gateway.schemas.generate import SearchChoices
-from service.gateway.schemas.search import RankedBy
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.follow_ups import adds_something, fuse
 from service.gateway.search.search_query import SearchQuery

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 
+from kvstitch.records.answers import FoundPassage, SearchResult, SearchResults
 from service.errors import InvalidRequest
 from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
-from service.gateway.schemas.answer import FoundPassage
-from service.gateway.schemas.search import SearchRequest, SearchResponse, SearchResult
+from service.gateway.schemas.search import SearchRequest
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
 from service.gateway.search.search_query import search_query
@@ -42,7 +43,7 @@ class SearchService:
         self._settings = settings
         self._passages.adopt(settings)
 
-    async def search(self, request: SearchRequest, call: CallContext) -> SearchResponse:
+    async def search(self, request: SearchRequest, call: CallContext) -> SearchResults:
         """Find passages.
 
         Raises:
@@ -62,7 +63,7 @@ class SearchService:
         span.end(found.stages, {**told, "kvstitch.passages": len(found.results)})
         return found
 
-    async def _found(self, request: SearchRequest, call: CallContext) -> SearchResponse:
+    async def _found(self, request: SearchRequest, call: CallContext) -> SearchResults:
         _check_text(request.query, self._settings.max_question_chars)
         query = search_query(
             request,
@@ -83,7 +84,7 @@ class SearchService:
         finally:
             slot.close()
 
-    def _response(self, request: SearchRequest, found: FoundPassages) -> SearchResponse:
+    def _response(self, request: SearchRequest, found: FoundPassages) -> SearchResults:
         query = found.query
         assert query is not None
         warnings = list(found.warnings)
@@ -98,9 +99,9 @@ class SearchService:
             # A document that was deleted a moment ago has none.
             info = infos.get(cited.doc_id)
             metadata = {} if info is None else dict(info.metadata)
-            fields = cited.model_dump(include=set(FoundPassage.model_fields))
-            results.append(SearchResult(**fields, metadata=metadata))
-        return SearchResponse(
+            shared = {field.name: getattr(cited, field.name) for field in fields(FoundPassage)}
+            results.append(SearchResult(**shared, metadata=metadata))
+        return SearchResults(
             collection=query.scope.collection,
             retrieval=query.mode,
             ranked_by=found.ranked_by,

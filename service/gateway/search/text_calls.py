@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstitch.records.answers import RerankedText, Reranking, RerankResult, RerankUsage
 from retriever import Embedder
 from retriever.embedders.base import space_of
 from retriever.errors import RerankerError, RetrieverError
@@ -28,14 +29,7 @@ from service.errors import (
 )
 from service.gateway.admission import CallContext, ConcurrencyLimiter, before_deadline
 from service.gateway.prompts.tokenizer import ServingTokenizer
-from service.gateway.schemas.search import (
-    EmbeddingsRequest,
-    RerankedText,
-    RerankRequest,
-    RerankResponse,
-    RerankResult,
-    RerankUsage,
-)
+from service.gateway.schemas.search import EmbeddingsRequest, RerankRequest
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import service_error
 from service.settings import Settings
@@ -232,7 +226,7 @@ class RerankService:
         """Look at other settings from now on."""
         self._settings = settings
 
-    async def rerank(self, request: RerankRequest, call: CallContext) -> RerankResponse:
+    async def rerank(self, request: RerankRequest, call: CallContext) -> Reranking:
         """Score all documents, and sort them.
 
         Raises:
@@ -257,7 +251,7 @@ class RerankService:
             raise RerankerFailed("the reranker's scores are not all finite")
         tokens = await asyncio.to_thread(self._count, [request.query, *texts])
         call.principal.spend_tokens(tokens)
-        return RerankResponse(
+        return Reranking(
             id=f"rerank-{uuid.uuid4().hex}",
             model=name or request.model or "reranker",
             results=_results(request, texts, scores),

@@ -1,40 +1,16 @@
-"""The client knows what the service has: error codes, fields of answers, fields of requests."""
+"""The client knows what the service has: error codes, fields of requests."""
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
-import pytest
-from pydantic import BaseModel
-
-from kvstitch.client import errors, options, results
+from kvstitch.client import errors, options
 from service import errors as service_errors
-from service.gateway.schemas import admin, answer, generate, search
+from service.gateway.schemas import admin, generate, search
 
 AT_START_ONLY = {"model_refused", "model_unavailable", "invalid_setting"}
-PAIRS: list[tuple[Any, type[BaseModel]]] = [
-    (results.Answer, answer.GenerateResponse),
-    (results.CacheDocument, answer.CacheDocument),
-    (results.CacheReport, answer.CacheReport),
-    (results.CacheSegment, answer.CacheSegment),
-    (results.Citation, answer.Citation),
-    (results.Explanation, answer.Explanation),
-    (results.SearchResult, search.SearchResult),
-    (results.SearchResults, search.SearchResponse),
-    (results.Timing, answer.Timing),
-    (results.Usage, answer.Usage),
-    (results.Reranking, search.RerankResponse),
-    (results.RerankResult, search.RerankResult),
-    (results.Job, admin.JobOut),
-    (results.JobProgress, admin.JobProgress),
-    (results.JobFault, admin.JobErrorOut),
-    (results.Collection, admin.CollectionOut),
-    (results.Document, admin.DocumentOut),
-    (results.Receipt, admin.ReceiptOut),
-]
 
 
 def test_every_code_has_a_type() -> None:
@@ -42,12 +18,6 @@ def test_every_code_has_a_type() -> None:
     codes = {kind.code for kind in kinds if issubclass(kind, service_errors.KvstitchError)}
     assert len(codes) > 20
     assert codes - AT_START_ONLY <= set(errors.BY_CODE)
-
-
-@pytest.mark.parametrize(("own", "services"), PAIRS, ids=lambda one: one.__name__)
-def test_results_have_fields_that_the_service_sends(own: Any, services: type[BaseModel]) -> None:
-    fields = {field.name for field in dataclasses.fields(own)} - {"raw"}
-    assert fields <= set(services.model_fields)
 
 
 def test_options_are_fields_that_the_service_takes() -> None:

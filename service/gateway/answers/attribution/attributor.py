@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+from kvstitch.records.answers import Answer, Attribution, Citation
 from service.gateway.answers.answer_plan import AnswerPlan
 from service.gateway.answers.attribution.marks import marks_in, with_marks, without_marks
 from service.gateway.answers.attribution.sentences import sentences
 from service.gateway.answers.attribution.support import Support, SupportScorer
-from service.gateway.schemas.answer import Attribution, Citation, GenerateResponse
 
 MIN_SUPPORT = 0.4
 """A sentence of which no passage holds this share is attributed to none."""
@@ -96,19 +96,19 @@ def _supporting(scores: Sequence[Support]) -> list[int]:
     return sorted(enough, key=lambda index: -scores[index - 1].score)
 
 
-async def add_attribution(result: GenerateResponse, plan: AnswerPlan, begun: str) -> None:
+async def attributed(result: Answer, plan: AnswerPlan, begun: str) -> Answer:
     """Say which passages support which sentences, as far as the request asks for it.
 
     An answer in a given form, such as JSON, has no sentences.
 
     Args:
-        result: Gets attributions, marks in its text and warnings.
+        result: Gets warnings.
         plan: Of the answer.
         begun: The words with which the prompt has begun the answer.
     """
     request = plan.request
     if request.guided is not None or not (request.attribute or request.cite != "none"):
-        return
+        return result
     passages = [(passage.chunk.title, passage.chunk.text) for passage in plan.passages]
     find = partial(
         attribute,
@@ -121,10 +121,11 @@ async def add_attribution(result: GenerateResponse, plan: AnswerPlan, begun: str
     chars = len(result.text) + sum(len(text) for _, text in passages)
     found = find() if chars <= INLINE_CHARS else await asyncio.to_thread(find)
     spans = [sentence.span for sentence in found.sentences]
+    text = result.text
     if request.cite == "marks":
         cited = [(sentence.span, sentence.citations) for sentence in found.sentences]
-        result.text, spans = with_marks(result.text, cited)
-    result.attributions = [
+        text, spans = with_marks(text, cited)
+    attributions = [
         Attribution(
             start=span.start,
             end=span.stop,
@@ -134,20 +135,20 @@ async def add_attribution(result: GenerateResponse, plan: AnswerPlan, begun: str
         )
         for span, sentence in zip(spans, found.sentences, strict=True)
     ]
-    result.citations = [_with_quote(c, found.quotes.get(c.index)) for c in result.citations]
+    citations = [_with_quote(c, found.quotes.get(c.index)) for c in result.citations]
     if found.unknown_marks:
         numbers = ", ".join(f"[{n}]" for n in dict.fromkeys(found.unknown_marks))
         result.warnings.append(f"the answer's marks {numbers} name no passage")
+    return replace(result, text=text, attributions=attributions, citations=citations)
 
 
 def _with_quote(citation: Citation, best: Support | None) -> Citation:
     if best is None:
-        return citation.model_copy(update={"used": False})
-    return citation.model_copy(
-        update={
-            "used": True,
-            "support": round(best.score, 4),
-            "quote_start": citation.char_start + best.quote.start,
-            "quote_end": citation.char_start + best.quote.stop,
-        }
+        return replace(citation, used=False)
+    return replace(
+        citation,
+        used=True,
+        support=round(best.score, 4),
+        quote_start=citation.char_start + best.quote.start,
+        quote_end=citation.char_start + best.quote.stop,
     )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstitch.records.answers import Answer, Citation, TokenLogprob
 from service.errors import KvstitchError
 from service.gateway.answers.answer_group import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
@@ -29,7 +30,6 @@ from service.gateway.http.openai.envelope import (
 )
 from service.gateway.http.problems import openai_error
 from service.gateway.http.sse import data_line
-from service.gateway.schemas.answer import Citation, GenerateResponse, TokenLogprob
 from service.gateway.schemas.openai.chat import (
     AnswerMessage,
     ChatChoice,
@@ -39,6 +39,7 @@ from service.gateway.schemas.openai.chat import (
     TextChoice,
     ToolCallOut,
 )
+from service.gateway.schemas.writing import json_value
 from service.gateway.tool_calls.call_parser import (
     CallArguments,
     CallParser,
@@ -49,9 +50,7 @@ from service.gateway.tool_calls.call_parser import (
 )
 
 
-def completion(
-    envelope: Envelope, responses: Sequence[GenerateResponse]
-) -> ChatCompletion | Completion:
+def completion(envelope: Envelope, responses: Sequence[Answer]) -> ChatCompletion | Completion:
     """Return the response that holds these answers, in the order of their indices."""
     parsers = [_parsed(envelope, response) for response in responses]
     first = responses[0]
@@ -83,7 +82,7 @@ def completion(
     return Completion(choices=texts, **common)
 
 
-def _parsed(envelope: Envelope, response: GenerateResponse) -> CallParser | None:
+def _parsed(envelope: Envelope, response: Answer) -> CallParser | None:
     parser = envelope.parser(early=False)
     if parser is not None:
         parser.push(response.text)
@@ -92,7 +91,7 @@ def _parsed(envelope: Envelope, response: GenerateResponse) -> CallParser | None
 
 
 def _chat_choice(
-    envelope: Envelope, number: int, response: GenerateResponse, parser: CallParser | None
+    envelope: Envelope, number: int, response: Answer, parser: CallParser | None
 ) -> ChatChoice:
     answer = ParsedAnswer(response.text) if parser is None else parser.answer
     calls = [
@@ -122,7 +121,7 @@ class _Choice:
     parser: CallParser | None
     held: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    response: GenerateResponse | None = None
+    response: Answer | None = None
 
 
 class CompletionChunks:
@@ -152,7 +151,7 @@ class CompletionChunks:
         return (held + data_line({"error": openai_error(error)})).encode()
 
     def _first(self, number: int, choice: _Choice, citations: list[Citation]) -> str:
-        shown = [c.model_dump(mode="json", exclude_none=True) for c in citations]
+        shown = [json_value(c, exclude_none=True) for c in citations]
         extra = {"kvstitch": {"citations": shown}} if self._envelope.citations else {}
         first: Any = {"role": "assistant", "content": ""} if self._envelope.chat else ""
         chunk = self._chunk([self._choice(number, first)], extra)
@@ -188,7 +187,7 @@ class CompletionChunks:
             out += self._chunk([self._choice(number, _delta(piece), logprobs=logprobs)])
         return out
 
-    def _end(self, number: int, choice: _Choice, response: GenerateResponse) -> str:
+    def _end(self, number: int, choice: _Choice, response: Answer) -> str:
         out = ""
         if choice.parser is not None:
             cut = finish_reason(response.finish_reason) == "length"
@@ -208,10 +207,10 @@ class CompletionChunks:
             return out
         if self._include_usage:
             usage = total_usage(ended, self._envelope.prompts)
-            out += self._chunk([], {"usage": usage.model_dump(mode="json")})
+            out += self._chunk([], {"usage": json_value(usage)})
         return out + DONE
 
-    def _last_delta(self, choice: _Choice, response: GenerateResponse) -> dict[str, Any]:
+    def _last_delta(self, choice: _Choice, response: Answer) -> dict[str, Any]:
         text = response.text if choice.parser is None else choice.parser.answer.text
         found = url_annotations(response, self._envelope.links, text)
         return {"annotations": [each.model_dump() for each in found]} if found else {}

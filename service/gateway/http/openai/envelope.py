@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from service.gateway.schemas.answer import (
+from kvstitch.records.answers import (
+    Answer,
     Citation,
-    GenerateResponse,
     LikelyToken,
     PromptTokensDetails,
     TokenLogprob,
@@ -49,9 +49,7 @@ class DocumentLinks:
         return f"{self.base}admin/documents/{quote(citation.doc_id)}{query}"
 
 
-def url_annotations(
-    response: GenerateResponse, links: DocumentLinks, text: str
-) -> list[Annotation]:
+def url_annotations(response: Answer, links: DocumentLinks, text: str) -> list[Annotation]:
     """Return an annotation for every sentence and passage that supports it.
 
     Args:
@@ -124,7 +122,7 @@ class Envelope:
 
     def details(
         self,
-        response: GenerateResponse,
+        response: Answer,
         parser: CallParser | None,
         citations: list[Citation] | None = None,
     ) -> Details:
@@ -142,7 +140,7 @@ def finish_reason(reason: str, parser: CallParser | None = None) -> FinishReason
     return "tool_calls" if parser is not None and parser.answer.calls else "stop"
 
 
-def total_usage(responses: Sequence[GenerateResponse], prompts: int) -> Usage:
+def total_usage(responses: Sequence[Answer], prompts: int) -> Usage:
     """Return usage of all answers; a prompt that has several counts once, as OpenAI does."""
     per_prompt = len(responses) // prompts
     asked = [response.usage for response in responses[::per_prompt]]

@@ -14,13 +14,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from kvstitch.records.answers import Answer, Citation
 from service.errors import KvstitchError
 from service.gateway.answers.answer_group import NumberedEvent
 from service.gateway.answers.answer_stream import Finished, Sources, TextDelta
 from service.gateway.http.openai.envelope import Envelope, finish_reason
 from service.gateway.http.problems import openai_error
 from service.gateway.http.sse import frame
-from service.gateway.schemas.answer import Citation, GenerateResponse
 from service.gateway.schemas.openai.responses import (
     InputTokensDetails,
     OutputCall,
@@ -72,7 +72,7 @@ class ResponseWriter:
 
     # -- a whole answer --------------------------------------------------------------------------
 
-    def response(self, answer: GenerateResponse) -> ResponseObject:
+    def response(self, answer: Answer) -> ResponseObject:
         """Return the object that holds this answer."""
         self._pieces([Text(answer.text)] if self._parser is None else self._push(answer.text))
         self._finish(answer)
@@ -139,7 +139,7 @@ class ResponseWriter:
             )
         return out + self._item("response.output_item.done")
 
-    def _finish(self, answer: GenerateResponse) -> bytes:
+    def _finish(self, answer: Answer) -> bytes:
         self._citations = answer.citations  # by now they say what the answer uses
         cut = finish_reason(answer.finish_reason) == "length"
         out = b"" if self._parser is None else self._pieces(self._parser.finish(cut=cut))
@@ -149,7 +149,7 @@ class ResponseWriter:
         response = self._ended(answer)
         return out + self._event(f"response.{response.status}", response=_dump(response))
 
-    def _ended(self, answer: GenerateResponse) -> ResponseObject:
+    def _ended(self, answer: Answer) -> ResponseObject:
         cut = finish_reason(answer.finish_reason) == "length"
         response = self._object("incomplete" if cut else "completed")
         response.completed_at = None if cut else int(time.time())

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from kvstitch.records.answers import Answer, Explanation, Reranking, SearchResults
 from service.gateway.http.answering import (
     AnswerExchangeDep,
     json_response,
@@ -18,21 +19,19 @@ from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.http.openai.field_table import EMBEDDINGS, check_fields
 from service.gateway.http.sse import NamedEvents
-from service.gateway.schemas.answer import Explanation, GenerateResponse
 from service.gateway.schemas.generate import GenerateRequest
 from service.gateway.schemas.search import (
     EmbeddingsRequest,
     EmbeddingsResponse,
     RerankRequest,
-    RerankResponse,
     SearchRequest,
-    SearchResponse,
 )
+from service.gateway.schemas.writing import json_value
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
 
-@router.post("/rag/generate", response_model=GenerateResponse | Explanation, tags=["answers"])
+@router.post("/rag/generate", response_model=Answer | Explanation, tags=["answers"])
 async def generate(body: GenerateRequest, exchange: AnswerExchangeDep) -> Any:
     """Answer from documents. With `stream`: events sources, token …, then done or error. With
     `explain`: nothing is generated, the reply says what an answer would take."""
@@ -41,7 +40,7 @@ async def generate(body: GenerateRequest, exchange: AnswerExchangeDep) -> Any:
     return await exchange.answer([body], lambda _: NamedEvents(), lambda _, results: results[0])
 
 
-@router.post("/search", response_model=SearchResponse, tags=["retrieval"])
+@router.post("/search", response_model=SearchResults, tags=["retrieval"])
 async def search(
     body: SearchRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
@@ -55,7 +54,7 @@ async def search(
     )
 
 
-@router.post("/rerank", response_model=RerankResponse, tags=["retrieval"])
+@router.post("/rerank", response_model=Reranking, tags=["retrieval"])
 async def rerank(
     body: RerankRequest, request: Request, call: CallContextDep, gateway: GatewayDep
 ) -> Any:
@@ -64,7 +63,7 @@ async def rerank(
     return await respond_unless_disconnected(
         gateway.rerankings.rerank(body, call),
         request,
-        lambda result: JSONResponse(result.model_dump(exclude_none=True)),
+        lambda result: JSONResponse(json_value(result, exclude_none=True)),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from kvstitch.records.answers import SearchResults
 from service.errors import NotFound
 from service.gateway.admission import CallContext
 from service.gateway.composition import Gateway
@@ -19,7 +20,6 @@ from service.gateway.http.audit_trail import note, note_questions
 from service.gateway.http.dependencies import CallContextDep, GatewayDep
 from service.gateway.http.json_body import JsonRoute
 from service.gateway.schemas.dify import Records, RetrievalRequest
-from service.gateway.schemas.search import SearchResponse
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -41,7 +41,7 @@ async def retrieval(
     )
 
 
-async def _found(body: RetrievalRequest, call: CallContext, gateway: Gateway) -> SearchResponse:
+async def _found(body: RetrievalRequest, call: CallContext, gateway: Gateway) -> SearchResults:
     found = await gateway.searches.search(dify.search_request(body), call)
     if not found.results:
         collections = await gateway.corpus.documents.collections(call.principal)

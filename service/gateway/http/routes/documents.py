@@ -8,26 +8,27 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
+from kvstitch.records.documents import (
+    Collection,
+    CollectionList,
+    Document,
+    DocumentList,
+    DocumentMark,
+    DocumentText,
+    DocumentWarning,
+    Receipt,
+    StoredChunk,
+)
 from retriever import DocFilter, DocumentInfo, Scope
+from retriever.documents import StoredDocument
 from retriever.readers import groups_of
 from service.errors import InvalidRequest, NotFound
-from service.gateway.documents.deletion.deletion_store import Receipt
-from service.gateway.documents.document_service import no_document
+from service.gateway.documents.deletion.deletion_store import Receipt as StoredReceipt
+from service.gateway.documents.document_service import DocumentService, no_document
 from service.gateway.http.audit_trail import MOST_NAMES, note
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
-from service.gateway.schemas.admin import (
-    ChunkOut,
-    CollectionList,
-    CollectionOut,
-    DeletionRequest,
-    DocumentList,
-    DocumentOut,
-    DocumentText,
-    MarkOut,
-    ReceiptOut,
-    WarningOut,
-)
+from service.gateway.schemas.admin import DeletionRequest
 from service.gateway.schemas.fields import composed
 from service.gateway.search.search_query import document_scope, metadata_filter
 
@@ -66,7 +67,7 @@ async def documents(
 
 
 @router.get("/documents/{doc_id:path}/text")
-async def text(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentText | DocumentOut:
+async def text(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentText | Document:
     """What is stored of a document: its text, where its chunks are, and what is not in it."""
     try:
         stored = await service.get(scope, doc_id)
@@ -81,29 +82,27 @@ async def text(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentT
         title=stored.info.title,
         text=stored.document.text,
         chunks=[
-            ChunkOut(
+            StoredChunk(
                 start=chunk.char_start, end=chunk.char_end, tokens=chunk.tokens,
                 page=chunk.page, heading=chunk.heading,
             )
             for chunk in await service.chunks(scope, stored.info.doc_id)
         ],
-        warnings=[WarningOut(**one) for one in await service.warnings(scope, stored.info.doc_id)],
+        warnings=await _warnings(scope, stored, service),
     )  # fmt: skip
 
 
 @router.get("/documents/{doc_id:path}")
-async def document(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentOut:
+async def document(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Document:
     """A document with its text."""
     stored = await service.get(scope, doc_id)
-    marks = [MarkOut(**asdict(mark)) for mark in stored.document.marks]
-    warnings = [WarningOut(**one) for one in await service.warnings(scope, stored.info.doc_id)]
+    marks = [DocumentMark(**asdict(mark)) for mark in stored.document.marks]
+    warnings = await _warnings(scope, stored, service)
     return _info(stored.info, stored.document.text, marks, warnings)
 
 
 @router.delete("/documents/{doc_id:path}")
-async def delete(
-    doc_id: str, scope: ScopeDep, service: DocumentsDep, request: Request
-) -> ReceiptOut:
+async def delete(doc_id: str, scope: ScopeDep, service: DocumentsDep, request: Request) -> Receipt:
     """Remove a document: text, vectors, and KV in every tier."""
     return _deleted(request, await service.delete(scope, doc_id))
 
@@ -111,7 +110,7 @@ async def delete(
 @router.post("/deletions")
 async def delete_many(
     principal: Administering, body: DeletionRequest, service: DocumentsDep, request: Request
-) -> ReceiptOut:
+) -> Receipt:
     """Remove documents by id or by metadata; ids that are not there are ignored."""
     if (body.doc_ids is None) == (body.filter is None):
         raise InvalidRequest("send either doc_ids or filter", field="filter")
@@ -127,20 +126,20 @@ async def delete_many(
 
 
 @router.get("/receipts/{receipt_id}")
-async def receipt(principal: Administering, receipt_id: str, service: DocumentsDep) -> ReceiptOut:
+async def receipt(principal: Administering, receipt_id: str, service: DocumentsDep) -> Receipt:
     """A deletion's receipt, and whether anything is still owed."""
     return _receipt(await service.receipt(principal, receipt_id))
 
 
 @router.put("/pins/{doc_id:path}")
-async def pin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentOut:
+async def pin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Document:
     """Keep a document's KV stored: what a tier evicts is computed again in spare time."""
     stored = await service.set_pinned(scope, doc_id, True)
     return _info(stored.info)
 
 
 @router.delete("/pins/{doc_id:path}")
-async def unpin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentOut:
+async def unpin(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Document:
     """Let a document's KV be evicted like any other."""
     stored = await service.set_pinned(scope, doc_id, False)
     return _info(stored.info)
@@ -151,7 +150,7 @@ async def collections(principal: Administering, service: DocumentsDep) -> Collec
     """Collections that have documents; the first document makes one, the last one ends it."""
     found = await service.collections(principal)
     return CollectionList(
-        collections=[CollectionOut(collection=name, **asdict(counts)) for name, counts in found]
+        collections=[Collection(collection=name, **asdict(counts)) for name, counts in found]
     )
 
 
@@ -161,7 +160,7 @@ async def delete_collection(
     collection: Annotated[str, Path(min_length=1, max_length=128)],
     service: DocumentsDep,
     request: Request,
-) -> ReceiptOut:
+) -> Receipt:
     """Remove all documents of a collection: text, vectors, and KV in every tier."""
     scope = document_scope(principal, collection)
     return _deleted(request, await service.delete_matching(scope, None, None))
@@ -186,24 +185,30 @@ def _conditions(text: str | None) -> dict[str, Any] | None:
     return found
 
 
-def _deleted(request: Request, receipt: Receipt) -> ReceiptOut:
+async def _warnings(
+    scope: Scope, stored: StoredDocument, service: DocumentService
+) -> list[DocumentWarning]:
+    found = await service.warnings(scope, stored.info.doc_id)
+    return [DocumentWarning(**one) for one in found]
+
+
+def _deleted(request: Request, receipt: StoredReceipt) -> Receipt:
     names = list(receipt.doc_ids[:MOST_NAMES])
     note(request, receipt_id=receipt.receipt_id, documents=receipt.documents, doc_ids=names)
     return _receipt(receipt)
 
 
-def _receipt(receipt: Receipt) -> ReceiptOut:
+def _receipt(receipt: StoredReceipt) -> Receipt:
     fields = asdict(receipt)
     del fields["readers"]
-    state = "owed" if receipt.completed is None else "completed"
-    return ReceiptOut.model_validate({**fields, "state": state})
+    return Receipt(**fields, state="owed" if receipt.completed is None else "completed")
 
 
 def _info(
     info: DocumentInfo,
     text: str | None = None,
-    marks: list[MarkOut] | None = None,
-    warnings: list[WarningOut] | None = None,
-) -> DocumentOut:
+    marks: list[DocumentMark] | None = None,
+    warnings: list[DocumentWarning] | None = None,
+) -> Document:
     fields = {**asdict(info), "metadata": dict(info.metadata), "readers": groups_of(info.readers)}
-    return DocumentOut(**fields, text=text, marks=marks, warnings=warnings)
+    return Document(**fields, text=text, marks=marks, warnings=warnings)

@@ -6,14 +6,17 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import TypeAdapter
 
-from service.gateway.documents.jobs.job_records import OPEN_STATES, Job
+from kvstitch.records.documents import Job, JobList, JobState
+from service.gateway.documents.jobs.job_records import OPEN_STATES
+from service.gateway.documents.jobs.job_records import Job as StoredJob
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.http.audit_trail import note, noted
 from service.gateway.http.dependencies import Ingesting, JobsDep, Limit, UploadDep
 from service.gateway.http.openapi import PRECOMPUTE
-from service.gateway.schemas.admin import JobList, JobOut, JobProgress, JobState
 
+_JOB = TypeAdapter(Job)
 router = APIRouter(prefix="/admin", tags=["corpus"])
 
 MaxErrors = Annotated[
@@ -39,7 +42,7 @@ async def precompute(
     request: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
-) -> JobOut:
+) -> Job:
     """Ingest documents: parse, chunk, embed, index, and store their KV. Accepted means on disk."""
     job = await jobs.submit(principal, noted(request, documents), idempotency_key)
     note(request, job_id=job.job_id)
@@ -64,28 +67,25 @@ async def jobs(
 @router.get("/jobs/{job_id}")
 async def job(
     principal: Ingesting, job_id: str, job_service: JobsDep, errors: MaxErrors = MAX_ERRORS
-) -> JobOut:
+) -> Job:
     """How far a job is, and what is wrong with documents that failed."""
     found = await job_service.get(principal, job_id, errors)
     return _job(found, await job_service.waiting())
 
 
 @router.delete("/jobs/{job_id}")
-async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> JobOut:
+async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> Job:
     """Leave what is not done. Documents that are indexed stay; their KV is computed when asked."""
     return _job(await job_service.cancel(principal, job_id))
 
 
-def _job(job: Job, waiting: str | None = None) -> JobOut:
+def _job(job: StoredJob, waiting: str | None = None) -> Job:
     """Return a job for the response; `waiting` says why open jobs do not go on."""
-    fields = asdict(job)
-    del fields["tokens_ahead"]
-    waits_for = fields.pop("waits_for")
-    if waiting is not None:
-        fields["eta_s"] = None
-    counts = {name: fields.pop(name) for name in ("done", "failed", "cancelled", "total")}
-    return JobOut(
-        **fields,
-        progress=JobProgress(**counts),
-        waiting=(waiting or waits_for) if job.state in OPEN_STATES else None,
+    return _JOB.validate_python(
+        {
+            **asdict(job),
+            "eta_s": job.eta_s if waiting is None else None,
+            "progress": vars(job),
+            "waiting": (waiting or job.waits_for) if job.state in OPEN_STATES else None,
+        }
     )

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from kvstitch.records.answers import Answer
 from service.errors import KvstitchError, ModelNotFound
 from service.gateway.answers.answer_group import AnswerGroup
 from service.gateway.composition import Gateway
@@ -27,7 +28,6 @@ from service.gateway.http.openai.requests import (
 )
 from service.gateway.http.openai.responses import ResponseWriter
 from service.gateway.http.sse import EventFraming
-from service.gateway.schemas.answer import GenerateResponse
 from service.gateway.schemas.openai.chat import (
     ChatCompletion,
     ChatRequest,
@@ -153,7 +153,7 @@ async def _answer(
     exchange: AnswerExchange,
     asked: TranslatedRequest,
     framing: Callable[[AnswerGroup], EventFraming],
-    whole: Callable[[AnswerGroup, Sequence[GenerateResponse]], BaseModel],
+    whole: Callable[[AnswerGroup, Sequence[Answer]], BaseModel],
 ) -> Any:
     """Respond to a request; errors name its fields as the client has sent them."""
     try:

@@ -12,8 +12,9 @@ from pydantic import (
     model_serializer,
 )
 
-from service.gateway.schemas.answer import MAX_LOGPROBS, TokenLogprob, Usage
+from kvstitch.records.answers import TokenLogprob, Usage
 from service.gateway.schemas.fields import Unicode
+from service.gateway.schemas.generate import MAX_LOGPROBS
 from service.gateway.schemas.openai.common import LENIENT, Details, SampledRequest
 from service.gateway.tool_calls.tools import NAME_PATTERN
 

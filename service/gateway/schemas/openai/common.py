@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from service.gateway.schemas.answer import Attribution, CacheReport, Citation, RetrievalNote, Timing
+from kvstitch.records.answers import Attribution, CacheReport, Citation, RetrievalNote, Timing
 from service.gateway.schemas.fields import Stops, Unicode
 from service.gateway.schemas.generate import Choices, MethodChoice
 

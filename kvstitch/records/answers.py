@@ -1,29 +1,26 @@
-"""Answers of /v1/rag/generate: passages, attributions, what became of KV and tokens, dry runs."""
+"""Answers, searches and rankings. Docstrings and descriptions are part of /openapi.json.
+
+Of a class without a docstring the API says nothing more; what programs should know of it stands in
+a comment.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import field
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from kvstitch.records.base import Fields, Result, described, record
 
-from service.messages.reports import GateStateName
-from service.messages.requests import ColdMode, Method
-
+Retrieval = Literal["dense", "sparse", "hybrid"]
+RankedBy = Literal["cosine", "bm25", "reciprocal_ranks", "reranker"]
 Condense = Literal["off", "join", "model"]
-CiteStyle = Literal["none", "marks", "inline"]
 Source = Literal["memory", "ssd", "redis", "s3", "recomputed", "cold", "question"]
-MAX_LOGPROBS = 20  # as OpenAI has it, on the chat route and here
-
-
-def _as_sent(method: Any) -> Any:
-    return {"method": method.name, **method.parameters} if isinstance(method, Method) else method
-
-
-MethodUsed = Annotated[dict[str, Any], BeforeValidator(_as_sent)]
+MethodUsed = dict[str, Any]
 """A method as clients write it: {"method": name, parameter: value, …}."""
 
 
-class FoundPassage(BaseModel):
+@record
+class FoundPassage:
     """A passage of a document; `index` is its place, from 1."""
 
     index: int
@@ -32,11 +29,17 @@ class FoundPassage(BaseModel):
     title: str
     char_start: int
     char_end: int
-    page: str | None = Field(None, description="page, slide or sheet on which it begins")
-    heading: str | None = Field(None, description="the last one at or before its beginning")
-    score: float = Field(
-        description="what it was ranked by: cosine, BM25 or reciprocal ranks; where two searches "
-        "were joined, reciprocal ranks in both"
+    page: str | None = field(
+        default=None, metadata=described("page, slide or sheet on which it begins")
+    )
+    heading: str | None = field(
+        default=None, metadata=described("the last one at or before its beginning")
+    )
+    score: float = field(
+        metadata=described(
+            "what it was ranked by: cosine, BM25 or reciprocal ranks; where two searches "
+            "were joined, reciprocal ranks in both"
+        )
     )
     dense_rank: int | None = None
     dense_score: float | None = None
@@ -46,23 +49,81 @@ class FoundPassage(BaseModel):
     text: str | None = None
 
 
+@record
 class Citation(FoundPassage):
     """A passage the answer was given; `index` is its place in the prompt, from 1. Fields from
     `used` on are known once there is an answer."""
 
-    url: str | None = Field(None, description="of the document's metadata, where they have one")
-    used: bool | None = Field(default=None, description="whether a sentence of the answer cites it")
-    support: float | None = Field(
-        default=None, description="of the sentence that it supports best, 0 to 1"
+    url: str | None = field(
+        default=None, metadata=described("of the document's metadata, where they have one")
     )
-    quote_start: int | None = Field(
+    used: bool | None = field(
+        default=None, metadata=described("whether a sentence of the answer cites it")
+    )
+    support: float | None = field(
+        default=None, metadata=described("of the sentence that it supports best, 0 to 1")
+    )
+    quote_start: int | None = field(
         default=None,
-        description="its sentence that supports the answer best, as a span of the document",
+        metadata=described("its sentence that supports the answer best, as a span of the document"),
     )
     quote_end: int | None = None
 
 
-class Attribution(BaseModel):
+@record
+class SearchResult(FoundPassage):
+    """A passage; `index` is its place in the ranking, from 1."""
+
+    metadata: dict[str, Any] = field(default_factory=dict, metadata=described("the document's"))
+
+
+@record
+class SearchResults(Result):
+    """Passages, best first. `ranked_by` says what their `score` is, and what `min_score` was
+    compared with: the cosine of query and passage from -1 to 1 (dense), BM25 above 0 (sparse), the
+    sum of 1/(60 + rank) over the two rankings, at most 2/61 (hybrid), or the reranker's score."""
+
+    collection: str
+    retrieval: Retrieval
+    ranked_by: RankedBy
+    results: list[SearchResult]
+    stages: dict[str, float] = field(metadata=described("seconds"))
+    warnings: list[str]
+
+
+@record
+class RerankedText:
+    text: str
+
+
+@record
+class RerankResult:
+    """`index` is the document's place in the request, from 0."""
+
+    index: int
+    relevance_score: float
+    document: RerankedText | None = None
+
+
+@record
+class RerankUsage:
+    """Tokens of query and documents, by the serving model's tokenizer: the reranker's own count is
+    not known."""
+
+    total_tokens: int
+
+
+# Documents, best first.
+@record
+class Reranking(Result):
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: RerankUsage
+
+
+@record
+class Attribution:
     """A sentence of the answer, `text[start:end]`, and the indexes of the passages that support it,
     the best first; none: no passage does. score: the share of its words, by weight, that the best
     passage holds. by: words, or marks that the model wrote."""
@@ -74,7 +135,8 @@ class Attribution(BaseModel):
     by: Literal["words", "marks"]
 
 
-class RetrievalNote(BaseModel):
+@record
+class RetrievalNote(Fields):
     """What was searched for. joined: what was searched beside it, and the two rankings fused;
     None: nothing. condense: what was done with the conversation."""
 
@@ -83,7 +145,8 @@ class RetrievalNote(BaseModel):
     condense: Condense
 
 
-class LikelyToken(BaseModel):
+@record
+class LikelyToken(Fields):
     """A token, and the natural logarithm of its probability before temperature and top_p. bytes:
     None of a token without text; a token may be a part of a character."""
 
@@ -93,25 +156,36 @@ class LikelyToken(BaseModel):
     token_id: int
 
 
+@record
 class TokenLogprob(LikelyToken):
     """A token of the answer, and the most likely tokens in its place."""
 
-    text_offset: int = Field(description="where it begins in the answer's text, in characters")
+    text_offset: int = field(
+        metadata=described("where it begins in the answer's text, in characters")
+    )
     top_logprobs: list[LikelyToken]
 
 
-class TokenRunOut(BaseModel):
+@record
+class TokenRunOut(Fields):
     """Neighbouring tokens that fared alike."""
 
     tokens: int
-    source: Source = Field(description="where their KV came from; cold: computed, none was stored")
-    computed_layers: int = Field(description="layers at which it was computed with this prompt")
-    entries: int = Field(
-        description="of layers · kv_heads, those holding it after the first token; 0: evicted"
+    source: Source = field(
+        metadata=described("where their KV came from; cold: computed, none was stored")
+    )
+    computed_layers: int = field(
+        metadata=described("layers at which it was computed with this prompt")
+    )
+    entries: int = field(
+        metadata=described(
+            "of layers · kv_heads, those holding it after the first token; 0: evicted"
+        )
     )
 
 
-class SegmentTokens(BaseModel):
+@record
+class SegmentTokens(Fields):
     """One segment's tokens. Token i is `text` from `starts[i]` to the next start, or to the end;
     special tokens and parts of a character have no text. scores: by which the fusion method ranked
     them, None where it ranks nothing."""
@@ -122,7 +196,8 @@ class SegmentTokens(BaseModel):
     scores: list[float] | None
 
 
-class TokenReport(BaseModel):
+@record
+class TokenReport(Fields):
     """What became of every token of the prompt; `documents` in the order of the prompt."""
 
     layers: int
@@ -132,18 +207,22 @@ class TokenReport(BaseModel):
     question: SegmentTokens
 
 
-class PromptTokensDetails(BaseModel):
+@record
+class PromptTokensDetails:
     cached_tokens: int
 
 
-class Usage(BaseModel):
+# Tokens of the serving model.
+@record
+class Usage:
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
 
-class CacheSegment(BaseModel):
+@record
+class CacheSegment:
     """What happened to one segment's KV; tier is memory, ssd, redis, s3 or cold (computed); `bytes`
     were read of the `stored_bytes` that its whole KV has. rows_recomputed: its tokens that were
     computed with the prompt. plan: what the planner chose, "load" or "recompute", empty where there
@@ -161,25 +240,28 @@ class CacheSegment(BaseModel):
     problems: list[str]
     plan: str
     why: str
-    computed: ColdMode | Literal[""] = ""
+    computed: Literal["in_context", "as_stored"] | Literal[""] = ""
     behind: int = 0
     reused: int = 0
 
 
+@record
 class CacheDocument(CacheSegment):
     doc_id: str
     chunk_id: int
 
 
-class GateNote(BaseModel):
+@record
+class GateNote(Fields):
     """What ran instead of the fusion method that was asked for, and what had been seen of that."""
 
-    state: GateStateName
+    state: Literal["ok", "ratio_raised", "full_prefill"]
     used: MethodUsed
     why: str
 
 
-class CacheReport(BaseModel):
+@record
+class CacheReport:
     """ratio: the fusion method's, as it was used; None if it has none. gate: what the correctness
     gate changed; None: nothing. tokens: only where the request says `include_tokens`.
     reused_tokens: of the prompt, those whose KV an earlier prompt left. reused_from: where: `pool`,
@@ -199,12 +281,13 @@ class CacheReport(BaseModel):
     reused_tokens: int = 0
     reused_from: str = ""
     history_tokens: int = 0
-    ratio: float | None
-    gate: GateNote | None
+    ratio: float | None = field(metadata=described(absent=None))
+    gate: GateNote | None = field(metadata=described(absent=None))
     tokens: TokenReport | None = None
 
 
-class Timing(BaseModel):
+@record
+class Timing:
     """Seconds; tpot_s is None for answers of fewer than two tokens."""
 
     ttft_s: float
@@ -212,17 +295,22 @@ class Timing(BaseModel):
     total_s: float
 
 
-class GenerateResponse(BaseModel):
+@record
+class Answer(Result):
     id: str
     model: str
-    adapter: str | None = Field(None, description="the LoRA adapter that answered; none: none did")
+    adapter: str | None = field(
+        default=None, metadata=described("the LoRA adapter that answered; none: none did")
+    )
     text: str
     finish_reason: str
     citations: list[Citation]
-    found: bool = Field(description="whether the prompt held any passage")
-    retrieval: RetrievalNote | None = Field(None, description="none: nothing was searched for")
-    attributions: list[Attribution] | None = Field(
-        default=None, description="where they are asked for"
+    found: bool = field(metadata=described("whether the prompt held any passage", absent=True))
+    retrieval: RetrievalNote | None = field(
+        default=None, metadata=described("none: nothing was searched for")
+    )
+    attributions: list[Attribution] | None = field(
+        default=None, metadata=described("where they are asked for")
     )
     usage: Usage
     cache: CacheReport
@@ -231,11 +319,14 @@ class GenerateResponse(BaseModel):
     fusion: MethodUsed
     eviction: MethodUsed | None
     seed: int | None
-    logprobs: list[TokenLogprob] | None = Field(None, description="where the request asks for them")
+    logprobs: list[TokenLogprob] | None = field(
+        default=None, metadata=described("where the request asks for them")
+    )
     warnings: list[str]
 
 
-class SegmentForecastOut(BaseModel):
+@record
+class SegmentForecastOut(Fields):
     """What would happen to one segment: `tier` holds its KV now, or is cold; `load_bytes` of the
     `stored_bytes` that its KV has would be read. computed: how one that is not loaded would be.
     behind: other chunks of the collection that its stored KV is computed behind. reused: its tokens
@@ -247,17 +338,19 @@ class SegmentForecastOut(BaseModel):
     load_bytes: int
     action: Literal["load", "recompute", "reuse"]
     load_s: float
-    computed: ColdMode | Literal[""] = ""
+    computed: Literal["in_context", "as_stored"] | Literal[""] = ""
     behind: int = 0
     reused: int = 0
 
 
+@record
 class DocumentForecast(SegmentForecastOut):
     doc_id: str
     chunk_id: int
 
 
-class Explanation(BaseModel):
+@record
+class Explanation(Result):
     """A dry run. Seconds are estimates, from what loads and prefills took here if `measured`."""
 
     id: str
@@ -265,7 +358,7 @@ class Explanation(BaseModel):
     adapter: str | None = None
     explain: Literal[True] = True
     citations: list[Citation]
-    found: bool = Field(description="whether the prompt holds any passage")
+    found: bool = field(metadata=described("whether the prompt holds any passage", absent=True))
     retrieval: RetrievalNote | None = None
     prompt_tokens: int
     max_tokens: int
@@ -277,10 +370,36 @@ class Explanation(BaseModel):
     history_tokens: int = 0
     flops: float
     full_prefill_flops: float
-    expected_ttft_s: float = Field(description="with retrieval as it just was, without a queue")
+    expected_ttft_s: float = field(
+        metadata=described("with retrieval as it just was, without a queue")
+    )
     full_prefill_ttft_s: float
     measured: bool
     stages: dict[str, float]
     fusion: MethodUsed
     eviction: MethodUsed | None
     warnings: list[str]
+
+
+# One vector per text, in their order, each of length 1. `tokens`: of the texts.
+@record
+class Embeddings(Result):
+    model: str
+    vectors: list[list[float]]
+    tokens: int
+
+
+# A method, what it does, and its parameters as JSON schemas.
+@record
+class MethodInfo:
+    name: str
+    doc: str
+    parameters: dict[str, Any]
+    unavailable: str = ""
+
+
+@record
+class Methods(Result):
+    fusion: list[MethodInfo]
+    eviction: list[MethodInfo]
+    defaults: dict[str, Any]

@@ -1,0 +1,39 @@
+"""What makes a class a record: frozen, with names for all fields, and described to pydantic."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+ABSENT = "absent"
+"""In a field's metadata: its value where an older service does not send it."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def record(kind: type[T]) -> type[T]:
+    """Make a record of a class; its docstring is its description in /openapi.json."""
+    doc = kind.__dict__.get("__doc__")  # no base's
+    extra = {"description": inspect.cleandoc(doc)} if doc else {}
+    kind.__pydantic_config__ = {"json_schema_extra": extra}  # type: ignore[attr-defined]
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
+def described(description: str = "", **more: Any) -> dict[str, Any]:
+    """Return metadata of a field: its description in /openapi.json, and e.g. `absent`."""
+    return {**({"description": description} if description else {}), **more}
+
+
+class Result:
+    # A whole answer of the API. In a client `raw` is the JSON as it was sent, also of what this
+    # version does not know.
+    raw: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Fields:
+    # So that what earlier clients gave as a dict is still read as one.
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)

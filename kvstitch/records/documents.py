@@ -1,0 +1,195 @@
+"""Documents, jobs and deletions. Docstrings and descriptions are part of /openapi.json."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Literal
+
+from kvstitch.records.base import Result, described, record
+
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled", "dead"]
+OPEN_STATES = ("queued", "running")
+
+
+@record
+class JobProgress:
+    """`done` documents are stored with their KV, `failed` and `cancelled` ones are not."""
+
+    done: int
+    failed: int
+    cancelled: int
+    total: int
+
+
+@record
+class JobFault:
+    doc_id: str
+    message: str
+
+
+@record
+class JobStep:
+    """A document that takes long: `done` of its `total` chunks are embedded, if that is known."""
+
+    doc_id: str
+    step: Literal["waiting", "reading", "embedding"]
+    done: int
+    total: int
+    eta_s: float | None = field(metadata=described("seconds until it is embedded"))
+
+
+@record
+class DocumentWarning:
+    """Something of a file that is not in the document's text, or that may be wrong there."""
+
+    code: str = field(metadata=described("what kind of thing, for programs"))
+    message: str
+    places: list[str] = field(metadata=described("pages, slides or sheets; at most 200 of them"))
+    count: int
+
+
+@record
+class WarnedDocument:
+    doc_id: str
+    warnings: list[DocumentWarning]
+
+
+@record
+class Job(Result):
+    job_id: str
+    state: JobState
+    progress: JobProgress
+    chunks: int
+    changes: dict[str, int]
+    errors: list[JobFault]
+    steps: list[JobStep] = field(
+        default_factory=list,
+        metadata=described(
+            "documents that take long, until they are indexed", json_schema_extra={"default": []}
+        ),
+    )
+    warnings: list[WarnedDocument] = field(
+        metadata=described("of documents that are stored, but not all of them", absent=[])
+    )
+    warned: int = field(metadata=described("how many documents have warnings", absent=0))
+    waiting: str | None = field(
+        default=None, metadata=described("why it does not go on at the moment")
+    )
+    eta_s: float | None = field(
+        default=None,
+        metadata=described("seconds until it ends, at the present rate; null if that is not known"),
+    )
+    created: float
+    updated: float
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in OPEN_STATES
+
+
+@record
+class JobList:
+    """Newest first; pass `next_cursor` as `cursor` for the next page."""
+
+    jobs: list[Job]
+    next_cursor: str | None
+
+
+@record
+class DocumentMark:
+    """Where a page, slide, sheet or heading begins: its first character in the text."""
+
+    start: int
+    kind: Literal["page", "slide", "sheet", "heading"]
+    label: str = field(
+        metadata=described("number of the page or slide, name of the sheet, the heading")
+    )
+
+
+# `text`, `marks` and `warnings` are those of a single document; in listings they are None.
+@record
+class Document(Result):
+    doc_id: str
+    title: str
+    metadata: dict[str, Any]
+    revision: str
+    created: float
+    updated: float
+    num_chars: int
+    num_chunks: int
+    num_tokens: int
+    pinned: bool
+    readers: list[str] = field(
+        metadata=described("groups that may read it; none: all of the tenant", absent=[])
+    )
+    text: str | None = None
+    marks: list[DocumentMark] | None = field(
+        default=None, metadata=described("of a single document, as is its text")
+    )
+    warnings: list[DocumentWarning] | None = field(
+        default=None, metadata=described("of a single document")
+    )
+
+
+@record
+class DocumentList:
+    documents: list[Document]
+    next_cursor: str | None
+
+
+@record
+class StoredChunk:
+    """A chunk: which characters of the text it is, and what it belongs to."""
+
+    start: int
+    end: int
+    tokens: int = field(metadata=described("with the title, as it is prefilled"))
+    page: str | None = field(metadata=described(absent=None))
+    heading: str | None = field(metadata=described(absent=None))
+
+
+@record
+class DocumentText(Result):
+    """What is stored of a document, to look at when an answer is wrong."""
+
+    doc_id: str
+    title: str
+    text: str
+    chunks: list[StoredChunk]
+    warnings: list[DocumentWarning]
+
+
+# A collection that has documents; `tokens`: of their chunks.
+@record
+class Collection(Result):
+    collection: str
+    documents: int
+    chunks: int
+    tokens: int
+
+
+@record
+class CollectionList:
+    collections: list[Collection]
+
+
+@record
+class Receipt(Result):
+    """What a deletion removed. Text, vectors and search entries are gone when it is answered.
+
+    `kv` counts deleted copies of KV per tier. `owed_chunks` are those whose KV may still be stored,
+    because the worker or the `unreached` tiers are away: it is deleted as soon as they are back,
+    and `state` is then `completed`.
+    """
+
+    receipt_id: str
+    state: Literal["completed", "owed"]
+    collection: str
+    doc_ids: list[str]
+    documents: int
+    chunks: int
+    kv: dict[str, int]
+    owed_chunks: int
+    unreached: list[str]
+    created: float
+    completed: float | None
