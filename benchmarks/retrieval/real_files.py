@@ -65,11 +65,11 @@ async def parse_alone(folder: Path, files: Iterable[Path]) -> list[Outcome]:
         kind = file_kind(name, _media_type(path), content)
         started = time.perf_counter()
         try:
-            _, warnings = await parser.document(IngestDocument(name, "files", kind, content))
+            parsed = await parser.document(IngestDocument(name, "files", kind, content))
         except InvalidRequest as error:
             outcome = Outcome(name, "refused", [error.message])
         else:
-            said = [warning.code for warning in warnings]
+            said = [warning.code for warning in parsed.warnings]
             outcome = Outcome(name, "warned" if said else "stored", said)
         outcome.seconds = round(time.perf_counter() - started, 4)
         outcomes.append(outcome)

@@ -23,8 +23,8 @@ from service.gateway.documents.deletion.catalog_lock import CatalogLock
 from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
+from service.gateway.documents.jobs.job_database import record_sizes
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.jobs.job_rows import record_sizes
 from service.gateway.documents.kv_stage import KvStage
 from service.gateway.documents.kv_storing import KvStoring
 from service.gateway.documents.membership import Heartbeat, Membership, OpenWork

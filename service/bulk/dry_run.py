@@ -61,7 +61,7 @@ def estimate(
                 if not isinstance(item, IngestDocument):
                     _fail(found, *item)
                     continue
-                document, _ = asyncio.run(parser.document(item))
+                document = asyncio.run(parser.document(item)).document
             except KvstitchError as error:
                 assert isinstance(item, IngestDocument)
                 _fail(found, item.doc_id, error.message)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from service.bulk.ranges import Unread
 from service.bulk.records import Counts
 from service.errors import InternalError, KvstitchError
-from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.messages.replies import Precomputed
 
 
@@ -87,20 +87,18 @@ class RangeQueue:
         with self._lock:
             return set(numbers) & set(self._pending if state == "pending" else self._indexed)
 
-    def set_indexed(self, documents: Sequence[IndexedDocument]) -> None:
-        self._record_sizes(
-            [replace(self._pending[one.number], warnings=one.warnings) for one in documents]
-        )
+    def set_indexed(self, indexed: Sequence[IngestDocument]) -> None:
+        self._record_sizes(indexed)
         with self._lock:
-            for number, _, chunks, tokens, warnings in documents:
-                item = self._pending.pop(number)
-                if said := json.loads(warnings):
+            for item in indexed:
+                del self._pending[item.number]
+                if said := json.loads(item.warnings):
                     self._counts.warn(item.doc_id, [one["message"] for one in said])
-                self._indexed[number] = replace(
-                    item, kind="", content=b"", title="", metadata={}, chunks=chunks
+                self._indexed[item.number] = replace(
+                    item, kind="", content=b"", title="", metadata={}
                 )
-                self._counts.chunks += chunks
-                self._counts.tokens += tokens
+                self._counts.chunks += item.chunks
+                self._counts.tokens += item.tokens
 
     def set_done(self, numbers: Sequence[int]) -> None:
         with self._lock:
@@ -108,10 +106,13 @@ class RangeQueue:
                 del self._indexed[number]
                 self._counts.done += 1
 
-    def set_failed(self, documents: Sequence[tuple[int, str]], state: str = "failed") -> None:
+    def set_failed(
+        self, failed: Sequence[tuple[IngestDocument, str]], state: str = "failed"
+    ) -> None:
         with self._lock:
-            for number, message in documents:
-                item = self._pending.pop(number, None) or self._indexed.pop(number)
+            for item, message in failed:
+                if self._pending.pop(item.number, None) is None:
+                    del self._indexed[item.number]
                 self._counts.fail(item.doc_id, message)
 
     def on_reply(self, reply: Precomputed, lora: str, tokens: float) -> None:

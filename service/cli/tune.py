@@ -209,9 +209,9 @@ def _documents(folder: str, settings: Settings, seed: int) -> list[Document]:
             title = (row or {}).get("title", "")
             item = IngestDocument(read.doc_id, "", kind, content, title, number=number)
             try:
-                document, warnings = await parser.document(item)
-                parsed.append(document)
-                for warning in warnings:
+                found = await parser.document(item)
+                parsed.append(found.document)
+                for warning in found.warnings:
                     print(f"{read.doc_id}: {warning.message}", file=sys.stderr)
             except InvalidRequest as error:
                 print(f"left out: {read.doc_id}: {error.message}", file=sys.stderr)

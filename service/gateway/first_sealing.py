@@ -19,9 +19,8 @@ from retriever.index.index_files import seal_saved
 from service.errors import InvalidSetting
 from service.gateway.data_folder import lock_folder
 from service.gateway.documents.deletion.deletion_store import purge_place
-from service.gateway.documents.jobs.job_database import content_place, meta_place, warnings_place
-from service.gateway.documents.jobs.job_records import spool_place
-from service.gateway.documents.jobs.job_rows import NO_WARNINGS, said_place
+from service.gateway.documents.jobs.job_database import sealed_for, warnings_place
+from service.gateway.documents.jobs.job_records import NO_WARNINGS, spool_place
 from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.encryption.tenant_keys import TenantKeys
 from service.gateway.service_database import ServiceDatabase, jobs_database
@@ -114,15 +113,15 @@ def _seal_rows(database: ServiceDatabase, keys: Keyring) -> int:
         with database.write() as write:
             query = sa.select(jobs.c.tenant, *columns, documents.c.content).select_from(of_tenants)
             row = write.execute(query.where(documents.c.number == number)).one()
-            said = said_place(row.job_id, row.collection, row.doc_id)
+            said = sealed_for("said", row.job_id, row)
             new: dict[str, Any] = {
-                "meta": _text(sealed, row.tenant, row.meta, meta_place(row.job_id, row)),
+                "meta": _text(sealed, row.tenant, row.meta, sealed_for("meta", row.job_id, row)),
                 "error": _text(sealed, row.tenant, row.error, said),
             }
             if row.warnings != NO_WARNINGS:
                 new["warnings"] = _text(sealed, row.tenant, row.warnings, said)
             if row.content and not is_sealed(row.content):
-                where = content_place(row.job_id, row)
+                where = sealed_for("content", row.job_id, row)
                 new["content"] = sealed.content(row.tenant, row.content, *where)
             changed += _update(write, documents, row, new, "number")
     with database.write() as write:

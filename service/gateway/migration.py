@@ -22,7 +22,7 @@ from service.gateway.audit.audit_log import FILE as AUDIT_FILE
 from service.gateway.auth.secret_file import own_secret
 from service.gateway.data_folder import lock_folder
 from service.gateway.documents import membership
-from service.gateway.documents.jobs.job_database import content_place
+from service.gateway.documents.jobs.job_database import sealed_for
 from service.gateway.documents.jobs.job_records import spool_place
 from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.encryption.tenant_keys import FILE as KEYS_FILE
@@ -130,7 +130,7 @@ def _copy_jobs(data_dir: Path, write: Connection, ring: Keyring | None) -> dict[
         else:  # a row's content is sealed for another place than a file's
             with path.open("rb") as file:
                 content = open_file(ring, file, spool_place(name))
-            where = content_place(row["job_id"], SimpleNamespace(**row))
+            where = sealed_for("content", row["job_id"], SimpleNamespace(**row))
             content = SealedRows(ring).content(tenants[row["job_id"]], content, *where)
         return row | {"content": content, "spooled": None}
 

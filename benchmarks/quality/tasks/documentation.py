@@ -110,7 +110,7 @@ async def _parsed(files: Iterable[tuple[str, bytes]]) -> list[Document]:
 
     async def parse(name: str, content: bytes) -> Document:
         async with turn:
-            document, _ = await parser.document(IngestDocument(name, "", "html", content, "", {}))
-            return document
+            item = IngestDocument(name, "", "html", content, "", {})
+            return (await parser.document(item)).document
 
     return list(await asyncio.gather(*(parse(*file) for file in files)))

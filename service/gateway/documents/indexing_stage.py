@@ -1,6 +1,6 @@
-"""The first stage of ingestion: brings documents into the catalog and the index.
+"""The first stage of ingestion: parses documents, and brings them into the catalog and the index.
 
-See document_queue.py. Documents that take long are worked on beside the others.
+See jobs/document_queue.py. Documents that take long are worked on beside the others.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import Literal
 
-from retriever import Document, EmbeddedDocument, IngestResult, Scope
+from retriever import Scope
 from service.errors import KvstitchError
 from service.gateway.documents.background_loop import side_by_side
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
-from service.gateway.documents.document_queue import DocumentQueue
-from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
+from service.gateway.documents.jobs.document_queue import DocumentQueue
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.long_documents import LongDocuments
 from service.gateway.documents.parsing.parsed_file import ParseWarning
-from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
+from service.gateway.documents.parsing.parser import DocumentParser, FileLimits, ParsedDocument
 from service.gateway.search.async_retriever import AsyncRetriever
 
-T = TypeVar("T")
 Indexed = Literal["nothing", "some", "all"]
+Failed = list[tuple[IngestDocument, str]]
 
 # Small enough for steady progress. Large enough that texts of similar length are embedded together:
 # a quarter of it takes a sixth more processor time.
@@ -55,10 +55,7 @@ class IndexingStage:
     """Indexes the documents of a queue, a batch at a time.
 
     Args:
-        queue: Of documents.
-        retriever: With catalog and index.
         purges: Of KV of revisions that are replaced.
-        limits: Of files.
         on_warnings: Called with the warnings of every document that is indexed.
         aside: Whether documents that take long are worked on beside the others.
 
@@ -112,17 +109,18 @@ class IndexingStage:
             largest=LONG_BYTES if long is not None and long.full else None,
         )
         pending = await asyncio.to_thread(find)
-        batch = [item for item in until_repetition(pending) if not self._aside(item)]
+        batch = [item for item in until_repetition(pending) if not self._is_left_aside(item)]
         if not batch:
             return "some" if pending else "nothing"
-        parsed, warnings, failed = await self._parse(batch)
-        embedded = await self._embed(parsed)
-        await self._store_current(embedded, warnings, failed)
-        whole = len(parsed) + len(failed) >= len(batch) == len(pending) < INDEXED_DOCUMENTS
-        return "all" if whole else "some"
+        parsed, failed = await self._parse(batch)
+        handled = len(parsed) + len(failed)
+        await self._embed(parsed)
+        await self._store(parsed, failed)
+        return "all" if handled >= len(batch) == len(pending) < INDEXED_DOCUMENTS else "some"
 
-    def _aside(self, item: IngestDocument) -> bool:
-        """Return whether a document is none of a batch's: it is long, or an earlier revision is."""
+    def _is_left_aside(self, item: IngestDocument) -> bool:
+        """Return whether a batch leaves a document to those that take long: it is large, or must
+        wait for an earlier revision that is among them."""
         if self.long is None:
             return False
         if self.long.holds_back(item):
@@ -131,46 +129,10 @@ class IndexingStage:
             self.long.add(item)
         return item.size > LONG_BYTES
 
-    async def _store_current(
-        self,
-        embedded: Sequence[tuple[IngestDocument, EmbeddedDocument]],
-        warnings: Mapping[int, Sequence[ParseWarning]],
-        failed: list[tuple[int, str]],
-    ) -> None:
-        """Store those that were not cancelled meanwhile, and note what became of all."""
-        async with self._purges.catalog_lock:
-            numbers = [item.number for item, _ in embedded]
-            title_cut = {item.number for item, document in embedded if document.title_cut}
-            current = await asyncio.to_thread(self._queue.still_in, "pending", numbers)
-            indexed = []
-            for item, result in await self._store([e for e in embedded if e[0].number in current]):
-                if result.error is None:
-                    tokens = sum(chunk.tokens for chunk in result.chunks)
-                    said = [*warnings[item.number]]
-                    if item.number in title_cut:
-                        said.append(TITLE_CUT)
-                    encoded = json.dumps([asdict(warning) for warning in said], ensure_ascii=False)
-                    indexed.append(IndexedDocument(
-                        item.number, result.status, len(result.chunks), tokens, encoded
-                    ))  # fmt: skip
-                    self._on_warnings(said)
-                else:
-                    failed.append((item.number, str(result.error)))
-            await asyncio.to_thread(self._queue.set_failed, failed)
-            await asyncio.to_thread(self._queue.set_indexed, indexed)
-
-    async def _parse(
-        self, batch: Sequence[IngestDocument]
-    ) -> tuple[
-        list[tuple[IngestDocument, Document]],
-        dict[int, Sequence[ParseWarning]],
-        list[tuple[int, str]],
-    ]:
-        """Return documents that could be parsed, their warnings by number, and (number, error) of
-        the others."""
-        parsed: dict[int, Document] = {}
-        warnings: dict[int, Sequence[ParseWarning]] = {}
-        failed: list[tuple[int, str]] = []
+    async def _parse(self, batch: Sequence[IngestDocument]) -> tuple[list[ParsedDocument], Failed]:
+        """Return the documents that could be parsed, in their order, and what failed."""
+        parsed: dict[int, ParsedDocument] = {}
+        failed: Failed = []
         long, chars = self.long, 0
         # With so many of them that take long there is nothing to be gained by putting off more.
         patient = long is None or long.full
@@ -182,75 +144,86 @@ class IndexingStage:
                 return  # it stays pending
             try:
                 async with asyncio.timeout(None if patient else LONG_READING_S):
-                    document, said = await self._parser.document(item)
+                    found = await self._parser.document(item)
             except TimeoutError:
                 assert long is not None
                 long.add(item)
             except KvstitchError as error:
-                failed.append((item.number, error.message))
+                failed.append((item, error.message))
             else:
-                chars += len(document.text)
-                if long is not None and (len(document.text) > LONG_CHARS or chars > BATCH_CHARS):
-                    long.add(item, (document, said))
+                size = len(found.document.text)
+                chars += size
+                if long is not None and (size > LONG_CHARS or chars > BATCH_CHARS):
+                    long.add(item, found)
                 else:
-                    parsed[item.number], warnings[item.number] = document, said
+                    parsed[item.number] = found
 
         await side_by_side([partial(parse, item) for item in batch], PARSERS)
-        found = [(item, parsed[item.number]) for item in batch if item.number in parsed]
-        return found, warnings, failed
+        return [parsed[item.number] for item in batch if item.number in parsed], failed
+
+    async def _embed(self, parsed: Sequence[ParsedDocument]) -> None:
+        """Cut and embed. It takes long, so no lock is held: deletions need not wait."""
+        for scope, group in _by_scope(parsed):
+            embedded = await self._retriever.embed([each.document for each in group], scope=scope)
+            for each, made in zip(group, embedded, strict=True):
+                each.embedded = made
+
+    async def _store(self, embedded: Sequence[ParsedDocument], failed: Failed) -> None:
+        """Store those that were not cancelled meanwhile, after purges for their previous revisions
+        were added, and note what became of all. No document may come twice."""
+        indexed: list[IngestDocument] = []
+        warned: list[Sequence[ParseWarning]] = []
+        async with self._purges.catalog_lock:
+            numbers = [each.item.number for each in embedded]
+            current = await asyncio.to_thread(self._queue.still_in, "pending", numbers)
+            for scope, group in _by_scope([e for e in embedded if e.item.number in current]):
+                await self._purges.add(scope, {e.item.doc_id: e.item.readers for e in group})
+                made = [each.embedded for each in group if each.embedded is not None]
+                results = await self._retriever.store(made, scope=scope)
+                for each, document, result in zip(group, made, results, strict=True):
+                    if result.error is not None:
+                        failed.append((each.item, str(result.error)))
+                        continue
+                    warnings = [*each.warnings, *([TITLE_CUT] if document.title_cut else [])]
+                    warned.append(warnings)
+                    indexed.append(replace(
+                        each.item, change=result.status, chunks=len(result.chunks),
+                        tokens=sum(chunk.tokens for chunk in result.chunks),
+                        warnings=json.dumps(list(map(asdict, warnings)), ensure_ascii=False),
+                    ))  # fmt: skip
+            for said in warned:
+                self._on_warnings(said)
+            await asyncio.to_thread(self._queue.set_failed, failed)
+            await asyncio.to_thread(self._queue.set_indexed, indexed)
+
+    # -- of documents that take long -------------------------------------------------------------
 
     async def _still_pending(self, number: int) -> bool:
         return bool(await asyncio.to_thread(self._queue.still_in, "pending", [number]))
 
-    async def _store_long(
-        self, item: IngestDocument, embedded: EmbeddedDocument, said: Sequence[ParseWarning]
-    ) -> None:
-        await self._store_current([(item, embedded)], {item.number: said}, [])
+    async def _store_long(self, embedded: ParsedDocument) -> None:
+        await self._store([embedded], [])
 
-    async def _fail_long(self, number: int, message: str) -> None:
-        await asyncio.to_thread(self._queue.set_failed, [(number, message)])
-
-    async def _embed(
-        self, parsed: Sequence[tuple[IngestDocument, Document]]
-    ) -> list[tuple[IngestDocument, EmbeddedDocument]]:
-        """Cut and embed. It takes long, so no lock is held: deletions need not wait."""
-        out: list[tuple[IngestDocument, EmbeddedDocument]] = []
-        for scope, pairs in _by_scope(parsed):
-            embedded = await self._retriever.embed([doc for _, doc in pairs], scope=scope)
-            out += zip([item for item, _ in pairs], embedded, strict=True)
-        return out
-
-    async def _store(
-        self, embedded: Sequence[tuple[IngestDocument, EmbeddedDocument]]
-    ) -> list[tuple[IngestDocument, IngestResult]]:
-        """Store documents in catalog and index, after purges for their previous revisions were
-        added. The catalog lock must be held. No document may come twice."""
-        out: list[tuple[IngestDocument, IngestResult]] = []
-        for scope, pairs in _by_scope(embedded):
-            await self._purges.add(scope, {item.doc_id: item.readers for item, _ in pairs})
-            results = await self._retriever.store([doc for _, doc in pairs], scope=scope)
-            out += zip([item for item, _ in pairs], results, strict=True)
-        return out
+    async def _fail_long(self, item: IngestDocument, message: str) -> None:
+        await asyncio.to_thread(self._queue.set_failed, [(item, message)])
 
 
 def until_repetition(items: Sequence[IngestDocument]) -> list[IngestDocument]:
     """Return the items before the first document that comes again."""
-    out: list[IngestDocument] = []
-    seen: set[tuple[str, str, str]] = set()
+    out: dict[tuple[str, str, str], IngestDocument] = {}
     for item in items:
-        if item.key in seen:
+        if item.key in out:
             break
-        seen.add(item.key)
-        out.append(item)
-    return out
+        out[item.key] = item
+    return list(out.values())
 
 
 def _by_scope(
-    pairs: Sequence[tuple[IngestDocument, T]],
-) -> Iterator[tuple[Scope, list[tuple[IngestDocument, T]]]]:
-    def sent_to(pair: tuple[IngestDocument, T]) -> tuple[str, str, str]:
-        return pair[0].tenant, pair[0].collection, pair[0].view.name
+    documents: Sequence[ParsedDocument],
+) -> Iterator[tuple[Scope, list[ParsedDocument]]]:
+    def sent_to(each: ParsedDocument) -> tuple[str, str, str]:
+        return each.item.tenant, each.item.collection, each.item.view.name
 
-    for _, group in groupby(sorted(pairs, key=sent_to), sent_to):
+    for _, group in groupby(sorted(documents, key=sent_to), sent_to):
         found = list(group)
-        yield found[0][0].scope, found
+        yield found[0].item.scope, found

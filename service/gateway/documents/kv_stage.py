@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from retriever import Scope
 from service.errors import WorkerUnavailable
 from service.gateway.documents.chunk_kv import ChunkKV, ChunkKVs
-from service.gateway.documents.document_queue import DocumentQueue
+from service.gateway.documents.jobs.document_queue import DocumentQueue
 from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.kv_storing import BATCH_CHUNKS, BatchProgress, KvStoring, slices
 
@@ -122,15 +122,15 @@ class KvStage:
                 progress.expect(item.number, sum(map(self._kv.count, own)))
         async with progress:
             await self._kv.store(work, progress)
-        failed = sorted(progress.errors.items())
+        failed = [(i, progress.errors[i.number]) for i in batch if i.number in progress.errors]
         wait_s = next(self._waits, None) if len(failed) == len(progress.numbers) > 1 else None
         if wait_s is not None:
             self._rest.clear()
             await asyncio.sleep(wait_s)
             return
-        for number, _ in failed:
-            self._rest.pop(number, None)
-            self._crashes.pop(number, None)
+        for item, _ in failed:
+            self._rest.pop(item.number, None)
+            self._crashes.pop(item.number, None)
         await asyncio.to_thread(self._queue.set_failed, failed)
 
     async def _finish(self, numbers: Sequence[int]) -> None:
@@ -142,9 +142,9 @@ class KvStage:
         numbers = [item.number for item in batch]
         for number in await asyncio.to_thread(self._queue.still_in, "indexed", numbers):
             self._crashes[number] += 1
-        given_up = [n for n in numbers if self._crashes[n] >= MAX_CRASHES]
-        await self._chunks.leave((i.scope, i.doc_id) for i in batch if i.number in given_up)
+        given_up = [item for item in batch if self._crashes[item.number] >= MAX_CRASHES]
+        await self._chunks.leave((item.scope, item.doc_id) for item in given_up)
         reason = f"the worker died {MAX_CRASHES} times while computing its KV"
-        for number in given_up:
-            self._crashes.pop(number)
-        await asyncio.to_thread(self._queue.set_failed, [(n, reason) for n in given_up], "dead")
+        for item in given_up:
+            self._crashes.pop(item.number)
+        await asyncio.to_thread(self._queue.set_failed, [(i, reason) for i in given_up], "dead")

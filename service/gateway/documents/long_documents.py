@@ -14,16 +14,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retriever import Document, EmbeddedDocument
 from service.errors import KvstitchError
 from service.gateway.documents.background_loop import RETRY_UNEXPECTED_S, retry_after_s
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.parsed_file import ParseWarning
-from service.gateway.documents.parsing.parser import DocumentParser
+from service.gateway.documents.parsing.parser import DocumentParser, ParsedDocument
 from service.gateway.search.async_retriever import AsyncRetriever
 
 logger = logging.getLogger(__name__)
@@ -33,15 +31,12 @@ MOST_WAITING = 64
 PART_CHUNKS = 16  # that others' texts wait for: half a second of one core
 
 
-Read = tuple[Document, Sequence[ParseWarning]]
-
-
 @dataclass
 class LongDocument:
     """One that is being worked on, or waits for that."""
 
     item: IngestDocument
-    read: Read | None
+    parsed: ParsedDocument | None = None
     step: Literal["waiting", "reading", "embedding"] = "waiting"
     done: int = 0
     total: int = 0
@@ -65,10 +60,8 @@ class LongDocuments:
         retriever: AsyncRetriever,
         *,
         wanted: Callable[[int], Awaitable[bool]],
-        store: Callable[
-            [IngestDocument, EmbeddedDocument, Sequence[ParseWarning]], Awaitable[None]
-        ],
-        fail: Callable[[int, str], Awaitable[None]],
+        store: Callable[[ParsedDocument], Awaitable[None]],
+        fail: Callable[[IngestDocument, str], Awaitable[None]],
     ) -> None:
         self._parser = parser
         self._retriever = retriever
@@ -89,10 +82,10 @@ class LongDocuments:
         """Whether so many wait that no more need be found."""
         return len(self._long) >= MOST_WAITING
 
-    def add(self, item: IngestDocument, read: Read | None = None) -> None:
+    def add(self, item: IngestDocument, parsed: ParsedDocument | None = None) -> None:
         """Take a document over; what was read of it is kept if it comes next."""
         free = sum(each.task is not None for each in self._long.values()) < AT_A_TIME
-        self._long[item.number] = LongDocument(item, read if free else None)
+        self._long[item.number] = LongDocument(item, parsed if free else None)
         self._start()
 
     def holds_back(self, item: IngestDocument) -> bool:
@@ -134,38 +127,36 @@ class LongDocuments:
             first.task = asyncio.create_task(self._work(first), name="long document")
 
     async def _work(self, each: LongDocument) -> None:
-        number = each.item.number
         try:
             await self._index(each)
         except Exception as error:
             pause_s = retry_after_s(error)
             if pause_s is None and isinstance(error, KvstitchError):
-                await self._fail(number, error.message)
+                await self._fail(each.item, error.message)
             else:  # it stays pending, and is begun again
                 if pause_s is None:
                     logger.exception("a long document failed unexpectedly; it is tried again")
                 await asyncio.sleep(RETRY_UNEXPECTED_S if pause_s is None else pause_s)
         finally:
-            self._long.pop(number, None)
+            self._long.pop(each.item.number, None)
             self._held.clear()
             self._start()
             self.on_end()
-            each.read = each.task = None  # which would hold each other, and the text, if cancelled
+            # If it was cancelled, these would hold each other, and the text.
+            each.parsed = each.task = None
             self._retriever.give_back_memory()
 
     async def _index(self, each: LongDocument) -> None:
-        item, read = each.item, each.read
-        if read is None:
+        if each.parsed is None:
             each.step, each.began = "reading", time.monotonic()
-            read = await self._parser.document(item)
-        document, warnings = read
-        scope = item.scope
-        embedded = await self._retriever.split(document, scope=scope)
-        each.read = read = None
-        each.step, each.began, each.total = "embedding", time.monotonic(), len(embedded.spans)
+            each.parsed = await self._parser.document(each.item)
+        parsed = each.parsed
+        parsed.embedded = await self._retriever.split(parsed.document, scope=each.item.scope)
+        each.step, each.began = "embedding", time.monotonic()
+        each.total = len(parsed.embedded.spans)
         while each.done < each.total:
-            if not await self._wanted(item.number):
+            if not await self._wanted(each.item.number):
                 return
-            await self._retriever.embed_part(embedded, each.done, PART_CHUNKS)
+            await self._retriever.embed_part(parsed.embedded, each.done, PART_CHUNKS)
             each.done = min(each.total, each.done + PART_CHUNKS)
-        await self._store(item, embedded, warnings)
+        await self._store(parsed)

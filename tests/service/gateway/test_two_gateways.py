@@ -165,7 +165,7 @@ def test_what_a_silent_gateway_had_taken_goes_on_with_others(
     assert gateways[0].http.get(f"/admin/jobs/{job_id}").json()["state"] == "queued"
     silence(shared, "dead", LEASE_S + 1)
     assert gateways[1].finished(job_id)["state"] == "succeeded"
-    store.unfinished.set_failed([(taken.number, "too late")])
+    store.unfinished.set_failed([(taken, "too late")])
     job = gateways[0].http.get(f"/admin/jobs/{job_id}").json()
     assert (job["state"], job["progress"]["done"]) == ("succeeded", 1)
     with shared.read() as read:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from encryption.errors import EncryptionError
 from encryption.keyring import Keyring
@@ -18,31 +18,21 @@ from retriever.readers import EVERYBODY, EVERYTHING, View
 from service.gateway.encryption.sealed_rows import locked
 
 OPEN_STATES = ("queued", "running")
+NO_WARNINGS = "[]"
 BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class SpooledFile:
-    """Content that is too long for the database.
-
-    Attributes:
-        path: The file; its name in the spool folder is what the database keeps.
-        size: Its bytes.
-        start: The first of them, which tell its kind; b"" once that is known.
-        keys: The file is sealed under one of these; None: it is in the clear.
-    """
+    """Content that is too long for the database."""
 
     path: Path
-    size: int
-    start: bytes = b""
-    keys: Keyring | None = field(default=None, compare=False, repr=False)
+    size: int  # of the content, in bytes
+    start: bytes = b""  # the first bytes, which tell its kind; b"" once that is known
+    keys: Keyring | None = field(default=None, compare=False, repr=False)  # None: in the clear
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the content.
-
-        Raises:
-            KeyDeleted: It cannot be decrypted.
-        """
+        """Yield the content; raises KeyDeleted if it cannot be decrypted."""
         with self.path.open("rb") as file:
             if self.keys is not None:
                 try:
@@ -67,37 +57,26 @@ def spool_place(name: str) -> bytes:
 class IngestDocument:
     """A document on its way in, from the moment it is sent until its KV is stored.
 
-    Attributes:
-        doc_id: Its name within the collection.
-        collection: Where it goes.
-        kind: See parsing/file_kinds.py; "" once it is indexed, when kind, content, title and
-            metadata are kept no longer.
-        content: UTF-8 text for text, md and rst, else the bytes of the file.
-        title: May be empty.
-        metadata: Any JSON object.
-        tenant: Whose it is.
-        number: Of the document among all that were accepted; 0 before.
-        job_id: Of its job.
-        chunks: 0 until it is indexed.
-        charset: That the sender names, for files of text; may be empty, wrong or unknown.
-        readers: The groups that may read it (retriever/readers.py).
-        view: What its sender may read: a document that they may not read is not replaced.
+    Kind, content, title and metadata are kept no longer than until it is indexed.
     """
 
-    doc_id: str
+    doc_id: str  # its name within the collection
     collection: str
-    kind: str
-    content: bytes | SpooledFile
+    kind: str  # of file: see parsing/file_kinds.py
+    content: bytes | SpooledFile  # UTF-8 text for text, md and rst, else the bytes of the file
     title: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     tenant: str = ""
-    number: int = 0
+    number: int = 0  # among all that were accepted; 0 before
     job_id: str = ""
+    readers: str = EVERYBODY  # the groups that may read it (retriever/readers.py)
+    charset: str = ""  # that the sender names, for files of text; may be wrong or unknown
+    view: View = EVERYTHING  # of its sender: what they may not read is not replaced
+    # Once it is indexed:
+    change: str = ""  # created, updated or unchanged
     chunks: int = 0
-    readers: str = EVERYBODY
-    warnings: str = "[]"
-    charset: str = ""
-    view: View = EVERYTHING
+    tokens: int = 0
+    warnings: str = NO_WARNINGS  # JSON of ParseWarnings
 
     @property
     def scope(self) -> Scope:
@@ -134,24 +113,6 @@ class IngestDocument:
         return found.digest()
 
 
-class IndexedDocument(NamedTuple):
-    """A document that is in the catalog and the index.
-
-    Attributes:
-        number: Of the IngestDocument.
-        change: created, updated or unchanged.
-        chunks: How many it has.
-        tokens: Of its chunks.
-        warnings: What is not in its text, or may be wrong there: JSON of ParseWarnings.
-    """
-
-    number: int
-    change: str
-    chunks: int
-    tokens: int
-    warnings: str = "[]"
-
-
 @dataclass(frozen=True)
 class DocumentError:
     doc_id: str
@@ -161,21 +122,13 @@ class DocumentError:
 
 @dataclass(frozen=True)
 class Step:
-    """A document that takes long, and how far it is.
-
-    Attributes:
-        doc_id: The document.
-        step: waiting, reading or embedding.
-        done: Chunks that are embedded.
-        total: All of them; 0: not known yet.
-        eta_s: Seconds until it is embedded; None if that is not known.
-    """
+    """A document that takes long, and how far it is."""
 
     doc_id: str
-    step: str
-    done: int
-    total: int
-    eta_s: float | None
+    step: str  # waiting, reading or embedding
+    done: int  # chunks that are embedded
+    total: int  # 0: not known yet
+    eta_s: float | None  # until it is embedded; None: not known
     collection: str
 
 
@@ -190,32 +143,10 @@ class DocumentWarnings:
 
 @dataclass(frozen=True)
 class Job:
-    """The state of an ingest job.
-
-    Attributes:
-        job_id: Its id.
-        state: queued, running, succeeded, failed, cancelled or dead.
-        created: When it was accepted, in Unix seconds.
-        updated: When its state last changed, in Unix seconds.
-        total: Its documents.
-        done: Documents whose KV is stored.
-        failed: Documents that failed.
-        cancelled: Documents that were cancelled.
-        chunks: Chunks of its documents.
-        changes: Documents that were created, updated or unchanged.
-        errors: Of the first hundred documents that failed.
-        warnings: Of the first hundred documents that are stored, but not all of them.
-        warned: How many these are.
-        tokens_ahead: Tokens of its documents that are not done, and of those of earlier jobs, which
-            come first; of documents that are not indexed yet they are estimated.
-        eta_s: Seconds until it ends; None if it has ended, or if that is not known.
-        steps: Of its documents that take long, those that are not indexed yet.
-        waits_for: What comes before its documents; None: nothing does, or it is not known.
-        readers: Of its documents when they were sent, each once.
-    """
+    """The state of an ingest job. Times are Unix seconds."""
 
     job_id: str
-    state: str
+    state: str  # queued, running, succeeded, failed, cancelled or dead
     created: float
     updated: float
     total: int
@@ -223,15 +154,17 @@ class Job:
     failed: int
     cancelled: int
     chunks: int
-    changes: dict[str, int]
-    errors: list[DocumentError]
-    warnings: list[DocumentWarnings]
-    warned: int = 0
+    changes: dict[str, int]  # documents that were created, updated or unchanged
+    errors: list[DocumentError]  # of the first hundred that failed
+    warnings: list[DocumentWarnings]  # of the first hundred that are stored, but not all of them
+    warned: int = 0  # how many these are
+    # Tokens of its documents that are not done, and of those of earlier jobs, which come first; of
+    # documents that are not indexed yet they are estimated.
     tokens_ahead: int = 0
-    eta_s: float | None = None
+    eta_s: float | None = None  # until it ends; None: it has ended, or that is not known
     steps: list[Step] = field(default_factory=list)
-    waits_for: str | None = None
-    readers: list[str] = field(default_factory=list)
+    waits_for: str | None = None  # what comes before its documents
+    readers: list[str] = field(default_factory=list)  # of its documents when they were sent
 
 
 @dataclass(frozen=True)

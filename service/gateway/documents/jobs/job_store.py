@@ -23,33 +23,28 @@ from retriever import Scope
 from retriever.readers import EVERYBODY, EVERYTHING, View
 from retriever.sql.expressions import among
 from service.errors import DatabaseUnavailable
+from service.gateway.documents.jobs.document_queue import UnfinishedDocuments
 from service.gateway.documents.jobs.job_database import (
     FREE,
     OF_TENANTS,
+    UNFINISHED,
     JobDatabase,
-    content_place,
-    meta_place,
+    in_state,
+    lock_jobs,
+    sealed_for,
+    update_job_states,
     warnings_place,
 )
 from service.gateway.documents.jobs.job_records import (
+    NO_WARNINGS,
     OPEN_STATES,
     IngestDocument,
     Job,
     JobPage,
     SpooledFile,
 )
-from service.gateway.documents.jobs.job_rows import (
-    JOB,
-    MAX_ERRORS,
-    NO_WARNINGS,
-    UNFINISHED,
-    in_state,
-    load_job,
-    lock_jobs,
-    update_job_states,
-)
+from service.gateway.documents.jobs.job_rows import JOB, MAX_ERRORS, load_job
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
-from service.gateway.documents.jobs.unfinished_documents import UnfinishedDocuments
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import documents, jobs, sizes
 
@@ -58,15 +53,7 @@ _ACCEPTED = jobs.c.state != "spooling"
 
 
 class JobStore:
-    """Thread-safe; every call blocks. The database must have been started.
-
-    Args:
-        database: Of the jobs.
-        spool: Holds what is too large for the database.
-
-    Attributes:
-        unfinished: The documents that are to be worked off.
-    """
+    """Thread-safe; every call blocks. The database must have been started."""
 
     def __init__(self, database: ServiceDatabase, spool: SpoolFolder) -> None:
         self._rows = JobDatabase(database, spool)
@@ -77,19 +64,14 @@ class JobStore:
         self._rows.spool.start()
         with self._rows.freeing() as write:
             write.execute(jobs.delete().where(~_ACCEPTED, self._rows.mine(jobs)))
-        with self._rows.database.read() as read:
+        with self._rows.read() as read:
             named = sa.select(documents.c.spooled).where(documents.c.spooled.is_not(None))
             self._rows.spool.sweep(set(read.scalars(named)))
 
     # -- acceptance ------------------------------------------------------------------------------
 
     def begin(self, tenant: str, view: View = EVERYTHING) -> str:
-        """Create a job that is invisible until `accept`; return its id.
-
-        Args:
-            tenant: Whose it is.
-            view: What its sender may read.
-        """
+        """Create a job that is invisible until `accept`; return its id."""
         now = time.time()
         row: dict[str, Any] = {"job_id": uuid.uuid4().hex, "tenant": tenant, "state": "spooling",
                                "created": now, "updated": now, "view": view.name}  # fmt: skip
@@ -98,7 +80,7 @@ class JobStore:
         else:  # after all others
             last = sa.select(sa.func.coalesce(sa.func.max(jobs.c.number), 0))
             row["number"] = last.scalar_subquery() + 1
-        with self._rows.database.write() as write:
+        with self._rows.write() as write:
             write.execute(jobs.insert().values(row))
         return str(row["job_id"])
 
@@ -108,12 +90,12 @@ class JobStore:
         rows = [
             {"job_id": job_id, "collection": item.collection, "doc_id": item.doc_id,
              "bytes": item.size, "kind": item.kind, "state": "spooling",
-             "meta": self._rows.sealed.text(tenant, item.meta, *meta_place(job_id, item)),
+             "meta": self._rows.sealed.text(tenant, item.meta, *sealed_for("meta", job_id, item)),
              **self._content(job_id, tenant, item)}
             for item in items
         ]  # fmt: skip
         if rows:
-            with self._rows.database.write() as write:
+            with self._rows.write() as write:
                 write.execute(documents.insert(), rows)
         self._rows.spool.claim(row["spooled"] for row in rows if row["spooled"] is not None)
 
@@ -129,10 +111,6 @@ class JobStore:
         """Commit the job: from here on it is worked off, whatever happens to this process.
 
         Args:
-            job_id: Of `begin`.
-            idempotency_key: Another job of the tenant may not have it.
-            digest: Of its documents.
-            readers: Of its documents.
             check: Called with (documents, bytes) that the tenant will have once this job is done,
                 and all before it; what it raises refuses the job. Jobs of the tenant are accepted
                 one at a time then, over all gateways.
@@ -143,8 +121,8 @@ class JobStore:
                 gateway was silent for too long.
         """
         accepted = {"idempotency_key": idempotency_key, "digest": digest, "state": "queued",
-                    "readers": _encoded(readers)}  # fmt: skip
-        with self._rows.database.write() as write:
+                    "readers": json.dumps(sorted(set(readers) - {EVERYBODY}))}  # fmt: skip
+        with self._rows.write() as write:
             if check is not None:
                 self._check_stored(write, job_id, check)
             job = jobs.update().where(jobs.c.job_id == job_id)
@@ -163,21 +141,21 @@ class JobStore:
     def find(self, tenant: str, idempotency_key: str) -> tuple[str, bytes] | None:
         """Return (job_id, digest) of the job that was accepted with this key, None if none was."""
         named = jobs.c.tenant == tenant, jobs.c.idempotency_key == idempotency_key
-        with self._rows.database.read() as read:
+        with self._rows.read() as read:
             row = read.execute(sa.select(jobs.c.job_id, jobs.c.digest).where(*named)).first()
         return None if row is None else (row.job_id, row.digest)
 
     def prune(self, before: float) -> int:
         """Forget jobs that ended before a time, in Unix seconds; return how many."""
         ended = jobs.c.state.not_in(["spooling", *OPEN_STATES])
-        with self._rows.database.write() as write:
+        with self._rows.write() as write:
             return write.execute(jobs.delete().where(jobs.c.updated < before, ended)).rowcount
 
     # -- jobs ------------------------------------------------------------------------------------
 
     def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> Job | None:
         named = jobs.c.job_id == job_id, jobs.c.tenant == tenant, _ACCEPTED
-        with self._rows.database.read() as read:
+        with self._rows.read() as read:
             row = read.execute(JOB.where(*named)).first()
             return None if row is None else load_job(read, row, self._rows.sealed, max_errors)
 
@@ -196,7 +174,7 @@ class JobStore:
             query = query.where(jobs.c.number < before)
         if state is not None:
             query = query.where(jobs.c.state == state)
-        with self._rows.database.read() as read:
+        with self._rows.read() as read:
             if view.groups is not None:
                 own = sa.select(jobs.c.readers).where(jobs.c.tenant == tenant).distinct()
                 there = read.scalars(own).all()
@@ -209,7 +187,7 @@ class JobStore:
     def states(self) -> dict[str, int]:
         """Return how many jobs of all tenants are in each state."""
         query = sa.select(jobs.c.state, sa.func.count()).where(_ACCEPTED).group_by(jobs.c.state)
-        with self._rows.database.read() as read:
+        with self._rows.read() as read:
             return {state: count for state, count in read.execute(query)}
 
     def cancel(self, job_id: str) -> list[tuple[Scope, str]]:
@@ -225,37 +203,33 @@ class JobStore:
         return [(Scope(tenant, collection), doc_id) for tenant, collection, doc_id in rows]
 
     def cancel_documents(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
-        """Cancel documents that are deleted before they were indexed.
-
-        Args:
-            scope: Where they were to go; those that its view does not show are left alone.
-            doc_ids: Their ids; None: all of the collection.
-
-        Returns:
-            The readers of those that were waiting, by their ids.
-        """
+        """Cancel documents that are deleted before they were indexed: these, or all of the scope's
+        collection, that its view shows. Returns their readers by their ids."""
         named = sa.true() if doc_ids is None else among(documents.c.doc_id, doc_ids)
         waiting = sa.select(*documents.c["number", "job_id", "collection", "doc_id", "meta"])
         waiting = waiting.select_from(OF_TENANTS)
         waiting = waiting.where(in_state("pending"), jobs.c.tenant == scope.tenant)
         with self._rows.freeing() as write:
             query = waiting.where(documents.c.collection == scope.collection, named)
-            found = [(row, _readers(self._rows.meta(row))) for row in write.execute(query)]
-            rows = [row for row, readers in found if scope.view.shows(readers)]
-            job_ids = [row.job_id for row in rows]
+            found: dict[int, tuple[str, str, str]] = {}  # number → job, document, readers
+            for row in write.execute(query):
+                sent = json.loads(self._rows.meta(row) or "{}")
+                if scope.view.shows(readers := sent.get("readers", EVERYBODY)):
+                    found[row.number] = row.job_id, row.doc_id, readers
+            job_ids = [job_id for job_id, _, _ in found.values()]
             lock_jobs(write, job_ids)
-            numbers = among(documents.c.number, [row.number for row in rows])
+            numbers = among(documents.c.number, list(found))
             change = documents.update().where(numbers, in_state("pending"))
             error = "deleted before it was indexed"
             write.execute(change.values(state="cancelled", error=error, **FREE))
             update_job_states(write, job_ids)
-        return {row.doc_id: readers for row, readers in found if scope.view.shows(readers)}
+        return {doc_id: readers for _, doc_id, readers in found.values()}
 
     def warnings(self, tenant: str, collection: str, doc_id: str) -> list[dict[str, Any]]:
         """Return what is not in the text of a stored document, or may be wrong there: fields of
         ParseWarnings."""
         key = sizes.c.tenant == tenant, sizes.c.collection == collection, sizes.c.doc_id == doc_id
-        with self._rows.database.read() as read:
+        with self._rows.read() as read:
             stored = read.scalar(sa.select(sizes.c.warnings).where(*key))
             where = warnings_place(tenant, collection, doc_id)
             said = self._rows.sealed.opened_text(stored, *where) or NO_WARNINGS
@@ -264,7 +238,7 @@ class JobStore:
 
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""
-        self._rows.database.scrub()
+        self._rows.scrub()
 
     def _check_stored(
         self, write: sa.Connection, job_id: str, check: Callable[[int, int], None]
@@ -298,19 +272,10 @@ class JobStore:
             if not self._rows.shared:
                 return {"content": None, "spooled": content.path.name}
             content = content.read()
-        where = content_place(job_id, document)
+        where = sealed_for("content", job_id, document)
         return {"content": self._rows.sealed.content(tenant, content, *where), "spooled": None}
 
     def _tenant_of(self, job_id: str) -> str:
-        with self._rows.database.read() as read:
+        with self._rows.read() as read:
             found = read.scalar(sa.select(jobs.c.tenant).where(jobs.c.job_id == job_id))
         return found or ""
-
-
-def _encoded(readers: Collection[str]) -> str:
-    return json.dumps(sorted(set(readers) - {EVERYBODY}))
-
-
-def _readers(meta: str | None) -> str:
-    found: str = json.loads(meta or "{}").get("readers", EVERYBODY)
-    return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any, Self
 
-from retriever import Document, Mark
+from retriever import Document, EmbeddedDocument, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.parsing.file_kinds import why_no_text
@@ -169,15 +169,24 @@ async def _output(process: Process, limit: int) -> bytes:
     return bytes(out)
 
 
+@dataclass
+class ParsedDocument:
+    """A document with its text, on its way into the catalog."""
+
+    item: IngestDocument
+    document: Document
+    warnings: Sequence[ParseWarning] = ()  # what is not in its text, or may be wrong there
+    embedded: EmbeddedDocument | None = None  # what is stored of it
+
+
 class DocumentParser:
     """Parses documents by their kind, within limits."""
 
     def __init__(self, limits: FileLimits) -> None:
         self._limits = limits
 
-    async def document(self, item: IngestDocument) -> tuple[Document, Sequence[ParseWarning]]:
-        """Return the document with its text, and marks where pages and headings begin; and what is
-        not in its text, or may be wrong there.
+    async def document(self, item: IngestDocument) -> ParsedDocument:
+        """Return the document with its text, and marks where pages and headings begin.
 
         Without a title it gets the one in the file, else the file's name.
 
@@ -188,13 +197,14 @@ class DocumentParser:
         title, metadata = item.title, item.metadata
         if item.kind == "text" and (text := await _plain(content)) is not None:
             _check_words(text)
-            return Document(item.doc_id, text, title, metadata, readers=item.readers), ()
+            document = Document(item.doc_id, text, title, metadata, readers=item.readers)
+            return ParsedDocument(item, document)
         parsed = await parse_file(item.kind, content, self._limits, item.charset)
         _check_words(parsed.text)
         title = title or _short(parsed.title or PurePath(item.doc_id).stem)
         marks = _marks(parsed)
         document = Document(item.doc_id, parsed.text, title, metadata, marks, readers=item.readers)
-        return document, parsed.warnings
+        return ParsedDocument(item, document, parsed.warnings)
 
 
 def _check_words(text: str) -> None:

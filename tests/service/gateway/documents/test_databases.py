@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from service.gateway.auth.keys import KeyStore
 from service.gateway.auth.quotas import Limits
 from service.gateway.documents.chunk_kv import ChunkKV
 from service.gateway.documents.deletion.deletion_store import DeletionStore
-from service.gateway.documents.jobs.job_records import IndexedDocument, IngestDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.membership import Membership
@@ -66,10 +66,10 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
     assert (first.title, first.metadata) == ("", {"n": "a"})
     warned = '[{"code": "pages_without_text", "message": "m", "places": ["2"], "count": 1}]'
     store.unfinished.set_indexed([
-        IndexedDocument(first.number, "created", 2, 5, warned),
-        IndexedDocument(second.number, "updated", 1, 3),
+        replace(first, change="created", chunks=2, tokens=5, warnings=warned),
+        replace(second, change="updated", chunks=1, tokens=3),
     ])  # fmt: skip
-    store.unfinished.set_failed([(third.number, "no text")])
+    store.unfinished.set_failed([(third, "no text")])
     job = store.get(job_id, "")
     assert job is not None
     assert (job.state, job.total, job.failed, job.chunks) == ("running", 3, 1, 3)
@@ -136,7 +136,9 @@ def test_documents_that_wait_can_be_cancelled(store: JobStore) -> None:
 def test_what_a_tenant_has_is_counted_once(store: JobStore) -> None:
     accept(store, "a", "b")
     items = store.unfinished.pending(9, 999)
-    store.unfinished.set_indexed([IndexedDocument(item.number, "created", 1, 1) for item in items])
+    store.unfinished.set_indexed(
+        [replace(item, change="created", chunks=1, tokens=1) for item in items]
+    )
     job_id = store.begin("")
     store.spool(job_id, [IngestDocument("b", "c", "text", b"x" * 100)])
     counted = []

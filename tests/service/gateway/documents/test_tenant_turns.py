@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +16,7 @@ from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.documents.kv_stage import PASS_CHUNKS
 from service.gateway.documents.long_documents import AT_A_TIME, LongDocuments
-from service.gateway.documents.parsing.parsed_file import ParseWarning
-from service.gateway.documents.parsing.parser import DocumentParser
+from service.gateway.documents.parsing.parser import DocumentParser, ParsedDocument
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.service_database import jobs_database
 from service.messages.requests import Precompute
@@ -54,10 +53,10 @@ class Reading:
         self.begun: list[str] = []
         self._may_end: dict[str, asyncio.Event] = {}
 
-    async def document(self, item: IngestDocument) -> tuple[Document, Sequence[ParseWarning]]:
+    async def document(self, item: IngestDocument) -> ParsedDocument:
         self.begun.append(item.doc_id)
         await self._may_end.setdefault(item.doc_id, asyncio.Event()).wait()
-        return Document(item.doc_id, "text", "", {}), ()
+        return ParsedDocument(item, Document(item.doc_id, "text", "", {}))
 
     async def end(self, doc_id: str) -> None:
         self._may_end[doc_id].set()

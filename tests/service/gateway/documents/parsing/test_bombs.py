@@ -121,7 +121,7 @@ async def test_markdown_that_never_closes(opening: str) -> None:
     item = spooled(text.encode())
     limits = replace(LIMITS, cpu_s=1)
     try:
-        document, _ = await DocumentParser(limits).document(item)
+        document = (await DocumentParser(limits).document(item)).document
     except InvalidRequest as error:
         assert re.search("CPU|memory|nested|longer", error.message)
     else:
