@@ -38,6 +38,7 @@ KvstitchError                 500  internal_error          base; never raised it
 ├── ModelRefused              500  model_refused           at start: the model cannot be served
 │   └── ModelUnavailable      500  model_unavailable       at start: it cannot be fetched
 └── InvalidSetting            500  invalid_setting         at start: a setting is wrong
+    └── PluginFailed          500  plugin_failed           a plugin cannot be loaded
 
 The gateway turns these into responses in one place, `service.gateway.http.problems`. The command
 line adds one more, `service.cli.service_client.CommandError`: what a command cannot go on with.
@@ -223,6 +224,10 @@ class ModelUnavailable(ModelRefused):
 
 class InvalidSetting(KvstitchError):
     code, status = "invalid_setting", 500
+
+
+class PluginFailed(InvalidSetting):
+    code = "plugin_failed"
 
 
 # The errors that the worker sends.

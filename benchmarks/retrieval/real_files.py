@@ -30,7 +30,7 @@ import httpx
 
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX, file_kind
+from service.gateway.documents.parsing.file_kinds import file_kind, media_type_of_suffix
 from service.gateway.documents.parsing.parser import DocumentParser, FileLimits
 from service.settings import Settings
 from tuning.environment import describe
@@ -127,7 +127,7 @@ async def _stored(http: httpx.AsyncClient, collection: str, name: str) -> Outcom
 
 
 def _media_type(path: Path) -> str:
-    known = MEDIA_TYPE_OF_SUFFIX.get(path.suffix.lower())
+    known = media_type_of_suffix().get(path.suffix.lower())
     return known or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
 
 

@@ -17,7 +17,7 @@ from service.bulk.records import Range
 from service.bulk.sources import InputFile, Source
 from service.errors import BodyTooLarge, InvalidRequest, KvstitchError
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.file_kinds import BINARY_KINDS, file_kind
+from service.gateway.documents.parsing.file_kinds import file_kind, is_binary
 from service.gateway.documents.parsing.sent_documents import (
     file_document,
     json_document,
@@ -166,6 +166,6 @@ class DocumentReader:
 
     def _check_size(self, size: int, kind: str, place: str) -> None:
         settings = self._settings
-        limit = settings.max_pdf_bytes if kind in BINARY_KINDS else settings.max_document_bytes
+        limit = settings.max_pdf_bytes if is_binary(kind) else settings.max_document_bytes
         if size > limit:
             raise BodyTooLarge(f"{place} is larger than {limit} bytes, the limit of one document")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from service.errors import InvalidRequest, InvalidSetting
-from service.gateway.documents.parsing.file_kinds import SUFFIXES_IN_FOLDERS
+from service.gateway.documents.parsing.file_kinds import suffixes_in_folders
 
 LINES = (".jsonl", ".ndjson")
 BLOCK_BYTES = 4 << 20
@@ -53,7 +53,7 @@ def is_wanted(name: str) -> bool:
     """Return whether a file can be read as documents, by its path below the input."""
     path = PurePosixPath(name)
     hidden = any(part.startswith(".") for part in path.parts[:-1])
-    return not hidden and path.suffix.lower() in (*SUFFIXES_IN_FOLDERS, *LINES)
+    return not hidden and path.suffix.lower() in (*suffixes_in_folders(), *LINES)
 
 
 class LocalSource:

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 
 from kvstitch.client import errors
 from service import __version__
@@ -37,6 +38,7 @@ from service.cli.options import DEFAULT_URL
 from service.cli.output import report_error
 from service.cli.service_client import WrongArgument, as_command_error
 from service.errors import InvalidRequest, InvalidSetting, KvstitchError
+from service.plugins import hooks
 
 WRONG_ARGUMENTS = 2  # as argparse
 SHELLS = ("bash", "zsh", "fish")
@@ -63,9 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # for locales that cannot write all of Unicode
-    args = parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int] = args.command
+    args = argparse.Namespace(json=False)  # where plugins fail, which may be before it is parsed
     try:
+        args = parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int] = args.command
         code = command(args)
         sys.stdout.flush()
         return code
@@ -125,6 +128,8 @@ def parser() -> argparse.ArgumentParser:
         ("completion", "complete commands in a shell", partial(_add_completion, whole=made)),
     ):
         add_arguments(commands.add_parser(name, help=help))
+    for verb in chain.from_iterable(hooks().command_line_verbs()):
+        verb.add_arguments(commands.add_parser(verb.name, help=verb.help))
     return made
 
 

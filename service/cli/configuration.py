@@ -11,11 +11,11 @@ from typing import Any
 from service.cli.options import add_settings, given_settings, settings_of
 from service.cli.output import console, emit, plain, table
 from service.errors import InvalidSetting
-from service.settings import Settings, unknown_variables
+from service.settings import all_settings, unknown_variables
 from service.settings.config_file import find_file, is_open, read_file
 from service.settings.loading import sources
-from service.settings.reloading import RELOADABLE
-from service.settings.secrets import ADDRESSES, HIDDEN, masked
+from service.settings.reloading import is_reloadable
+from service.settings.secrets import ADDRESSES, hidden, masked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +43,9 @@ def show(args: argparse.Namespace) -> int:
             "name": name,
             "value": _shown(name, getattr(settings, name)),
             "source": came_from[name],
-            "reloadable": name in RELOADABLE,
+            "reloadable": is_reloadable(name, all_settings()),
         }
-        for name in sorted(Settings.model_fields)
+        for name in sorted(all_settings().model_fields)
     ]
     if args.json:
         emit({"file": str(file) if file else None, "settings": rows})
@@ -83,7 +83,7 @@ def _wrong(args: argparse.Namespace) -> Iterator[str]:
         return
     secrets = sorted(
         name
-        for name in HIDDEN & in_file.keys()
+        for name in hidden(all_settings()) & in_file.keys()
         if name not in ADDRESSES or "@" in str(in_file[name])
     )
     if file is not None and secrets and is_open(file):
@@ -92,10 +92,10 @@ def _wrong(args: argparse.Namespace) -> Iterator[str]:
 
 def _file(args: argparse.Namespace) -> tuple[Path | None, dict[str, Any]]:
     file = find_file(args.config, os.environ)
-    return file, {} if file is None else read_file(file, Settings).toml_data
+    return file, {} if file is None else read_file(file, all_settings()).toml_data
 
 
 def _shown(name: str, value: Any) -> bool | int | float | str | None:
     if isinstance(value, bool | int | float | None):
         return value
-    return masked(name, str(value))
+    return masked(name, str(value), hidden(all_settings()))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from service.cli.service_client import WrongArgument
-from service.settings import Settings, load
+from service.settings import Settings, all_settings, load
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -84,7 +84,7 @@ def settings_of(args: argparse.Namespace, *, without: Collection[str] = ()) -> S
 
 def given_settings(args: argparse.Namespace, *, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings that options give, None for those that were left out."""
-    names = set(Settings.model_fields).difference(without)
+    names = set(all_settings().model_fields).difference(without)
     return {name: value for name, value in vars(args).items() if name in names}
 
 
@@ -98,7 +98,7 @@ def add_setting_options(
     """Add an option for each setting."""
     for option, help in helps.items():
         name = _SETTING_OF.get(option, option[2:].replace("-", "_"))
-        wanted = Settings.model_fields[name].annotation
+        wanted = all_settings().model_fields[name].annotation
         kind = next((k for k in (int, float) if wanted in (k, k | None)), str)
         parser.add_argument(option, dest=name, type=kind, help=help, default=default)
 

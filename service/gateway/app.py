@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import chain
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -61,6 +62,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.mcp = McpServer(gateway)
     if gateway.audit is not None:
         app.add_middleware(AuditTrail, writer=gateway.audit)
+    for layer, arguments in chain.from_iterable(part.middleware for part in gateway.parts):
+        app.add_middleware(layer, **arguments)
     app.add_middleware(Authentication, access=gateway.access)
     app.add_middleware(BrowserGuard, settings=gateway.settings)
     if origins := parts(gateway.settings.cors_origins.lower()):
@@ -81,6 +84,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         *(pages, sign_in, resource_metadata),
     ):
         app.include_router(module.router)
+    for router in chain.from_iterable(part.routers for part in gateway.parts):
+        app.include_router(router)
     app.mount("/ui", pages.Console(), name="console")
     app.openapi = OpenApiDescription(app, lambda: _offered_names(gateway))  # type: ignore[method-assign]
     return app

@@ -40,6 +40,7 @@ from service.gateway.search.search_service import SearchService
 from service.gateway.search.text_calls import EmbeddingService, RerankService
 from service.gateway.workers import OWN_PROCESSES, ProcessOptions, Workers
 from service.grammars.processes import GrammarProcesses
+from service.plugins import GatewayPart, hooks
 from service.settings import Settings, calibration
 from service.settings.calibration import Calibration
 from service.settings.reloading import Reload
@@ -97,6 +98,9 @@ class Gateway:
         self._build_access()
         self._build_workers(model_folder, calibrated, processes)
         self._build_services(embedder)
+        self.parts: list[GatewayPart] = [
+            part for part in hooks().gateway_part(gateway=self) if part is not None
+        ]
 
     def _build_access(self) -> None:
         """Build keys and quotas: who may use the service, and how much."""
@@ -238,6 +242,8 @@ class Gateway:
             InvalidSetting: As `claim`.
         """
         self.claim()
+        for part in self.parts:
+            await part.start()
         await self._counters.start()
         await self._workers.start()
         self._databases.start(self.corpus, self.give_up)
@@ -261,6 +267,8 @@ class Gateway:
         await asyncio.to_thread(self._forms.close)
         await self.retriever.close()
         await asyncio.to_thread(self._tracing.close)
+        for part in self.parts:
+            await part.close()
         if self.audit is not None:
             await self.audit.close()
         await self._databases.close()
@@ -296,6 +304,8 @@ class Gateway:
                 await self.audit.append(
                     change(recorded(settings), found.changed, need_restart=found.need_restart)
                 )
+            for part in self.parts:
+                await part.settings_changed(settings, found.changed, found.need_restart)
             self._read = found.applied(self._read, read)
             self._adopt(settings)
         return found
@@ -325,8 +335,9 @@ class Gateway:
         )
 
     def _token_verifier(self) -> TokenVerifier | None:
-        if not self.settings.oidc_issuer:
-            return None
+        provider: TokenVerifier | None = hooks().identity_provider(settings=self.settings)
+        if provider is not None or not self.settings.oidc_issuer:
+            return provider
         try:
             from service.gateway.auth.tokens import TokenVerifier
         except ImportError as error:

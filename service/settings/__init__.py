@@ -1,12 +1,13 @@
 """The settings of the service."""
 
 from service.settings.fields import default_data_dir, default_model_cache, demo_model
-from service.settings.loading import load, unknown_variables
+from service.settings.loading import all_settings, load, unknown_variables
 from service.settings.settings import PREFIX, Settings
 
 __all__ = [
     "PREFIX",
     "Settings",
+    "all_settings",
     "default_data_dir",
     "default_model_cache",
     "demo_model",

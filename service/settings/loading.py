@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
 from service.errors import InvalidSetting
+from service.plugins import VARIABLE as PLUGINS_VARIABLE
+from service.plugins import hooks
 from service.settings.config_file import VARIABLE, find_file, nearest, read_file
-from service.settings.secrets import ADDRESSES, HIDDEN, IS_SET
+from service.settings.secrets import ADDRESSES, IS_SET, hidden
 from service.settings.settings import FILE, PREFIX, Settings
+
+
+@cache
+def all_settings() -> type[Settings]:
+    """Return `Settings` with the fields that plugins declare."""
+    declared = tuple(hooks().settings())
+    return create_model("Settings", __base__=(*declared, Settings)) if declared else Settings
 
 
 def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
@@ -27,11 +37,11 @@ def load(config: str | Path | None = None, /, **overrides: Any) -> Settings:
         InvalidSetting: Some values are wrong; the message has one line for each.
     """
     file = find_file(config, os.environ)
-    source = None if file is None else read_file(file, Settings)
+    source = None if file is None else read_file(file, all_settings())
     given = {name: value for name, value in overrides.items() if value is not None}
     reset = FILE.set(source)
     try:
-        return Settings(**given)
+        return all_settings()(**given)
     except ValidationError as error:
         in_file = {} if source is None else source.toml_data
         came_from = sources(given, os.environ, in_file, file)
@@ -58,7 +68,7 @@ def sources(
     """
     variables = {name.upper(): name for name, value in environment.items() if value}
     found = {}
-    for name in Settings.model_fields:
+    for name in all_settings().model_fields:
         if given.get(name) is not None:
             found[name] = "option"
         elif variable := variables.get(PREFIX + name.upper()):
@@ -70,7 +80,7 @@ def sources(
 
 # What clients and the command line read, and what Kubernetes sets beside a service of this name.
 _OF_OTHERS = re.compile(
-    rf"KVSTITCH_(URL|API_KEY|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT_\w+)|{VARIABLE}"
+    rf"KVSTITCH_(URL|API_KEY|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT_\w+)|{VARIABLE}|{PLUGINS_VARIABLE}"
 )
 
 
@@ -82,9 +92,10 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         field = upper.removeprefix(PREFIX).lower()
         if not upper.startswith(PREFIX) or _OF_OTHERS.fullmatch(upper):
             continue
-        if field in Settings.model_fields:
+        known = all_settings().model_fields
+        if field in known:
             continue
-        near = nearest(field, Settings.model_fields)
+        near = nearest(field, known)
         meant = f": did you mean {PREFIX}{near.upper()}?" if near else ""
         said.append(f"{name} is no setting and has no effect{meant}")
     return said
@@ -97,6 +108,10 @@ def _explain(fault: Any, came_from: Mapping[str, str]) -> str:
     source = came_from.get(name, "")
     place = f"in {source}" if "/" in source or source.endswith(".toml") else PREFIX + name.upper()
     given = repr(fault["input"])
-    if fault["input"] and name in HIDDEN and (name not in ADDRESSES or "@" in given):
+    if (
+        fault["input"]
+        and name in hidden(all_settings())
+        and (name not in ADDRESSES or "@" in given)
+    ):
         given = IS_SET
     return f"{name} ({place}) = {given}: {message}"

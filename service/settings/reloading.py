@@ -22,6 +22,12 @@ RELOADABLE: Final = frozenset(
 )  # fmt: skip
 
 
+def is_reloadable(name: str, settings: type[Settings]) -> bool:
+    """Return whether a running service takes over a setting, which may be a plugin's."""
+    extra = settings.model_fields[name].json_schema_extra
+    return name in RELOADABLE or (isinstance(extra, dict) and extra.get("reloadable") is True)
+
+
 @dataclass(frozen=True)
 class Reload:
     """What reading the settings again comes to.
@@ -42,10 +48,8 @@ class Reload:
             for name in type(read).model_fields
             if getattr(running, name) != getattr(read, name)
         ]
-        return cls(
-            sorted(name for name in differ if name in RELOADABLE),
-            sorted(name for name in differ if name not in RELOADABLE),
-        )
+        taken = sorted(name for name in differ if is_reloadable(name, type(read)))
+        return cls(taken, sorted(set(differ).difference(taken)))
 
     def applied(self, running: Settings, read: Settings) -> Settings:
         """Return the settings to run with from now on."""

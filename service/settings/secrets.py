@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel
 
 # Addresses may have a password or a token in them.
 ADDRESSES: Final = frozenset(
@@ -19,9 +22,14 @@ HIDDEN: Final = ADDRESSES | {
 IS_SET: Final = "…"
 
 
-def masked(name: str, value: str) -> str:
+def hidden(settings: type[BaseModel]) -> frozenset[str]:
+    """Return the names of settings that hold secrets, plugins' among them."""
+    return HIDDEN | {name for name, field in settings.model_fields.items() if not field.repr}
+
+
+def masked(name: str, value: str, secret: Collection[str] = HIDDEN) -> str:
     """Return the value of a setting as people may see it: of an address scheme and host."""
-    if name not in HIDDEN or not value:
+    if name not in secret or not value:
         return value
     if name not in ADDRESSES:
         return IS_SET

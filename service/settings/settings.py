@@ -113,6 +113,7 @@ class Settings(
         same_names = WorkerSettings.__dataclass_fields__.keys() & type(self).model_fields.keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in same_names}
         values |= {
+            "plugins": self.of_plugins(),
             "model": str(model_folder),
             "model_name": self.model_name,
             "address": address,
@@ -131,6 +132,11 @@ class Settings(
             "tenants_secret": self.tenant_secret or tenants_secret,
         }
         return WorkerSettings(**values)
+
+    def of_plugins(self) -> dict[str, Any]:
+        """Return the values of the settings that plugins declare, as JSON has them."""
+        names = type(self).model_fields.keys() - Settings.model_fields.keys()
+        return self.model_dump(mode="json", include=set(names))
 
     def device_of(self, number: int) -> str:
         """Return the device of a worker; workers take those that are named in turns."""

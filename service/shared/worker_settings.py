@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 MIB = 1024 * 1024
 
@@ -57,6 +58,7 @@ class WorkerSettings:
     methods_dir: str = ""  # fusion/ and eviction/ files of the operator's own; empty: none
     otlp_endpoint: str = ""  # collector of traces; empty: none
     tenant_secret: str = ""  # hex; keys the chunk keys of the unnamed tenant
+    plugins: dict[str, Any] = field(default_factory=dict)  # settings that plugins declare
     tenants_secret: str = ""  # hex; what those of named tenants are derived from
 
     def to_json(self) -> str:

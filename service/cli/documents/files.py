@@ -17,7 +17,7 @@ from service.cli.documents.folder import (
     UnsendableDocument,
     unreadable,
 )
-from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
+from service.gateway.documents.parsing.file_kinds import media_type_of_suffix
 
 ROW = "application/x-ndjson"
 _FIELDS = ("title", "metadata", "collection")
@@ -102,7 +102,7 @@ def _file(source: SourceFile) -> DocumentToSend | UnsendableDocument:
         content = path.read_bytes()
     except OSError as error:
         return unreadable(doc_id, path, error)
-    media_type = MEDIA_TYPE_OF_SUFFIX.get(path.suffix.lower(), "text/plain")
+    media_type = media_type_of_suffix().get(path.suffix.lower(), "text/plain")
     return DocumentToSend(doc_id, media_type, content)
 
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.cli.service_client import WrongArgument
-from service.gateway.documents.parsing.file_kinds import SUFFIXES_IN_FOLDERS
+from service.gateway.documents.parsing.file_kinds import suffixes_in_folders
 
 LINES = (".jsonl", ".ndjson")
-SUFFIXES = (*SUFFIXES_IN_FOLDERS, *LINES)
-
 OTHER_KIND = "of another kind"
 EMPTY = "empty"
 HIDDEN = "in a hidden folder"
@@ -26,6 +24,10 @@ NO_FILE = "no regular file"
 COMPANION = "left beside a file by another program"
 # Of macOS, Office, LibreOffice, Emacs: attributes and locks of the file that they are called after.
 _COMPANIONS = ("._", "~$", ".~lock.", ".#")
+
+
+def wanted_suffixes() -> tuple[str, ...]:
+    return (*suffixes_in_folders(), *LINES)
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class _Folder:
             self._skip(path, NO_FILE)
         elif path.name.startswith(_COMPANIONS):
             self._skip(path, COMPANION)
-        elif path.suffix.lower() not in SUFFIXES:
+        elif path.suffix.lower() not in wanted_suffixes():
             self._skip(path, OTHER_KIND, path.suffix)
         else:
             _take(SourceFile.of(path, name), self._found, self._seen)

@@ -12,7 +12,7 @@ import argparse
 
 from service.cli.documents import watch
 from service.cli.documents.files import count, read
-from service.cli.documents.folder import SUFFIXES, scan
+from service.cli.documents.folder import scan, wanted_suffixes
 from service.cli.documents.ingest_run import Ingest
 from service.cli.documents.web import fetch_all
 from service.cli.options import add_client_options, parse_pairs, positive, seconds
@@ -26,8 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = "An ingest that was cut off can be given again: nothing is done twice."
     add = parser.add_argument
-    add("paths", nargs="*", metavar="PATH", help=f"{', '.join(SUFFIXES)}, a folder, or a pattern "
-        "such as 'docs/**/*.pdf'")  # fmt: skip
+    suffixes = ", ".join(wanted_suffixes())
+    add("paths", nargs="*", metavar="PATH", help=f"{suffixes}, a folder, or a pattern such as "
+        "'docs/**/*.pdf'")  # fmt: skip
     add("--collection", help="put them there (default: default)")
     add("--metadata", action="append", metavar="NAME=VALUE", help="of all of them; or a JSON "
         "object; may be repeated")  # fmt: skip
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         ingest.fail(document)
     if not found.sources and not found.failed and not web:
         raise CommandError(
-            f"no documents: {', '.join(args.paths)} hold no {', '.join(SUFFIXES)} files"
+            f"no documents: {', '.join(args.paths)} hold no {', '.join(wanted_suffixes())} files"
         )
     with client(args) as service, ingest.bar:
         if found.sources:

@@ -14,7 +14,7 @@ from service.cli.documents.folder import OTHER_KIND, SkippedFile, UnsendableDocu
 from service.cli.service_client import CommandError, WrongArgument
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.charsets import decode
-from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE
+from service.gateway.documents.parsing.file_kinds import kind_of_media_type
 
 REPEATED = "named before"
 TOO_MANY = "beyond --max-urls"
@@ -67,7 +67,7 @@ def _document(url: str, fetcher: Fetcher) -> Read:
         return UnsendableDocument(url, str(error), error.reason)
     if media_type in _NAMELESS:
         media_type = "text/plain"
-    elif media_type not in KIND_OF_MEDIA_TYPE:
+    elif media_type not in kind_of_media_type():
         return SkippedFile(url, OTHER_KIND, media_type)
     return DocumentToSend(url, media_type, content)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE
+from service.gateway.documents.parsing.file_kinds import kind_of_media_type
 from service.gateway.http import dify
 from service.gateway.schemas.admin import ErrorOut, Problem
 from service.gateway.schemas.dify import Refusal
@@ -283,7 +283,7 @@ PRECOMPUTE: Final[dict[str, Any]] = {
             },
             "application/x-ndjson": {"schema": {"type": "string"}},
             "text/plain": {"schema": {"type": "string"}},
-            **{media: _FILE for media in KIND_OF_MEDIA_TYPE},
+            **{media: _FILE for media in kind_of_media_type()},
             "multipart/form-data": {
                 "schema": {
                     "type": "object",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.errors import BodyTooLarge, InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument
-from service.gateway.documents.parsing.file_kinds import BINARY_KINDS
+from service.gateway.documents.parsing.file_kinds import is_binary
 from service.settings.serving import LimitSettings
 
 
@@ -50,7 +50,7 @@ class UploadValidator:
 
     def check_size(self, size: int, kind: str, place: str) -> None:
         """Raise BodyTooLarge if a document of this kind may not have `size` bytes."""
-        binary = kind in BINARY_KINDS
+        binary = is_binary(kind)
         limit = self._limits.max_pdf_bytes if binary else self._limits.max_document_bytes
         if size > limit:
             raise BodyTooLarge(

@@ -18,7 +18,7 @@ from fastapi import Request
 from service.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
 from service.gateway.documents.jobs.spool_folder import Upload
-from service.gateway.documents.parsing.file_kinds import KIND_OF_MEDIA_TYPE, file_kind
+from service.gateway.documents.parsing.file_kinds import file_kind, kind_of_media_type
 from service.gateway.documents.parsing.sent_documents import (
     file_document,
     json_document,
@@ -64,7 +64,7 @@ async def _read(
             parsed = await in_thread_if_long(line, parse_line, number, limits.max_body_values)
             own = parsed.collection or collection
             yield validator.accept(json_document(parsed, own, readers), f"line {number}")
-    elif media_type.startswith("text/") or media_type in KIND_OF_MEDIA_TYPE:
+    elif media_type.startswith("text/") or media_type in kind_of_media_type():
         sent = await _file_body(request, media_type, collection, readers, upload)
         yield validator.accept(sent, "body")
     elif media_type == "multipart/form-data":
@@ -75,7 +75,7 @@ async def _read(
     else:
         raise UnsupportedMediaType(
             f"{media_type} cannot be ingested: send application/json, {JSON_LINES[0]}, text/plain, "
-            f"multipart/form-data, or a file as {', '.join(KIND_OF_MEDIA_TYPE)}"
+            f"multipart/form-data, or a file as {', '.join(kind_of_media_type())}"
         )
 
 

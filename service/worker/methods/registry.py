@@ -1,7 +1,8 @@
 """Finds fusion and eviction methods: each is one file named after it, with a class `Method`.
 
 To add a method, add a file; nothing else has to be edited. An operator's own methods live in a
-folder outside the package, as `<folder>/fusion/*.py` and `<folder>/eviction/*.py`.
+folder outside the package, as `<folder>/fusion/*.py` and `<folder>/eviction/*.py`, or are named by
+a plugin.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -17,6 +19,7 @@ import service.worker.methods.eviction as eviction_package
 import service.worker.methods.fusion as fusion_package
 from service.errors import InvalidRequest, InvalidSetting, UnknownMethod
 from service.messages.replies import MethodInfo
+from service.plugins import hooks, load_object
 from service.shared.parameters import check, for_model, schema_of
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
@@ -40,11 +43,13 @@ def add_folder(folder: Path) -> None:
 
 
 def fusion_methods() -> dict[str, type[FusionMethod]]:
-    return _found(fusion_package.__name__, tuple(fusion_package.__path__))
+    own = _found(fusion_package.__name__, tuple(fusion_package.__path__))
+    return {**_of_plugins("fusion_methods"), **own}
 
 
 def eviction_methods() -> dict[str, type[EvictionMethod]]:
-    return _found(eviction_package.__name__, tuple(eviction_package.__path__))
+    own = _found(eviction_package.__name__, tuple(eviction_package.__path__))
+    return {**_of_plugins("eviction_methods"), **own}
 
 
 def make_fusion(name: str, parameters: Mapping[str, Any]) -> FusionMethod:
@@ -99,6 +104,12 @@ def _described(name: str, cls: type[Any], model: ModelFacts) -> MethodInfo:
 def _found(package: str, folders: tuple[str, ...]) -> dict[str, type[Any]]:
     names = [m.name for m in iter_modules(folders)]
     return {name: import_module(f"{package}.{name}").Method for name in names}
+
+
+@cache
+def _of_plugins(hook: str) -> dict[str, type[Any]]:
+    named = chain.from_iterable(found.items() for found in getattr(hooks(), hook)())
+    return {name: load_object(place) for name, place in named}
 
 
 def _make(

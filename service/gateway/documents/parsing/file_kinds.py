@@ -2,50 +2,94 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import chain
 from pathlib import PurePath
+
+from service.plugins import FileFormat, hooks
 
 PDF_START = b"%PDF-"
 _ZIP_START = b"PK\x03\x04"
 _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_PICTURE_STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
-_STARTS = {
-    PDF_START: "pdf",
-    _ZIP_START: "office",
-    _OLE_START: "office",
-    **dict.fromkeys(_PICTURE_STARTS, "image"),
-}
 _OPEN_DOCUMENT = "application/vnd.oasis.opendocument."
 _OFFICE = "application/vnd.openxmlformats-officedocument."
-# (kind, media type, suffixes). Office's formats and EPUB are one kind: the parser tells them apart.
-_FORMATS = (
-    ("text", "text/plain", (".txt", ".text")),
-    ("md", "text/markdown", (".md", ".markdown")),
-    ("rst", "text/x-rst", (".rst",)),
-    ("adoc", "text/asciidoc", (".adoc", ".asciidoc")),
-    ("html", "text/html", (".html", ".htm")),
-    ("html", "application/xhtml+xml", (".xhtml",)),
-    ("csv", "text/csv", (".csv",)),
-    ("csv", "text/tab-separated-values", (".tsv", ".tab")),
-    ("eml", "message/rfc822", (".eml",)),
-    ("pdf", "application/pdf", (".pdf",)),
-    ("office", _OFFICE + "wordprocessingml.document", (".docx",)),
-    ("office", _OFFICE + "presentationml.presentation", (".pptx",)),
-    ("office", _OFFICE + "spreadsheetml.sheet", (".xlsx",)),
-    ("office", _OPEN_DOCUMENT + "text", (".odt",)),
-    ("office", _OPEN_DOCUMENT + "spreadsheet", (".ods",)),
-    ("office", _OPEN_DOCUMENT + "presentation", (".odp",)),
-    ("office", "application/epub+zip", (".epub",)),
-    ("image", "image/png", (".png",)),
-    ("image", "image/jpeg", (".jpg", ".jpeg")),
-    ("image", "image/tiff", (".tif", ".tiff")),
-)
-MEDIA_TYPE_OF_SUFFIX = {suffix: media for _, media, names in _FORMATS for suffix in names}
-KIND_OF_SUFFIX = {suffix: kind for kind, _, names in _FORMATS for suffix in names}
-# Plain text says nothing: clients send it for files of kinds that they do not know.
-KIND_OF_MEDIA_TYPE = {media: kind for kind, media, _ in _FORMATS if kind != "text"}
 
-# Pictures of a folder are mostly logos and drawings: they are read where they are named.
-SUFFIXES_IN_FOLDERS = tuple(name for name, kind in KIND_OF_SUFFIX.items() if kind != "image")
+
+def _text(kind: str, media_type: str, suffixes: tuple[str, ...], parser: str) -> FileFormat:
+    return FileFormat(kind, media_type, suffixes, f"{_ROOM}.{parser}", text=True)
+
+
+def _office(media_type: str, suffix: str) -> FileFormat:
+    """Return one of the formats that the parser tells apart by what is in the archive."""
+    starts, parser = (_ZIP_START, _OLE_START), f"{_ROOM}.office.formats:parse"
+    return FileFormat("office", media_type, (suffix,), parser, starts, binary=True)
+
+
+def _picture(media_type: str, suffixes: tuple[str, ...], *starts: bytes) -> FileFormat:
+    """Return a format of pictures, which in folders are mostly logos and drawings: they are read
+    where they are named."""
+    parser = f"{_ROOM}.pdf.image_files:parse"
+    return FileFormat("image", media_type, suffixes, parser, starts, binary=True, in_folders=False)
+
+
+_ROOM = "service.gateway.documents.parsing"
+_OWN = (
+    _text("text", "text/plain", (".txt", ".text"), "markup.text_files:parse_text"),
+    _text("md", "text/markdown", (".md", ".markdown"), "markup.text_files:parse_markdown"),
+    _text("rst", "text/x-rst", (".rst",), "markup.text_files:parse_rst"),
+    _text("adoc", "text/asciidoc", (".adoc", ".asciidoc"), "markup.asciidoc:parse"),
+    _text("html", "text/html", (".html", ".htm"), "markup.html:parse"),
+    _text("html", "application/xhtml+xml", (".xhtml",), "markup.html:parse"),
+    _text("csv", "text/csv", (".csv",), "tables.csv_files:parse"),
+    _text("csv", "text/tab-separated-values", (".tsv", ".tab"), "tables.csv_files:parse"),
+    FileFormat("eml", "message/rfc822", (".eml",), f"{_ROOM}.mail:parse"),
+    FileFormat("pdf", "application/pdf", (".pdf",), f"{_ROOM}.pdf.document:parse", (PDF_START,),
+               binary=True),
+    _office(_OFFICE + "wordprocessingml.document", ".docx"),
+    _office(_OFFICE + "presentationml.presentation", ".pptx"),
+    _office(_OFFICE + "spreadsheetml.sheet", ".xlsx"),
+    _office(_OPEN_DOCUMENT + "text", ".odt"),
+    _office(_OPEN_DOCUMENT + "spreadsheet", ".ods"),
+    _office(_OPEN_DOCUMENT + "presentation", ".odp"),
+    _office("application/epub+zip", ".epub"),
+    _picture("image/png", (".png",), b"\x89PNG\r\n\x1a\n"),
+    _picture("image/jpeg", (".jpg", ".jpeg"), b"\xff\xd8\xff"),
+    _picture("image/tiff", (".tif", ".tiff"), b"II*\0", b"MM\0*"),
+)  # fmt: skip
+
+
+@cache
+def formats() -> tuple[FileFormat, ...]:
+    """Return all formats that can be read, the core's first."""
+    return (*_OWN, *chain.from_iterable(hooks().file_formats()))
+
+
+@cache
+def media_type_of_suffix() -> dict[str, str]:
+    return {suffix: made.media_type for made in formats() for suffix in made.suffixes}
+
+
+@cache
+def kind_of_media_type() -> dict[str, str]:
+    """Return kinds by media types, without plain text, which clients send for what they do not
+    know."""
+    return {made.media_type: made.kind for made in formats() if made.kind != "text"}
+
+
+@cache
+def suffixes_in_folders() -> tuple[str, ...]:
+    return tuple(suffix for made in formats() if made.in_folders for suffix in made.suffixes)
+
+
+def format_of(kind: str) -> FileFormat | None:
+    """Return a format of this kind, for what all of them have in common."""
+    return next((made for made in formats() if made.kind == kind), None)
+
+
+def is_binary(kind: str) -> bool:
+    """Return whether files are mostly pictures and markup, so that they may be larger."""
+    return (found := format_of(kind)) is not None and found.binary
+
 
 # How files begin that are text, or look like it, and say nothing that anybody wants to find.
 _NOT_READ = {
@@ -59,12 +103,10 @@ _NOT_READ = {
     b"\x7fELF": "it is a program",
 }
 
-BINARY_KINDS = ("pdf", "office", "image")  # mostly pictures and markup, so they may be larger
-
 
 def kind_of_start(content: bytes | bytearray) -> str | None:
     """Return the kind that the first bytes of a file tell, whatever its name says."""
-    return next((kind for start, kind in _STARTS.items() if content.startswith(start)), None)
+    return next((made.kind for made in formats() if content.startswith(made.starts)), None)
 
 
 def why_no_text(content: bytes) -> str | None:
@@ -74,8 +116,7 @@ def why_no_text(content: bytes) -> str | None:
 
 def file_kind(name: str, media_type: str, content: bytes) -> str:
     """Return the kind of a file: by its first bytes, media type or name, else "text"."""
-    return (
-        kind_of_start(content)
-        or KIND_OF_MEDIA_TYPE.get(media_type)
-        or KIND_OF_SUFFIX.get(PurePath(name).suffix.lower(), "text")
-    )
+    if found := kind_of_start(content) or kind_of_media_type().get(media_type):
+        return found
+    suffix = PurePath(name).suffix.lower()
+    return next((made.kind for made in formats() if suffix in made.suffixes), "text")

@@ -20,7 +20,7 @@ from typing import IO, Any, Self
 from retriever import Document, EmbeddedDocument, Mark
 from service.errors import InvalidRequest
 from service.gateway.documents.jobs.job_records import IngestDocument, SpooledFile
-from service.gateway.documents.parsing.file_kinds import why_no_text
+from service.gateway.documents.parsing.file_kinds import format_of, why_no_text
 from service.gateway.documents.parsing.parsed_file import (
     MAX_MARKS,
     ParsedFile,
@@ -84,7 +84,10 @@ async def parse_file(
     """Parse content, or a file on disk, in a process of its own; text is read in this charset
     unless it is UTF-8.
     """
-    answer = await _run(content, limits, [kind, charset])
+    if (found := format_of(kind)) is None:
+        raise InvalidRequest(f"files of kind {kind!r} cannot be read")
+    what = [kind, found.parser, charset if found.text else ""]
+    answer = await _run(content, limits, what)
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))
     marks = [tuple(mark) for mark in answer["marks"]]

@@ -1,7 +1,7 @@
 """Parses one file in a process of its own: the file on stdin, JSON on stdout.
 
     python -m service.gateway.documents.parsing.parser_process \\
-        KIND CHARSET MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES OCR_PAGES
+        KIND PARSER CHARSET MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES OCR_PAGES
 
 The kernel enforces the limits: a file that takes too much ends this process and nothing else.
 OCR, once it begins, may take more, up to the hard limits.
@@ -26,26 +26,10 @@ from service.gateway.documents.parsing.parsed_file import (
 from service.gateway.documents.parsing.pdf.ocr_limits import MEMORY_BYTES, PAGE_CPU_S
 from service.shared.priority import behind_answers
 
-# Module and function that read a kind. Office's formats and EPUB are told apart
-# by what is in them.
-PARSERS = {
-    "adoc": ("markup.asciidoc", "parse"),
-    "csv": ("tables.csv_files", "parse"),
-    "eml": ("mail", "parse"),
-    "html": ("markup.html", "parse"),
-    "image": ("pdf.image_files", "parse"),
-    "md": ("markup.text_files", "parse_markdown"),
-    "office": ("office.formats", "parse"),
-    "pdf": ("pdf.document", "parse"),
-    "rst": ("markup.text_files", "parse_rst"),
-    "text": ("markup.text_files", "parse_text"),
-}
-TEXTS = ("adoc", "csv", "html", "md", "rst", "text")
-
 
 def main() -> None:
     behind_answers()
-    kind, charset, *limits = sys.argv[1:]
+    kind, parser, charset, *limits = sys.argv[1:]
     pages, chars, cpu_s, memory, ocr_pages = map(int, limits)
     most_memory = memory + (MEMORY_BYTES if ocr_pages else 0)
     resource.setrlimit(resource.RLIMIT_AS, (memory, most_memory))
@@ -58,7 +42,7 @@ def main() -> None:
         sys.modules["numpy"] = None  # type: ignore[assignment]
     answer: dict[str, Any]
     try:
-        answer = _parse(kind, sys.stdin.buffer.read(), Bounds(pages, chars, ocr_pages), charset)
+        answer = _parse(parser, sys.stdin.buffer.read(), Bounds(pages, chars, ocr_pages), charset)
     except InvalidRequest as error:
         answer = {"error": error.message}
     except MemoryError:
@@ -77,15 +61,12 @@ def _damaged(kind: str, error: Exception) -> str:
     return f"it is damaged, or not readable {kind}{reason}: open it and save it anew"
 
 
-def _parse(kind: str, content: bytes, bounds: Bounds, charset: str = "") -> dict[str, Any]:
-    if kind in PARSERS:
-        # Only this format's libraries are loaded: each takes a part of a second.
-        module, function = PARSERS[kind]
-        parse = getattr(import_module(f"service.gateway.documents.parsing.{module}"), function)
-    else:
-        raise InvalidRequest(f"files of kind {kind!r} cannot be read")
+def _parse(parser: str, content: bytes, bounds: Bounds, charset: str = "") -> dict[str, Any]:
+    # Only this format's libraries are loaded: each takes a part of a second.
+    module, _, function = parser.partition(":")
+    parse = getattr(import_module(module), function)
     warnings: tuple[ParseWarning, ...] = ()
-    if charset and kind in TEXTS:
+    if charset:
         # Who sends a file knows more than its own label does, as for browsers.
         from service.gateway.documents.parsing.charsets import decode
 

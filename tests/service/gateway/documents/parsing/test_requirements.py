@@ -59,12 +59,12 @@ class Missing(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing(json.loads(sys.argv[1])))
-from service.gateway.documents.parsing.file_kinds import kind_of_start
+from service.gateway.documents.parsing.file_kinds import format_of, kind_of_start
 from service.gateway.documents.parsing.parsed_file import Bounds
 from service.gateway.documents.parsing.parser_process import _parse
 content = sys.stdin.buffer.read()
 kind = kind_of_start(content) or sys.argv[2]
-print(json.dumps(_parse(kind, content, Bounds(100, 100_000))["text"]))
+print(json.dumps(_parse(format_of(kind).parser, content, Bounds(100, 100_000))["text"]))
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from service.gateway.documents.parsing.file_kinds import MEDIA_TYPE_OF_SUFFIX
+from service.gateway.documents.parsing.file_kinds import media_type_of_suffix
 from service.gateway.http.routes.pages import FILES
 from tests.service.gateway.rig import Rig
 
@@ -102,4 +102,4 @@ def test_the_root_leads_to_the_console(rig: Rig) -> None:
 def test_the_file_chooser_offers_every_format_that_is_read() -> None:
     page = (FILES / "index.html").read_text(encoding="utf-8")
     (accepted,) = re.findall(r'accept="([^"]+)"', page)
-    assert set(accepted.split(",")) == {*MEDIA_TYPE_OF_SUFFIX, ".jsonl", ".ndjson"}
+    assert set(accepted.split(",")) == {*media_type_of_suffix(), ".jsonl", ".ndjson"}

@@ -1,0 +1,33 @@
+"""The seam between the core and what comes beside it: kinds of things that plugins add.
+
+A plugin is a module with functions that are marked with `hookimpl` and named as in hookspecs.py. It
+is found by its entry point in the group "kvstitch", or named in KVSTITCH_PLUGINS. The core asks
+`hooks()`; it imports no plugin, and a plugin's module imports what is heavy where it is used.
+"""
+
+from service.plugins.hookspecs import hookimpl
+from service.plugins.kinds import (
+    FileFormat,
+    GatewayPart,
+    IdentityProvider,
+    IndexKind,
+    PictureReader,
+    TierKind,
+    Verb,
+)
+from service.plugins.manager import VARIABLE, hooks, load_object, registered
+
+__all__ = [
+    "VARIABLE",
+    "FileFormat",
+    "GatewayPart",
+    "IdentityProvider",
+    "IndexKind",
+    "PictureReader",
+    "TierKind",
+    "Verb",
+    "hookimpl",
+    "hooks",
+    "load_object",
+    "registered",
+]

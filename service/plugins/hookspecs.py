@@ -1,0 +1,100 @@
+"""The hooks, one for each kind of thing that a plugin can add.
+
+A plugin implements those that it needs, as functions of the same name that are marked with
+`hookimpl`; arguments it does not need may be left out. Each is called once per process, when such
+a thing is first asked for, so a hook declares and does not work. kinds.py says what is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pluggy
+
+from service.plugins.kinds import (
+    FileFormat,
+    GatewayPart,
+    IdentityProvider,
+    IndexKind,
+    PictureReader,
+    TierKind,
+    Verb,
+)
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+GROUP: Final = "kvstitch"
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+
+# A spec has no body: pluggy calls what plugins implement.
+# mypy: disable-error-code="empty-body"
+
+
+@hookspec
+def settings() -> type[BaseModel]:
+    """Return a pydantic model whose fields become settings, in all places where settings stand.
+
+    Settings of a service are then an instance of it, too. A field with `repr=False` is a secret;
+    one with `json_schema_extra={"reloadable": True}` is taken over by a running service.
+    """
+
+
+@hookspec
+def command_line_verbs() -> Sequence[Verb]:
+    """Return commands of `kvstitch`."""
+
+
+@hookspec
+def file_formats() -> Sequence[FileFormat]:
+    """Return kinds of documents that can be ingested."""
+
+
+@hookspec(firstresult=True)
+def picture_reader() -> PictureReader | None:
+    """Return what reads pictures and scanned pages; None: it cannot work here."""
+
+
+@hookspec
+def fusion_methods() -> Mapping[str, str]:
+    """Return fusion methods: "module:class" of a FusionMethod by name."""
+
+
+@hookspec
+def eviction_methods() -> Mapping[str, str]:
+    """Return eviction methods: "module:class" of an EvictionMethod by name."""
+
+
+@hookspec
+def kv_tiers() -> Sequence[TierKind]:
+    """Return tiers of the KV store."""
+
+
+@hookspec
+def vector_indexes() -> Sequence[IndexKind]:
+    """Return vector indexes."""
+
+
+@hookspec(firstresult=True)
+def identity_provider(settings: Any) -> IdentityProvider | None:
+    """Return what says who sends a token, None where the settings ask for none.
+
+    Raises:
+        InvalidSetting: They cannot be used.
+    """
+
+
+@hookspec
+def gateway_part(gateway: Any) -> GatewayPart | None:
+    """Return what is added to a gateway, None where its settings ask for nothing.
+
+    Called when the gateway has been built, before it opens anything.
+    """
+
+
+@hookspec
+def operator_acted(settings: Any, action: str, tenant: str, details: Mapping[str, Any]) -> None:
+    """Somebody has changed something by the command line, where no gateway sees it; may raise."""

@@ -1,0 +1,136 @@
+"""What hooks return: one small declaration for each kind of thing that a plugin can add.
+
+Where a declaration names code as "package.module:name", it is imported where it is needed, which
+may be another process: the worker's, or one that parses a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command: `kvstitch NAME`.
+
+    Attributes:
+        name: As it is typed.
+        help: One line for `kvstitch --help`.
+        add_arguments: Adds options, and sets the default `command`, which gets the parsed arguments
+            and returns the exit code.
+    """
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """A kind of document.
+
+    Attributes:
+        kind: Its name inside; formats with one parser share it.
+        media_type: As uploads name it.
+        suffixes: Of file names, with the dot.
+        parser: "module:function" that takes bytes and Bounds and returns a ParsedFile. It runs in a
+            process with limits of time and memory, which loads no plugin but this module.
+        starts: First bytes by which a file is known whatever its name says.
+        binary: May be as large as PDF files; else as texts.
+        text: Bytes in a charset, which whoever sends a file may name; the parser gets UTF-8 then.
+        in_folders: Whether files of a folder that is ingested are taken.
+    """
+
+    kind: str
+    media_type: str
+    suffixes: tuple[str, ...]
+    parser: str
+    starts: tuple[bytes, ...] = ()
+    binary: bool = False
+    text: bool = False
+    in_folders: bool = True
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Reads text from pictures and scanned pages (OCR).
+
+    Attributes:
+        reader: "module:class" that the process that parses a file makes without arguments.
+        page_cpu_s: Seconds of CPU that a page may take beyond the file's own.
+        memory_bytes: Memory that it may take beyond the file's own.
+    """
+
+    reader: str
+    page_cpu_s: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class TierKind:
+    """A tier of the KV store.
+
+    Attributes:
+        name: In settings, metrics and answers.
+        make: "module:function" that takes the worker's settings (`WorkerSettings`, a plugin's own
+            in its `plugins`) and whether buffers are pinned, and returns a `kvstore` tier, or None
+            where the settings name none. It is called in the worker.
+        is_set: Whether settings (`Settings`) name such a tier.
+        first_read_s: About how long its first byte takes; tiers are asked fastest first.
+        shared: Whether all gateways and workers see the same content.
+    """
+
+    name: str
+    make: str
+    is_set: Callable[[Any], bool]
+    first_read_s: float
+    shared: bool = True
+
+
+@dataclass(frozen=True)
+class IndexKind:
+    """A vector index, chosen by the setting `vectors`.
+
+    Attributes:
+        name: Value of the setting.
+        make: "module:function" that takes `Settings` and returns a retriever's `VectorSearch`.
+    """
+
+    name: str
+    make: str
+
+
+class IdentityProvider(Protocol):
+    """Says who sends a token that is no API key."""
+
+    async def verify(self, token: str) -> Any:
+        """Return the `Identity` of whoever sends it; raises InvalidToken, IdentityUnavailable."""
+
+    async def close(self) -> None: ...
+
+
+class GatewayPart:
+    """What a plugin adds to one gateway process: routes, middleware, and work beside requests.
+
+    Attributes:
+        routers: FastAPI routers.
+        middleware: ASGI classes with their arguments, inside authentication and around routes: they
+            see every request with its sender, and may answer in place of the route.
+    """
+
+    routers: Sequence[Any] = ()
+    middleware: Sequence[tuple[Any, Mapping[str, Any]]] = ()
+
+    async def start(self) -> None:
+        """Begin, once databases are open and before requests are served; may raise."""
+
+    async def close(self) -> None:
+        """End; databases are still open."""
+
+    async def settings_changed(
+        self, settings: Any, changed: Sequence[str], need_restart: Sequence[str]
+    ) -> None:
+        """Settings were read again, and `changed` is about to be taken over; may raise."""

@@ -1,0 +1,7 @@
+"""A plugin for a hook that there is not."""
+
+from service.plugins import hookimpl
+
+
+@hookimpl
+def make_coffee() -> None: ...
