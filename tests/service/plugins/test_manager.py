@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_settings_of_plugins_are_settings(
     file = tmp_path / "kvstitch.toml"
     file.write_text('example_word = "hi"\nexample_key = "secret"\n')
     monkeypatch.setenv("KVSTITCH_EXAMPLE_LIMIT", "5")
-    settings = load(file)
+    settings: Any = load(file)
     assert isinstance(settings, Settings) and isinstance(settings, ExampleSettings)
     assert (settings.example_word, settings.example_limit) == ("hi", 5)
     assert settings.worker(tmp_path, "ipc://x").plugins["example_word"] == "hi"
