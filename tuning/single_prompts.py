@@ -30,7 +30,7 @@ def kv_pool(decoder: DecoderModel, tokens: int) -> KVPool:
     """Return a KV pool for `tokens` tokens of this model."""
     return KVPool(
         decoder.layers,
-        decoder.own_kv_heads,
+        decoder.kv_heads,
         decoder.head_dim,
         tokens,
         dtype=decoder.dtype,

@@ -136,7 +136,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--worker-addresses", metavar="ADDRESSES", help="workers that run by themselves, instead "
         "of own ones: tcp://host:5700 by commas, dns://name:5700, or ray://")  # fmt: skip
     add("--threads", type=int, help="CPU threads of a worker")
-    add("--tensor-parallel", type=int, help="processes that share the model, split by heads")
+    add("--tensor-parallel", type=int, help=argparse.SUPPRESS)  # it is refused
     add("--embedder", help="sentence-embedding model folder (default: all-MiniLM-L6-v2)")
     add("--chunk-tokens", type=int, help="tokens per chunk (default: the model folder's)")
     add("--top-k", type=int, help="passages per answer (default: the model folder's)")

@@ -28,7 +28,7 @@ from service.shared.worker_settings import WorkerSettings
 _OF_WORKERS = {
     # what is served
     *("model", "model_cache", "calibration", "lora", "methods_dir", "dtype", "device", "quantize"),
-    *("tensor_parallel", "threads", "pool_tokens", "max_running", "max_waiting", "planner"),
+    *("threads", "pool_tokens", "max_running", "max_waiting", "planner"),
     *("sketches", "prefix_cache", "draft_tokens", "prefill_graphs"),
     # where KV is kept
     *("codec", "memory_tier_mib", "ssd_tier_gib", "data_dir", "redis_url", "redis_ttl_s"),

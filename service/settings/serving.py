@@ -149,9 +149,7 @@ class ProcessSettings(BaseModel):
     tensor_parallel: int = Field(
         1,
         ge=1,
-        le=64,
-        description="processes of this machine that share the model: each computes a part of every "
-        "layer's heads and holds their weights and KV; 1: the worker alone",
+        description="only 1: a worker computes on one device",
     )
     threads: int = Field(0, ge=0, description="CPU threads of a worker; 0: its share of the cores")
     pool_tokens: int = Field(0, ge=0, description="KV pool of running prompts; 0: derived")
@@ -199,6 +197,17 @@ class ProcessSettings(BaseModel):
         if value and info.data.get("workers", 1) > 1:
             raise ValueError("workers (KVSTITCH_WORKERS) would start others: set one of both")
         return ",".join(named)
+
+    @field_validator("tensor_parallel")
+    @classmethod
+    def _on_one_device(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError(
+                "a model is not split over devices any more: give every GPU a worker of its own "
+                "(--workers 2 --device cuda:0,cuda:1), or serve a model that is too large for one "
+                "by an engine that splits it, as vLLM does"
+            )
+        return value
 
     @field_validator("fleet_secret")
     @classmethod

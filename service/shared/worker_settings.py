@@ -23,7 +23,6 @@ class WorkerSettings:
     model_name: str = ""  # what it is called in answers; empty: the folder's name
     loras: dict[str, str] = field(default_factory=dict)  # LoRA adapters' folders by their names
     dtype: str = "auto"  # auto: bfloat16, or the checkpoint's own where the device lacks it
-    tensor_parallel: int = 1  # processes that the heads of every layer are split over
     device: str = "auto"  # auto: cuda where there is one, else cpu
     quantize: str = "off"  # off, int8 or int4: weights rounded when they are loaded
     codec: str = "raw"

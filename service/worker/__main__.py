@@ -67,8 +67,7 @@ def serve(settings: WorkerSettings) -> int:
         KvstitchError: the worker cannot be started with these settings.
     """
     with ExitStack() as opened:
-        decoder, make_pool = load_model(settings, opened)
-        parts = Composition(settings, decoder, make_pool, opened)
+        parts = Composition(settings, load_model(settings), opened)
         with parts.serving() as server:
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(signal_number, lambda *_: server.drain())

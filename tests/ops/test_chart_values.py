@@ -59,8 +59,8 @@ IMPOSSIBLE = [
      "autoscaling.keda.prometheusAddress"),
     ("{database: {existingSecret: d}, fleet: {enabled: true, worker: {ssd: {type: hostPath}}}}",
      "needs fleet.worker.ssd.hostPath"),
-    ("{database: {existingSecret: d}, settings: {tensor_parallel: 4}, "
-     "fleet: {enabled: true, worker: {device: cuda}}}", "must be settings.tensor_parallel"),
+    ("{database: {existingSecret: d}, "
+     "fleet: {enabled: true, worker: {device: cuda, gpu: {count: 4}}}}", "gpu.count must be 1"),
     ("{database: {existingSecret: d}, ray: {enabled: true}, autoscaling: {keda: "
      "{prometheusAddress: 'http://p:9090'}}, fleet: {enabled: true, "
      "worker: {keda: {enabled: true}}}}",

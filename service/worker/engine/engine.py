@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import torch
 
@@ -95,7 +95,6 @@ class Engine:
         checks: GateSettings | None = None,
         grammars: Grammars | None = None,
         prefill_graphs: bool = True,
-        make_pool: Callable[..., KVPool] = KVPool,
     ) -> None:
         self.decoder = decoder
         self.store = store
@@ -105,9 +104,9 @@ class Engine:
         self._step_budget = StepBudget()
         self.decode_times = Line(*UNKNOWN_DECODE)
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
-        self.pool = make_pool(
+        self.pool = KVPool(
             decoder.layers,
-            decoder.own_kv_heads,
+            decoder.kv_heads,
             decoder.head_dim,
             pool_tokens,
             dtype=decoder.dtype,

@@ -65,8 +65,6 @@ class AttentionPass:
                 attended, layer_scores = attend_with_scores(
                     q, keys, values, rows, self.weights(layer), scale, key_rows=at, rule=rule
                 )
-                if decoder.ranks is not None:
-                    layer_scores = decoder.ranks.sum(layer_scores)
                 if len(scored) < n:
                     of_scored, layer_scores = layer_scores, torch.zeros(n, device=rows.device)
                     layer_scores.index_copy_(0, scored, of_scored)

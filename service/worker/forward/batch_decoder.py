@@ -80,8 +80,6 @@ class BatchDecoder:
         self, sequences: Sequence[Decodable], drafts: Sequence[Sequence[int]] | None
     ) -> Tensor:
         """Compute the step of sequences without LoRA adapters."""
-        if self._decoder.lead is not None:
-            return decode_step(self._decoder, sequences, drafts)
         if self._record is None:
             return self._compute(Batch.of(sequences, drafts, windows=self._decoder.windows))
         rows = len(sequences) + sum(map(len, drafts or ()))

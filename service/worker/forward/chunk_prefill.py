@@ -30,7 +30,7 @@ from service.worker.methods.sparse.sketch import ChunkLayer, Sketch, SketchBuild
 from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import chunk_prefill
-from service.worker.steps import Steps, on_all_ranks
+from service.worker.steps import Steps
 
 # Parts whose KV is kept in memory. More than one, because chunks of several groups, collections or
 # tenants take turns; few, because each holds as much memory as a chunk of its length.
@@ -45,7 +45,7 @@ class ScratchKV:
     """A KV cache with memory for one layer, because a full prefill never reads an earlier layer."""
 
     def __init__(self, decoder: DecoderModel, tokens: int) -> None:
-        shape = (decoder.own_kv_heads, tokens, decoder.head_dim)
+        shape = (decoder.kv_heads, tokens, decoder.head_dim)
         self.tokens = tokens
         self._k = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
         self._v = torch.empty_like(self._k)
@@ -185,7 +185,6 @@ class ChunkPrefill:
         return reading.result()
 
 
-@on_all_ranks
 def chunk_rows(
     decoder: DecoderModel,
     addresses: Sequence[Address],
@@ -233,10 +232,6 @@ def chunk_rows(
             if layer < last:
                 x = yield from finish(decoder, layer, x, torch.cat(attended))
             yield None
-    if (ranks := decoder.ranks) is not None:
-        for chunk in chunks:  # on rank 0 it gets all heads
-            own = torch.stack([*chunk.k, *chunk.v])
-            chunk.k, chunk.v = map(list, ranks.to_first(own, dim=2).chunk(2))
     return chunks
 
 

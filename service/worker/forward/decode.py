@@ -26,7 +26,6 @@ from service.worker.model.attention import attend_last
 from service.worker.model.attention_rule import AttentionRule
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.kernel_weights import kernel_weights
-from service.worker.steps import on_all_ranks
 
 
 class Decodable(Protocol):
@@ -44,20 +43,6 @@ class Decodable(Protocol):
     @property
     def lora(self) -> str:
         """Name of its LoRA adapter, or ""."""
-
-
-@dataclass(frozen=True)
-class Fed:
-    """What a decode step reads of a sequence; implements `Decodable`."""
-
-    tokens: list[int]
-    position: int
-    kv: SequenceKV | None
-    lora: str
-
-    @classmethod
-    def of(cls, sequence: Decodable) -> Fed:
-        return cls(sequence.tokens[-1:], sequence.position, sequence.kv, sequence.lora)
 
 
 @dataclass(frozen=True)
@@ -119,7 +104,6 @@ class Batch:
         return self.numbers[2 * self.size :].view(self.layers, 2, -1)
 
 
-@on_all_ranks
 def decode_step(
     decoder: DecoderModel,
     sequences: Sequence[Decodable],
@@ -164,7 +148,7 @@ def compute(decoder: DecoderModel, pool: KVPool, batch: Batch) -> Tensor:
 def stays_on_device(decoder: DecoderModel, pool: KVPool) -> bool:
     """Return whether a step runs entirely on a GPU, with operations that do not depend on the
     numbers."""
-    if decoder.device.type != "cuda" or decoder.ranks is not None:
+    if decoder.device.type != "cuda":
         return False
     if not all(rule.plain_weights for rule in decoder.rules):
         return False

@@ -12,10 +12,8 @@ from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
-from service.worker.steps import on_all_ranks
 
 
-@on_all_ranks
 def evict(
     decoder: DecoderModel,
     model: ModelFacts,
@@ -41,7 +39,7 @@ def evict(
         Share of the prompt's tokens that at least one head of one layer kept.
     """
     if original_tokens is not None:
-        everything = [layout.all_rows] * decoder.own_kv_heads
+        everything = [layout.all_rows] * decoder.kv_heads
         for layer in range(decoder.layers):
             kv.keep(layer, everything, room)
         return layout.tokens / original_tokens
@@ -59,7 +57,6 @@ def evict(
             scale=decoder.scale,
             rule=decoder.rules[layer],
             model=model,
-            ranks=decoder.ranks,
         )
         kept = method.keep(prompt)
         kv.keep(layer, kept, room)
@@ -69,8 +66,6 @@ def evict(
             on_kept(layer, kept)
         kept_here = torch.zeros_like(kept_before)
         kept_here[torch.cat(kept)] = 1
-        if decoder.ranks is not None:
-            kept_here = decoder.ranks.largest(kept_here)
         # Not in place: earlier `PromptAttention`s hold the old tensor.
         kept_before = kept_before + kept_here
     return float((kept_before > 0).float().mean())

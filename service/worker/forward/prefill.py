@@ -38,7 +38,7 @@ from service.worker.methods.layer_view import CachedSegment, LayerView, PrefillR
 from service.worker.methods.stored_kv import PlannedShift, Shift
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import FlopCount
-from service.worker.steps import Steps, on_all_ranks
+from service.worker.steps import Steps
 
 Capture = Callable[[LayerView], None]
 OnPass = Callable[[int, Tensor], None]
@@ -69,7 +69,6 @@ class Progress:
     flops: FlopCount | None = None
 
 
-@on_all_ranks
 def prefill(
     decoder: DecoderModel,
     layout: PromptLayout,
@@ -314,7 +313,6 @@ class PromptLoop:
             flops=self._flops,
             attention_scores=scores,
             memo=memo,
-            ranks=self.decoder.ranks,
         )
 
     def _start_over(self, kept: Tensor) -> Steps[PrefillResult]:

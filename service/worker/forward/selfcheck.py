@@ -30,7 +30,7 @@ from service.worker.methods.layer_view import LayerView
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.lora.load import LoraMatrices, load_lora, lora_matrices
 from service.worker.model.rope import static_positions
-from service.worker.steps import on_all_ranks, run
+from service.worker.steps import run
 
 PROBE = (5, 24, 8)  # tokens of S, D, Q
 # A window of up to so many tokens is probed: D is then longer. A longer probe
@@ -67,11 +67,8 @@ class _Captured:
 
 
 @torch.inference_mode()
-def check(decoder: DecoderModel, theirs: Tensor | None = None) -> tuple[float, float]:
+def check(decoder: DecoderModel) -> tuple[float, float]:
     """Run the check.
-
-    Args:
-        theirs: logits of transformers' forward pass, where `decoder.model` is not whole any more.
 
     Returns:
         The two relative differences: of full prefill from transformers, and of a stitched prompt
@@ -80,8 +77,7 @@ def check(decoder: DecoderModel, theirs: Tensor | None = None) -> tuple[float, f
     Raises:
         ModelRefused: one of them is too large.
     """
-    if theirs is None:
-        theirs = transformers_logits(decoder.model)
+    theirs = transformers_logits(decoder.model)
     ours, stitched = probed(decoder)
     against_theirs = _distance(ours, theirs.to(ours.device))
     against_full = _distance(stitched, ours)
@@ -109,7 +105,6 @@ def transformers_logits(model: Any) -> Tensor:
     return logits
 
 
-@on_all_ranks
 @torch.inference_mode()
 def probed(decoder: DecoderModel) -> tuple[Tensor, Tensor]:
     """Return the last token's logits `[vocabulary]` by full prefill, and stitched."""
@@ -158,13 +153,8 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-12))
 
 
-def add_lora(
-    decoder: DecoderModel, name: str, folder: Path, theirs: tuple[Tensor, Tensor] | None = None
-) -> tuple[float, float]:
+def add_lora(decoder: DecoderModel, name: str, folder: Path) -> tuple[float, float]:
     """Read the LoRA adapter in `folder`, give it to the decoder and check it.
-
-    Args:
-        theirs: what `lora_logits` gave, where `decoder.model` is not whole any more.
 
     Returns:
         As `check_lora`.
@@ -173,7 +163,7 @@ def add_lora(
         ModelRefused: it cannot be served with this model; the message says what to do.
     """
     load_lora(decoder, name, folder)
-    return check_lora(decoder, name, theirs or lora_logits(decoder.model, name, folder))
+    return check_lora(decoder, name, lora_logits(decoder.model, name, folder))
 
 
 @torch.inference_mode()

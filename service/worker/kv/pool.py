@@ -11,27 +11,19 @@ Eviction may leave different lengths in each layer and head; the rows it gives u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from itertools import accumulate
-from typing import Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
 
 from service.worker.kernels.cpu.weight import zeros_in_huge_pages
 from service.worker.kv.extents import ExtentAllocator
-from service.worker.steps import Lead, Ranks
-
-P = ParamSpec("P")
 
 
 class KVPool:
     """Memory for `tokens` tokens: `2 * layers * kv_heads * tokens * head_dim` elements.
 
     Attributes:
-        kv_heads: of a layer, that are kept in this process.
-        ranks: the processes that keep the others; None if there are none.
-        lead: makes them repeat every change of this pool; None if there are no others.
         spare: index of a row in every layer that belongs to no sequence; unused places of a padded
             batch write there.
         k: keys after RoPE, for each layer `[rows, head_dim]`; `v` are the values.
@@ -50,10 +42,8 @@ class KVPool:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        ranks: Ranks | None = None,
     ) -> None:
         self.kv_heads = kv_heads
-        self.ranks = ranks
         self.tokens = tokens
         self.spare = kv_heads * tokens
         shape = (layers, self.spare + 1, head_dim)
@@ -62,7 +52,6 @@ class KVPool:
         self.k, self.v = list(self.all_k.unbind()), list(self.all_v.unbind())
         self._allocators = [ExtentAllocator(self.spare) for _ in range(layers)]
         self.on_full: Callable[[int], bool] | None = None
-        self.lead: Lead | None = None
 
     @property
     def free_share(self) -> float:
@@ -95,10 +84,7 @@ class KVPool:
             first.append(start)
         heads = torch.arange(self.kv_heads) * tokens
         starts = torch.tensor(first)[:, None] + heads
-        reserved = SequenceKV(self, starts, torch.full_like(starts, tokens))
-        if self.lead is not None:
-            reserved.number = self.lead.repeat(KVPool.reserve, self, tokens)
-        return reserved
+        return SequenceKV(self, starts, torch.full_like(starts, tokens))
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v `[m, head_dim]` to `rows` `[m]` of a layer."""
@@ -118,20 +104,6 @@ class KVPool:
             self._allocators[layer].free(first, size)
 
 
-def repeated(
-    change: Callable[Concatenate[SequenceKV, P], None],
-) -> Callable[Concatenate[SequenceKV, P], None]:
-    """Let other ranks make the same change of a sequence in their pools, where there are any."""
-
-    @wraps(change)
-    def on_ranks(kv: SequenceKV, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        change(kv, *args, **kwargs)
-        if kv.pool.lead is not None:
-            kv.pool.lead.repeat(on_ranks, kv, *args)
-
-    return on_ranks
-
-
 class SequenceKV:
     """One sequence's KV in the pool.
 
@@ -139,7 +111,6 @@ class SequenceKV:
         start: first row of every extent, `[layers, kv_heads]` int64 in host memory.
         capacity: rows of every extent, like `start`.
         length: filled rows of every extent, like `start`.
-        number: by which other ranks know it.
         positions: by layer that is known not to hold every token of the prompt: for each KV head
             the positions of its entries, ascending; and the prompt's tokens.
     """
@@ -152,7 +123,6 @@ class SequenceKV:
         self.positions: dict[int, tuple[list[Tensor], int]] = {}
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._released = False
-        self.number = 0
 
     def prompt_layer(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Return views of K and V `[kv_heads, tokens, head_dim]`; only before eviction."""
@@ -175,7 +145,6 @@ class SequenceKV:
         rows = self.pool.all_k.shape[1]
         return [layer * rows + start for layer, start in enumerate(self.start[:, 0].tolist())]
 
-    @repeated
     def set_length(self, tokens: int) -> None:
         """Record that prefill filled the first `tokens` rows of every extent."""
         self.length.fill_(tokens)
@@ -185,7 +154,6 @@ class SequenceKV:
         assert bool((self.length < self.capacity).all()), "full"
         self.length += 1
 
-    @repeated
     def shrink(self, tokens: int) -> None:
         """Give up the last rows of every extent, for the next tokens to overwrite."""
         self.length -= tokens
@@ -200,7 +168,6 @@ class SequenceKV:
         """Tokens that there is room for; only before eviction."""
         return int(self.capacity[0, 0])
 
-    @repeated
     def copy_to(self, other: SequenceKV, tokens: int) -> None:
         """Copy the first `tokens` tokens to another sequence; only before eviction of either."""
         filled = self.filled_tokens
@@ -226,10 +193,6 @@ class SequenceKV:
         ]
         lengths = [len(index) for index in kept]
         capacity = [n + room for n in lengths]
-        if (ranks := self.pool.ranks) is not None:
-            # As many rows on every rank, so that a sequence fits on all of them or on none.
-            rows = sum(capacity)
-            capacity[-1] += int(ranks.largest(torch.tensor([rows]))) - rows
         assert sum(capacity) <= int(old_capacity.sum()), "room exceeds what was reserved"
         start = self.pool._replace(layer, old_start, old_capacity, capacity)
         starts = list(accumulate(capacity[:-1], initial=start))
@@ -283,12 +246,9 @@ class SequenceKV:
 
     def release(self) -> None:
         """Give all rows back. May be called more than once."""
-        if not self._released:
-            self._released = True
-            self.give_back()
-
-    @repeated
-    def give_back(self) -> None:
+        if self._released:
+            return
+        self._released = True
         self._views.clear()
         for layer in range(len(self.start)):
             self.pool._free(layer, self.start[layer], self.capacity[layer])

@@ -12,7 +12,6 @@ from service.worker.layout import PromptLayout
 from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.flops import FlopCount
 from service.worker.model.rope import RotaryTable
-from service.worker.steps import Ranks
 
 
 class CachedSegment(Protocol):
@@ -79,7 +78,6 @@ class LayerView:
         attention_scores: attention that every token received in an earlier pass over the stitched
             cache `[n]` fp32, summed over layers; None if there was no such pass.
         memo: what a method keeps from layer to layer of this prompt, by names of its own.
-        ranks: the processes that have the other heads; None if all heads are here.
     """
 
     layer: int
@@ -98,16 +96,11 @@ class LayerView:
     rule: AttentionRule = PLAIN
     attention_scores: Tensor | None = None
     memo: dict[str, Any] = field(default_factory=dict)
-    ranks: Ranks | None = None
     replaced: Replaced | None = None
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return x `[m, kv_heads, head_dim]` rotated to `positions` `[m]`."""
         return self.rope.rotate(x, positions)
-
-    def over_all_heads(self, x: Tensor) -> Tensor:
-        """Return a sum over the heads that are here, summed over those of other processes too."""
-        return x if self.ranks is None else self.ranks.sum(x)
 
 
 @dataclass

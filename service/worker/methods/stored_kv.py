@@ -244,8 +244,8 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
         if view.replaced is not None and not keys and len(view.rows) == view.layout.tokens:
             gap = (view.fresh_v.float() - view.replaced.v).square().sum((1, 2))
             # Where nothing is stored, anything may have stood.
-            return view.over_all_heads(torch.where(_stored(view), gap, 0.0))
-        return view.over_all_heads(_in_one_pass(view, keys=keys, values=values))
+            return torch.where(_stored(view), gap, 0.0)
+        return _in_one_pass(view, keys=keys, values=values)
     # Index of every token's row in `view.rows`, -1 for tokens that are not computed here.
     row_of_token = torch.full((view.layout.tokens,), -1, device=view.rows.device)
     row_of_token[view.rows] = torch.arange(len(view.rows), device=view.rows.device)
@@ -261,7 +261,7 @@ def squared_deviation(view: LayerView, *, keys: bool, values: bool) -> Tensor:
         for fresh, old in compared:
             gap = fresh[segment_rows[computed]].float() - old.to(fresh.device)[computed].float()
             deviation[segment.start + computed] += gap.square().sum((1, 2))
-    return view.over_all_heads(deviation)
+    return deviation
 
 
 def _in_one_pass(view: LayerView, *, keys: bool, values: bool) -> Tensor:
@@ -304,4 +304,4 @@ def squared_norm(view: LayerView, *, keys: bool) -> Tensor:
         if stored is not None and not segment.uncached and segment.tokens:
             old = stored.layer(view.layer)[0 if keys else 1].to(norm.device).float()
             norm[segment.start : segment.end] = old.square().sum((1, 2))
-    return view.over_all_heads(norm)
+    return norm

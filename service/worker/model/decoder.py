@@ -31,7 +31,7 @@ from service.worker.model.projection import (
 )
 from service.worker.model.rope import RotaryTable, halves_order, static_positions
 from service.worker.model.supported import WINDOW_BY_LAYER, WINDOW_IN_EVERY_LAYER
-from service.worker.steps import Lead, Ranks, Steps, run
+from service.worker.steps import Steps, run
 
 
 class DecoderModel:
@@ -47,10 +47,8 @@ class DecoderModel:
     Attributes:
         windows: every layer's sliding window in tokens, None for a layer without; empty if no layer
             has one.
-        heads: query heads of a layer; `own_heads` of them are computed in this process.
-        kv_heads: KV heads of a layer; `own_kv_heads` of them are computed in this process.
-        ranks: the processes that compute the other heads; None if there are none.
-        lead: makes them compute what this process does; None if there are no others.
+        heads: query heads of a layer.
+        kv_heads: KV heads of a layer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -61,9 +59,6 @@ class DecoderModel:
         self.layers = int(config.num_hidden_layers)
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads or self.heads)
-        self.own_heads, self.own_kv_heads = self.heads, self.kv_heads
-        self.ranks: Ranks | None = None
-        self.lead: Lead | None = None
         self.lora = ""
         self.hidden = int(config.hidden_size)
         self.head_dim = int(getattr(config, "head_dim", None) or self.hidden // self.heads)
@@ -233,16 +228,6 @@ class DecoderModel:
         rows = rows_by_name(names, self.device)
         return self._updated([(rows[name], self.loras[name]) for name in rows])
 
-    def own_low_rank(self, module: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what this process computes of B·A, which an adapter adds to a linear module."""
-        return a, b
-
-    def alone(self) -> Self:
-        """Return this decoder without other processes that follow it."""
-        view = copy.copy(self)
-        view.lead = None
-        return view
-
     def _updated(self, loras: Sequence[tuple[Tensor | None, Lora]]) -> Self:
         view = copy.copy(self)
         view.projections = with_updates(self.projections, loras)
@@ -259,17 +244,17 @@ class DecoderModel:
     def qkv(self, layer: int, x: Tensor, *, batch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Project x `[m, hidden]` to q `[m, heads, head_dim]`, k and v `[m, kv_heads, head_dim]`.
 
-        Before RoPE, after any norm of q and k; this process's own heads.
+        Before RoPE, after any norm of q and k.
         """
         if (parts := self.parts[layer]) is not None and parts.takes(x, batch=batch):
             heads = parts.qkv(x, batch=batch).view(x.shape[0], -1, self.head_dim)
-            sizes = self.own_heads, self.own_kv_heads, self.own_kv_heads
+            sizes = self.heads, self.kv_heads, self.kv_heads
             q, k, v = heads.split_with_sizes(sizes, 1)
             return q, k, v
         block = self.blocks[layer]
         out = self.projections[layer].qkv(self.attention_input(block, x), batch=batch)
         heads = out.view(len(x), -1, self.head_dim)
-        first_k, first_v = self.own_heads, self.own_heads + self.own_kv_heads
+        first_k, first_v = self.heads, self.heads + self.kv_heads
         q, k = self.normalise(block.self_attn, heads[:, :first_k], heads[:, first_k:first_v])
         if self.head_order is not None:
             q, k = q[..., self.head_order], k[..., self.head_order]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +28,6 @@ _DYNAMO = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
 _UNUSED = ("is_scipy_available", "is_torch_distributed_available", "is_torch_flex_attn_available")
 
-Adapt = Callable[[Any, torch.device], DecoderModel]
 """Makes the decoder of a model that was loaded on the CPU, for a device."""
 
 
@@ -38,7 +37,6 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     quantize: str = "off",
-    adapt: Adapt | None = None,
 ) -> DecoderModel:
     """Load the model in `folder` for inference.
 
@@ -47,8 +45,6 @@ def load(
             device is good at it.
         device: a torch device, or "auto" for CUDA where there is a GPU.
         quantize: "int8" or "int4" for weights rounded to so many bits, or "off".
-        adapt: makes the decoder of a model on the CPU, and refuses quantised checkpoints; by
-            default the decoder is that of the whole model.
 
     Raises:
         ModelRefused: the model cannot be served; the message says what to do.
@@ -88,13 +84,13 @@ def load(
         )
     model = model.eval().requires_grad_(False)
     _attend_precisely(model)
-    if quantised and adapt is None:
+    if quantised:
         _try(model, folder)
-    elif adapt is None:
+    else:
         model = model.to(place)
     if quantize != "off":
         quantise(model, quantize)
-    return decoder_for(model) if adapt is None else adapt(model, place)
+    return decoder_for(model)
 
 
 def _attend_precisely(model: Any) -> None:
@@ -183,7 +179,6 @@ def default_pool_tokens(decoder: DecoderModel, max_running: int, workers: int = 
     """
     if decoder.device.type == "cuda":
         free = torch.cuda.mem_get_info(decoder.device)[0] // 2
-        free = free * decoder.kv_heads // decoder.own_kv_heads  # each rank has a GPU
     else:
         free = (available() or 0) // 4
     most = max_running * decoder.max_context

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.errors import InvalidRequest, ModelRefused
+from service.errors import ModelRefused
 from service.shared.model_fingerprint import CALIBRATION_FILE
 
 
@@ -30,7 +30,6 @@ class ModelFacts:
         head_scores: for each probe, `[layers, heads]` fp32, not negative, with sum 1.
         stable_layers: layers in which SamKV decides how much of a document a question needs;
             empty if not measured.
-        ranks: number of processes that its heads are split over.
 
     Source:
         docs/specification.md §1.7 (N*) for `stable_layers`.
@@ -41,23 +40,6 @@ class ModelFacts:
     kv_heads: int
     head_scores: Mapping[str, Tensor] = field(default_factory=dict)
     stable_layers: tuple[int, ...] = ()
-    ranks: int = 1
-
-    def require_all_heads(self, where: str, name: str) -> None:
-        """Check that one process has all heads of a layer; for methods that compare them.
-
-        Args:
-            where: fusion or eviction.
-
-        Raises:
-            InvalidRequest: they are split over several.
-        """
-        if self.ranks > 1:
-            raise InvalidRequest(
-                f"{where}.method {name} compares all heads of a layer, which --tensor-parallel "
-                f"{self.ranks} splits over processes: ask for another method",
-                field=f"{where}.method",
-            )
 
 
 def read_calibration(
@@ -67,7 +49,6 @@ def read_calibration(
     heads: int,
     kv_heads: int,
     first: Path | None = None,
-    ranks: int = 1,
 ) -> ModelFacts:
     """Return the facts of the model in `folder`; without a calibration file, its sizes alone.
 
@@ -77,7 +58,7 @@ def read_calibration(
     Raises:
         ModelRefused: a file does not fit the model.
     """
-    facts = ModelFacts(layers, heads, kv_heads, ranks=ranks)
+    facts = ModelFacts(layers, heads, kv_heads)
     for path in (folder / CALIBRATION_FILE, first):
         if path is not None and path.exists():
             found = _read(path, layers, heads, kv_heads)

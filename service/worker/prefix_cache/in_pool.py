@@ -84,8 +84,6 @@ class PrefixCache:
             tokens: how many first tokens of its question are earlier turns.
         """
         best: History | None = None
-        if self._pool.ranks is not None:  # which have the other heads
-            return None
         for cached in self._prompts:
             shared = prompt.shared_history(cached, tokens)
             if shared >= MIN_HISTORY and (best is None or shared >= best.tokens):

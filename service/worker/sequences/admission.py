@@ -107,12 +107,6 @@ class Admission:
                     "documents' KV: leave eviction out",
                     field="eviction.method",
                 )
-        if request.token_fates and self.facts.ranks > 1:
-            raise InvalidRequest(
-                "include_tokens needs all heads of a layer, which --tensor-parallel splits over "
-                "processes: leave it out",
-                field="include_tokens",
-            )
         if not request.question:
             raise InvalidRequest("the question has no tokens", field="question")
         if not 0 <= request.history < len(request.question):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-from torch import Tensor
 
 from encryption.keyring import Keyring
 from service.messages.replies import LoraInfo, ModelInfo, Ready
@@ -21,7 +19,6 @@ from service.worker.forward import selfcheck
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
 from service.worker.kernels.cpu.native import why_missing
-from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.methods.registry import add_folder, describe, eviction_methods, fusion_methods
 from service.worker.model.addressing import Addressing
@@ -40,65 +37,30 @@ from service.worker.server.worker_server import WorkerServer
 log = logging.getLogger("kvstitch.worker")
 
 
-def load_model(
-    settings: WorkerSettings, opened: ExitStack
-) -> tuple[DecoderModel, Callable[..., KVPool]]:
-    """Load and check the model and its LoRA adapters.
-
-    Args:
-        opened: ends the processes that have parts of it.
-
-    Returns:
-        The decoder, and what makes the KV pool.
-    """
-    make_pool: Callable[..., KVPool] = KVPool
-    lora_logits: Mapping[str, tuple[Tensor, Tensor]] = {}
-    if settings.tensor_parallel > 1:
-        from service.worker.parallel.processes import TensorParallel, refuse
-
-        refuse(settings)
-        ranks = opened.enter_context(
-            TensorParallel(settings.tensor_parallel, device=settings.device, on_end=_end_at_once)
-        )
-        make_pool = ranks.make_pool
-        decoder, differences = ranks.load(
-            settings.model,
-            dtype=settings.dtype,
-            threads=settings.threads,
-            quantize=settings.quantize,
-            loras=settings.loras,
-        )
-        lora_logits = ranks.lora_logits
-    else:
-        set_threads(settings.threads)
-        if settings.methods_dir:
-            add_folder(Path(settings.methods_dir))
-        decoder = load(
-            settings.model, dtype=settings.dtype, device=settings.device, quantize=settings.quantize
-        )
-        differences = selfcheck.check(decoder)
+def load_model(settings: WorkerSettings) -> DecoderModel:
+    """Load and check the model and its LoRA adapters."""
+    set_threads(settings.threads)
+    if settings.methods_dir:
+        add_folder(Path(settings.methods_dir))
+    decoder = load(
+        settings.model, dtype=settings.dtype, device=settings.device, quantize=settings.quantize
+    )
+    differences = selfcheck.check(decoder)
     log.info("start-up check passed: %.1g to transformers, %.1g stitched", *differences)
     for name, folder in settings.loras.items():
-        off, moved = selfcheck.add_lora(decoder, name, Path(folder), lora_logits.get(name))
+        off, moved = selfcheck.add_lora(decoder, name, Path(folder))
         log.info("LoRA adapter %s: %.1g to transformers; it moves logits by %.1g", name, off, moved)
-    return decoder, make_pool
+    return decoder
 
 
 class Composition:
     """The parts of one worker.
 
     Args:
-        make_pool: makes the KV pool.
         opened: closes the store when the worker ends.
     """
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        decoder: DecoderModel,
-        make_pool: Callable[..., KVPool],
-        opened: ExitStack,
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, decoder: DecoderModel, opened: ExitStack) -> None:
         if decoder.device.type == "cpu" and (reason := why_missing()):
             log.warning("torch's slower operations are used instead of the kernels: %s", reason)
         model_fingerprint = fingerprint(settings.model, settings.quantize)
@@ -108,7 +70,6 @@ class Composition:
             heads=decoder.heads,
             kv_heads=decoder.kv_heads,
             first=Path(settings.calibration) if settings.calibration else None,
-            ranks=settings.tensor_parallel,
         )
         addressing = Addressing(
             decoder,
@@ -146,7 +107,6 @@ class Composition:
             prefill_graphs=settings.prefill_graphs,
             checks=_gate_settings(settings),
             grammars=self._grammars,
-            make_pool=make_pool,
         )
         ready = _ready(settings, decoder, facts, model_fingerprint, engine.pool.tokens)
         self.link = Link(settings.address, inbox.receive, settings.fleet_secret)
@@ -215,9 +175,3 @@ def _gate_settings(settings: WorkerSettings) -> GateSettings | None:
         settings.gate_recovery,
     )
     return GateSettings(settings.gate_sample, bounds)
-
-
-def _end_at_once(why: str) -> None:
-    """End this process, whose threads may wait for another rank for ever; it is started again."""
-    log.critical("the worker ends, to start again: %s", why)
-    os._exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from service.messages.requests import (
 )
 from service.worker.engine.engine import Engine
 from service.worker.gate.correctness_gate import GateSettings
-from service.worker.kv.pool import KVPool
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
 from service.worker.sampling.grammar import Grammars
@@ -154,7 +153,6 @@ def rig(
     checks: GateSettings | None = None,
     decode: bool = True,
     grammars: Grammars | None = None,
-    make_pool: Callable[..., KVPool] = KVPool,
 ) -> Iterator[Rig]:
     """An engine with a store.
 
@@ -183,7 +181,6 @@ def rig(
             draft_tokens=draft_tokens,
             checks=checks,
             grammars=grammars,
-            make_pool=make_pool,
         )
         try:
             yield Rig(engine, store)

@@ -31,7 +31,7 @@ from service.worker.model.decoder import DecoderModel
 def supports(decoder: DecoderModel, pool: KVPool) -> bool:
     """Return whether layers of this decoder can be recorded: all they do is on a GPU, and does not
     depend on numbers."""
-    if decoder.device.type != "cuda" or decoder.ranks is not None or decoder.lead is not None:
+    if decoder.device.type != "cuda":
         return False
     if any(rule is not PLAIN for rule in decoder.rules):
         return False

@@ -22,7 +22,6 @@ from service.worker.methods.scores import stable_topk
 from service.worker.model.attention import attention_probabilities
 from service.worker.model.attention_rule import PLAIN, AttentionRule
 from service.worker.model.model_facts import ModelFacts
-from service.worker.steps import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,6 @@ class PromptAttention:
         kept_before: for each token, the number of earlier layers in which some head kept it
             `[n]` int64.
         rule: what this layer adds to causal attention: a window, a soft cap, sinks.
-        ranks: the processes that have the other KV heads; None if all heads are here.
     """
 
     layer: int
@@ -46,7 +44,6 @@ class PromptAttention:
     scale: float
     model: ModelFacts
     rule: AttentionRule = PLAIN
-    ranks: Ranks | None = None
 
     def query_attention(self) -> Tensor:
         """Return attention weights of the observed queries, mean over the query heads of each KV
@@ -149,19 +146,11 @@ class EvictionMethod:
         room = max(0, self.budget - len(fixed))
         room = self.layer_room(prompt, room, len(open_rows))
         scores = self.score(prompt)[:, open_rows]
-        rooms = self._rooms_here(prompt, scores, room)
+        rooms = self.head_rooms(prompt, scores, room)
         return [
             torch.cat([fixed, open_rows[stable_topk(row, count)]]).sort().values
             for row, count in zip(scores, rooms, strict=True)
         ]
-
-    def _rooms_here(self, prompt: PromptAttention, scores: Tensor, room: int) -> Sequence[int]:
-        """`head_rooms` for the KV heads that are here."""
-        if (ranks := prompt.ranks) is None:
-            return self.head_rooms(prompt, scores, room)
-        first = ranks.rank * len(scores)
-        rooms = self.head_rooms(prompt, ranks.all_heads(scores.contiguous()), room)
-        return rooms[first : first + len(scores)]
 
     def warning(self, layout: PromptLayout) -> str | None:
         """Return a warning for the user if the budget is too small for this prompt; None

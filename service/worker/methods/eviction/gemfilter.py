@@ -56,7 +56,6 @@ class Method(EvictionMethod):
         return 1
 
     def check(self, model: ModelFacts) -> None:
-        model.require_all_heads("eviction", "gemfilter")
         if self.layer >= model.layers:
             raise InvalidRequest(
                 f"eviction.layer must be at most {model.layers - 1} (the model has "

@@ -32,7 +32,6 @@ from service.worker.layout import PromptLayout
 from service.worker.methods.bases.eviction import EvictionMethod, PromptAttention
 from service.worker.methods.layer_view import LayerView
 from service.worker.methods.scores import exact, max_pool, stable_topk
-from service.worker.model.model_facts import ModelFacts
 
 POOL_KERNEL = 7
 
@@ -59,9 +58,6 @@ class Method(EvictionMethod):
     @property
     def window_rows(self) -> int:
         return self.window
-
-    def check(self, model: ModelFacts) -> None:
-        model.require_all_heads("eviction", "kvec")
 
     def observe(self, view: LayerView) -> Tensor:
         """Return the queries of the longer window `[O', heads, head_dim]`."""

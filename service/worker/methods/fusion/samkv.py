@@ -73,9 +73,6 @@ class Method(SparseMethod):
         choices=("document", "request"),
     )
 
-    def check(self, model: ModelFacts) -> None:
-        model.require_all_heads("fusion", "samkv")
-
     def plan(self, prompt: SketchedPrompt, queries: Tensor) -> SparsePlan:
         documents = prompt.documents
         selection = self.selected(prompt, queries)

@@ -24,7 +24,6 @@ from service.worker.model.lora.folder import (
     tensor_names,
 )
 from service.worker.model.lora_projection import Lora, LoraLayer, LoraUpdate, LowRank
-from service.worker.steps import on_all_ranks
 
 log = logging.getLogger("kvstitch.lora")
 
@@ -57,7 +56,6 @@ class LoraMatrices:
     scale: float
 
 
-@on_all_ranks
 def load_lora(decoder: DecoderModel, name: str, folder: Path) -> None:
     """Give the decoder the adapter in `folder`, in its dtype and on its device.
 
@@ -133,7 +131,7 @@ def _layers(decoder: DecoderModel, matrices: Mapping[str, LoraMatrices]) -> list
     places = [_places(block) for block in decoder.blocks]
     for module, own in matrices.items():
         place = places[own.layer][".".join(module.split(".")[-2:])]
-        a, b = decoder.own_low_rank(module, own.a, own.b.float() * own.scale)
+        a, b = own.a, own.b.float() * own.scale
         low_rank = LowRank(
             a.to(decoder.device, decoder.dtype), b.to(decoder.device, decoder.dtype), place.first
         )

@@ -107,12 +107,6 @@ class Sizes:
     hidden: int = 1
     intermediate: int = 1
     vocabulary: int = 1
-    ranks: None = None
-    lead: None = None
-
-    @property
-    def own_kv_heads(self) -> int:
-        return self.kv_heads
 
     @property
     def scale(self) -> float:
