@@ -80,13 +80,11 @@ imports: setup
 generated: setup
 	$(VENV)/python -m scripts.docs_tables --check
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards --check
-	$(VENV)/python scripts/sync_client.py --check
 
-# Writes the files that are generated from code: dashboards, docs/metrics.md, the blocking client.
+# Writes the files that are generated from code: dashboards, docs/metrics.md.
 dashboards: setup
 	$(VENV)/python -m scripts.docs_tables
 	PYTHONPATH=docker/grafana $(VENV)/python -m kvstitch_dashboards
-	$(VENV)/python scripts/sync_client.py
 
 bench: setup
 	$(VENV)/python -m benchmarks.speed --resume

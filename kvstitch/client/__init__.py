@@ -5,7 +5,8 @@
         print(client.generate("How long is the warranty?").text)
 
 Both clients make the same calls (`calls`), repeat them by the same rules (`connection`), and read
-the same results (`results`). The blocking one is generated: `python scripts/sync_client.py`.
+the same records (`kvstitch.records`). The blocking one runs the other one's methods over a
+transport that blocks (`transports`).
 """
 
 from kvstitch.client.async_client import AsyncClient

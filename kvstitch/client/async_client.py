@@ -1,8 +1,10 @@
-"""The client for coroutines; scripts/sync_client.py makes the other one of it."""
+"""The client for coroutines, of which sync_client.py makes the other one.
+
+Everything that waits goes through its transport.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -31,10 +33,11 @@ from kvstitch.client.options import (
     GenerateOptions,
     NewDocument,
     SearchOptions,
-    async_read_files,
     form_fields,
+    read_files,
     upload_query,
 )
+from kvstitch.client.transports import AsyncTransport
 from kvstitch.records.answers import (
     Answer,
     Embeddings,
@@ -57,8 +60,9 @@ class AsyncAnswerStream:
     Leaving it early, by `close` or the end of an `async with`, ends the answer in the service.
     """
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: httpx.Response, transport: AsyncTransport) -> None:
         self._reader = EventReader(response)
+        self._transport = transport
 
     @property
     def result(self) -> Answer:
@@ -72,7 +76,7 @@ class AsyncAnswerStream:
     async def __aiter__(self) -> AsyncIterator[Event]:
         response = self._reader.response
         try:
-            async for line in response.aiter_lines():
+            async for line in self._transport.lines(response):
                 if (event := self._reader.event(line)) is not None:
                     yield event
         except FAULTS as fault:
@@ -83,7 +87,7 @@ class AsyncAnswerStream:
 
     async def close(self) -> None:
         """Leave the stream; the service then ends the answer."""
-        await self._reader.response.aclose()
+        await self._transport.leave(self._reader.response)
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,6 +102,8 @@ class AsyncClient:
     Every call raises `kvstitch.client.errors.KvstitchError`: `ServiceError` and its kinds where
     the service refused, `ConnectionFailed` where nothing answered.
     """
+
+    _transport_kind: type[AsyncTransport] = AsyncTransport
 
     def __init__(
         self,
@@ -128,10 +134,10 @@ class AsyncClient:
             max_retries=max_retries,
             max_wait_s=max_wait_s,
         )
-        self._http = httpx.AsyncClient(**self._connection.for_httpx())
+        self._transport = self._transport_kind(self._connection.for_httpx())
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -152,7 +158,8 @@ class AsyncClient:
     ) -> AsyncAnswerStream:
         """An answer as events while it is generated."""
         call = post(GENERATE, Answer, {"question": question, **options, "stream": True})
-        return AsyncAnswerStream(await self._open(call, Attempts(call, self._connection)))
+        response = await self._open(call, Attempts(call, self._connection))
+        return AsyncAnswerStream(response, self._transport)
 
     async def explain(
         self, question: str | None = None, **options: Unpack[GenerateOptions]
@@ -242,7 +249,8 @@ class AsyncClient:
             idempotency_key: As for `precompute`.
         """
         key = idempotency_key or uuid.uuid4().hex
-        parts = [("file", file) for file in await async_read_files(files)]
+        read = await self._transport.unhurried(partial(read_files, files))
+        parts = [("file", file) for file in read]
         fields = form_fields(collection, metadata)
         content = {"data": fields, "files": parts, "params": upload_query(None, readers)}
         return await self._send(submission(content, key))
@@ -344,7 +352,7 @@ class AsyncClient:
                     f"job {found.job_id} is {found.state} after {timeout_s:g} s, and goes on: "
                     f"{found.progress.done} of {found.progress.total} documents are done"
                 )
-            await asyncio.sleep(pause_s)
+            await self._transport.sleep(pause_s)
             pause_s, seen = min(LONGEST_POLL_S, 1.5 * pause_s), found
 
     # -- stored documents ------------------------------------------------------------------------
@@ -411,28 +419,27 @@ class AsyncClient:
         attempts = Attempts(call, self._connection)
         response = await self._open(call, attempts)
         try:
-            await response.aread()
+            await self._transport.read(response)
         except FAULTS as fault:
             raise from_transport(fault, self._connection.base_url) from fault
         finally:
-            await response.aclose()
+            await self._transport.leave(response)
         return attempts.result(response)
 
     async def _open(self, call: Call[T], attempts: Attempts[T]) -> httpx.Response:
         """The response that counts, before its body is read; an error is raised."""
         while True:
             try:
-                request = self._http.build_request(
+                response = await self._transport.send(
                     call.method, call.path, headers=dict(call.headers), **call.content
                 )
-                response = await self._http.send(request, stream=True)
                 if response.is_success:
                     return response
-                await response.aread()
+                await self._transport.read(response)
                 pause_s = attempts.pause_after(response)
             except FAULTS as fault:
                 pause_s = attempts.pause_after_fault(fault)
-            await asyncio.sleep(pause_s)
+            await self._transport.sleep(pause_s)
 
     async def _pin(self, method: str, doc_id: str, collection: str | None) -> Document:
         path = path_of("/admin/pins", doc_id, "doc_id")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import mimetypes
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,11 +93,6 @@ def read_files(files: Iterable[File]) -> list[tuple[str, bytes, str]]:
             )
         out[name] = (name, content, kind[0] if kind else _media_type(name))
     return list(out.values())
-
-
-async def async_read_files(files: Iterable[File]) -> list[tuple[str, bytes, str]]:
-    """Return the same without blocking."""
-    return await asyncio.to_thread(read_files, files)
 
 
 def form_fields(collection: str | None, metadata: Mapping[str, Any] | None) -> dict[str, str]:

@@ -1,53 +1,55 @@
-"""The client for blocking code: see async_client.py."""
+"""The client for blocking code: AsyncClient's methods over a transport that blocks."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-import httpx
+from kvstitch.client.async_client import AsyncAnswerStream, AsyncClient
+from kvstitch.client.events import Event
+from kvstitch.client.options import GenerateOptions
+from kvstitch.client.transports import BlockingTransport, finish
+from kvstitch.records.answers import Answer
 
-from kvstitch.client.calls import (
-    GENERATE,
-    Call,
-    delete,
-    get,
-    given,
-    page,
-    path_of,
-    post,
-    submission,
-)
-from kvstitch.client.connection import FAULTS, Attempts, Connection
-from kvstitch.client.errors import WaitedTooLong, from_transport
-from kvstitch.client.events import Event, EventReader
-from kvstitch.client.json_reader import read, read_collections, read_embeddings
-from kvstitch.client.options import (
-    File,
-    GenerateOptions,
-    NewDocument,
-    SearchOptions,
-    form_fields,
-    read_files,
-    upload_query,
-)
-from kvstitch.records.answers import (
-    Answer,
-    Embeddings,
-    Explanation,
-    Methods,
-    Reranking,
-    SearchResults,
-)
-from kvstitch.records.documents import Collection, Document, DocumentText, Job, Receipt
-
+P = ParamSpec("P")
 T = TypeVar("T")
-OnProgress = Callable[[Job], None]
-PAGE_ITEMS = 200
-FIRST_POLL_S, LONGEST_POLL_S = 0.1, 2.0  # pauses of `wait`
+
+
+def _items(items: AsyncIterator[T]) -> Iterator[T]:
+    """Yield what a list or a stream of AsyncClient gives; left early, it is closed."""
+    try:
+        while True:
+            try:
+                yield finish(anext(items))
+            except StopAsyncIteration:
+                return
+    finally:
+        finish(items.aclose())  # type: ignore[attr-defined]
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Return a method of AsyncClient as Client has it."""
+
+    @wraps(method)
+    def call(client: Client, /, *args: P.args, **more: P.kwargs) -> T:
+        return finish(method(client._client, *args, **more))
+
+    return call
+
+
+def _listing(
+    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """Return a method that lists, as Client has it."""
+
+    @wraps(method)
+    def call(client: Client, /, *args: P.args, **more: P.kwargs) -> Iterator[T]:
+        return _items(method(client._client, *args, **more))
+
+    return call
 
 
 class AnswerStream:
@@ -56,8 +58,8 @@ class AnswerStream:
     Leaving it early, by `close` or the end of a `with`, ends the answer in the service.
     """
 
-    def __init__(self, response: httpx.Response) -> None:
-        self._reader = EventReader(response)
+    def __init__(self, stream: AsyncAnswerStream) -> None:
+        self._stream = stream
 
     @property
     def result(self) -> Answer:
@@ -66,23 +68,14 @@ class AnswerStream:
         Raises:
             UnexpectedResponse: It has not.
         """
-        return self._reader.result
+        return self._stream.result
 
     def __iter__(self) -> Iterator[Event]:
-        response = self._reader.response
-        try:
-            for line in response.iter_lines():
-                if (event := self._reader.event(line)) is not None:
-                    yield event
-        except FAULTS as fault:
-            raise from_transport(fault, str(response.url)) from fault
-        finally:
-            self.close()
-        self._reader.check_whole()
+        return _items(aiter(self._stream))
 
     def close(self) -> None:
         """Leave the stream; the service then ends the answer."""
-        self._reader.response.close()
+        finish(self._stream.close())
 
     def __enter__(self) -> Self:
         return self
@@ -108,30 +101,14 @@ class Client:
         max_retries: int = 2,
         max_wait_s: float = 30.0,
     ) -> None:
-        """Nothing is sent yet.
-
-        Args:
-            base_url: URL of the service; None: KVSTITCH_URL, else http://localhost:8000.
-            api_key: None: KVSTITCH_API_KEY, else none is sent.
-            timeout_s: Longest silence of the service within a call.
-            max_retries: How often a call is repeated: after a 429 or 503 with Retry-After, and
-                after a connection failed if sending twice is the same as sending once.
-            max_wait_s: A call is not repeated if the service asks to wait longer.
-
-        Raises:
-            InvalidRequest: The key has characters that no key has.
-        """
-        self._connection = Connection.make(
+        """Nothing is sent yet. Arguments and errors are those of AsyncClient."""
+        self._client = _BlockingCalls(
             base_url,
-            api_key,
+            api_key=api_key,
             timeout_s=timeout_s,
             max_retries=max_retries,
             max_wait_s=max_wait_s,
         )
-        self._http = httpx.Client(**self._connection.for_httpx())
-
-    def close(self) -> None:
-        self._http.close()
 
     def __enter__(self) -> Self:
         return self
@@ -139,308 +116,40 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # -- asking ----------------------------------------------------------------------------------
-
-    def generate(self, question: str | None = None, **options: Unpack[GenerateOptions]) -> Answer:
-        """An answer, whole; `question`, or the option `messages`."""
-        return self._send(post(GENERATE, Answer, {"question": question, **options}))
-
     def stream(
         self, question: str | None = None, **options: Unpack[GenerateOptions]
     ) -> AnswerStream:
         """An answer as events while it is generated."""
-        call = post(GENERATE, Answer, {"question": question, **options, "stream": True})
-        return AnswerStream(self._open(call, Attempts(call, self._connection)))
+        return AnswerStream(finish(self._client.stream(question, **options)))
 
-    def explain(
-        self, question: str | None = None, **options: Unpack[GenerateOptions]
-    ) -> Explanation:
-        """What an answer would take; nothing is generated."""
-        body = {"question": question, **options, "explain": True}
-        return self._send(post(GENERATE, Explanation, body))
+    close = _blocking(AsyncClient.close)
+    generate = _blocking(AsyncClient.generate)
+    explain = _blocking(AsyncClient.explain)
+    search = _blocking(AsyncClient.search)
+    rerank = _blocking(AsyncClient.rerank)
+    embeddings = _blocking(AsyncClient.embeddings)
+    methods = _blocking(AsyncClient.methods)
+    status = _blocking(AsyncClient.status)
+    precompute = _blocking(AsyncClient.precompute)
+    precompute_files = _blocking(AsyncClient.precompute_files)
+    precompute_lines = _blocking(AsyncClient.precompute_lines)
+    ingest = _blocking(AsyncClient.ingest)
+    ingest_files = _blocking(AsyncClient.ingest_files)
+    get_job = _blocking(AsyncClient.get_job)
+    list_jobs = _listing(AsyncClient.list_jobs)
+    cancel_job = _blocking(AsyncClient.cancel_job)
+    wait = _blocking(AsyncClient.wait)
+    get_document = _blocking(AsyncClient.get_document)
+    get_text = _blocking(AsyncClient.get_text)
+    list_documents = _listing(AsyncClient.list_documents)
+    delete_document = _blocking(AsyncClient.delete_document)
+    delete_documents = _blocking(AsyncClient.delete_documents)
+    get_receipt = _blocking(AsyncClient.get_receipt)
+    pin_document = _blocking(AsyncClient.pin_document)
+    unpin_document = _blocking(AsyncClient.unpin_document)
+    collections = _blocking(AsyncClient.collections)
+    delete_collection = _blocking(AsyncClient.delete_collection)
 
-    def search(self, query: str, **options: Unpack[SearchOptions]) -> SearchResults:
-        """The passages that an answer would be given."""
-        return self._send(post("/v1/search", SearchResults, {"query": query, **options}))
 
-    def rerank(
-        self,
-        query: str,
-        documents: Sequence[str],
-        *,
-        top_n: int | None = None,
-        model: str | None = None,
-    ) -> Reranking:
-        """Texts, best first, by the service's reranker."""
-        body = {
-            "query": query,
-            "documents": list(documents),
-            "top_n": top_n,
-            "model": model,
-            "return_documents": True,
-        }
-        return self._send(post("/v1/rerank", Reranking, body))
-
-    def embeddings(self, texts: Sequence[str], *, model: str | None = None) -> Embeddings:
-        """Vectors of texts, by the service's embedder."""
-        body = given({"input": list(texts), "model": model, "encoding_format": "base64"})
-        return self._send(Call("POST", "/v1/embeddings", read_embeddings, content={"json": body}))
-
-    def methods(self) -> Methods:
-        """Fusion and eviction methods, their parameters, and the defaults."""
-        return self._send(get("/v1/methods", Methods))
-
-    def status(self) -> dict[str, Any]:
-        """The state of the service: model, corpus, tiers, requests in flight."""
-        return self._send(Call("GET", "/status", dict))
-
-    # -- documents in ----------------------------------------------------------------------------
-
-    def precompute(
-        self,
-        documents: Sequence[NewDocument],
-        *,
-        collection: str | None = None,
-        readers: Sequence[str] = (),
-        idempotency_key: str | None = None,
-    ) -> Job:
-        """Hand documents in: they are on disk when this returns; `wait` waits for their KV.
-
-        Args:
-            documents: New ones, or new revisions.
-            collection: Where documents go that name none.
-            readers: Groups that may read documents that name none; none: all of the tenant.
-            idempotency_key: With the same one, the same documents are taken once; None: one that
-                is used for this call and its retries only.
-        """
-        key = idempotency_key or uuid.uuid4().hex
-        body = given({"documents": [dict(one) for one in documents], "collection": collection})
-        return self._send(submission({"json": body, "params": upload_query(None, readers)}, key))
-
-    def precompute_files(
-        self,
-        files: Iterable[File],
-        *,
-        collection: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        readers: Sequence[str] = (),
-        idempotency_key: str | None = None,
-    ) -> Job:
-        """Hand files in, Markdown, text, HTML or PDF; their names become document ids.
-
-        Args:
-            files: Paths, or pairs of name and content.
-            collection: Where all of them go.
-            metadata: Metadata of all of them.
-            readers: Groups that may read them; none: all of the tenant.
-            idempotency_key: As for `precompute`.
-        """
-        key = idempotency_key or uuid.uuid4().hex
-        parts = [("file", file) for file in read_files(files)]
-        fields = form_fields(collection, metadata)
-        content = {"data": fields, "files": parts, "params": upload_query(None, readers)}
-        return self._send(submission(content, key))
-
-    def precompute_lines(
-        self,
-        lines: Iterable[bytes],
-        *,
-        collection: str | None = None,
-        readers: Sequence[str] = (),
-        idempotency_key: str | None = None,
-    ) -> Job:
-        """Hand documents in as lines of JSON (NDJSON), each as `precompute` takes one.
-
-        Args:
-            lines: Without line breaks.
-            collection: Where documents go that name none.
-            readers: Groups that may read documents that name none; none: all of the tenant.
-            idempotency_key: As for `precompute`.
-        """
-        key = idempotency_key or uuid.uuid4().hex
-        content = {"content": b"\n".join(lines), "params": upload_query(collection, readers)}
-        headers = {"Content-Type": "application/x-ndjson"}
-        return self._send(submission(content, key, headers))
-
-    def ingest(
-        self,
-        documents: Sequence[NewDocument],
-        *,
-        collection: str | None = None,
-        readers: Sequence[str] = (),
-        on_progress: OnProgress | None = None,
-        timeout_s: float | None = None,
-    ) -> Job:
-        """`precompute`, then `wait`. Documents that failed are in the job's `errors`."""
-        job = self.precompute(documents, collection=collection, readers=readers)
-        return self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
-
-    def ingest_files(
-        self,
-        files: Iterable[File],
-        *,
-        collection: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        readers: Sequence[str] = (),
-        on_progress: OnProgress | None = None,
-        timeout_s: float | None = None,
-    ) -> Job:
-        """`precompute_files`, then `wait`. Files that failed are in the job's `errors`."""
-        job = self.precompute_files(
-            files, collection=collection, metadata=metadata, readers=readers
-        )
-        return self.wait(job, on_progress=on_progress, timeout_s=timeout_s)
-
-    # -- jobs ------------------------------------------------------------------------------------
-
-    def get_job(self, job_id: str, *, errors: int | None = None) -> Job:
-        """Return a job with at most so many of its errors; None: the service's default."""
-        path = path_of("/admin/jobs", job_id, "job_id")
-        return self._send(get(path, Job, {"errors": errors}))
-
-    def list_jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[Job]:
-        """Jobs, newest first, page by page; at most `limit`."""
-        return self._items("/admin/jobs", "jobs", Job, {"state": state}, limit)
-
-    def cancel_job(self, job_id: str) -> Job:
-        """Leave what is not done. Conflict: the job has ended."""
-        return self._send(delete(path_of("/admin/jobs", job_id, "job_id"), Job))
-
-    def wait(
-        self,
-        job: Job | str,
-        *,
-        on_progress: OnProgress | None = None,
-        timeout_s: float | None = None,
-    ) -> Job:
-        """Wait until a job has ended, however it ends.
-
-        Args:
-            job: The job or its id.
-            on_progress: Called with the job, first and whenever something changed.
-            timeout_s: Longest time to wait.
-
-        Raises:
-            WaitedTooLong: The time is up; the job goes on.
-        """
-        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-        pause_s, seen = FIRST_POLL_S, None
-        while True:
-            found = self.get_job(job if isinstance(job, str) else job.job_id)
-            if on_progress is not None and found != seen:
-                on_progress(found)
-            if found.ended:
-                return found
-            if give_up_at is not None and time.monotonic() + pause_s > give_up_at:
-                raise WaitedTooLong(
-                    f"job {found.job_id} is {found.state} after {timeout_s:g} s, and goes on: "
-                    f"{found.progress.done} of {found.progress.total} documents are done"
-                )
-            time.sleep(pause_s)
-            pause_s, seen = min(LONGEST_POLL_S, 1.5 * pause_s), found
-
-    # -- stored documents ------------------------------------------------------------------------
-
-    def get_document(self, doc_id: str, *, collection: str | None = None) -> Document:
-        """A document with its text."""
-        path = path_of("/admin/documents", doc_id, "doc_id")
-        return self._send(get(path, Document, {"collection": collection}))
-
-    def get_text(self, doc_id: str, *, collection: str | None = None) -> DocumentText:
-        """What is stored of a document: its text, its chunks, and what is not in it."""
-        path = path_of("/admin/documents", doc_id, "doc_id") + "/text"
-        return self._send(get(path, DocumentText, {"collection": collection}))
-
-    def list_documents(
-        self, *, collection: str | None = None, limit: int | None = None
-    ) -> Iterator[Document]:
-        """Documents by doc_id, page by page, without their texts; at most `limit`."""
-        return self._items(
-            "/admin/documents", "documents", Document, {"collection": collection}, limit
-        )
-
-    def delete_document(self, doc_id: str, *, collection: str | None = None) -> Receipt:
-        """Remove a document: text, vectors, and KV in every tier. NotFound: there is none."""
-        path = path_of("/admin/documents", doc_id, "doc_id")
-        return self._send(delete(path, Receipt, {"collection": collection}))
-
-    def delete_documents(
-        self,
-        doc_ids: Sequence[str] | None = None,
-        *,
-        filter: Mapping[str, Any] | None = None,
-        collection: str | None = None,
-    ) -> Receipt:
-        """Remove documents by id, or by what their metadata says; unknown ids are ignored."""
-        ids = None if doc_ids is None else list(doc_ids)
-        body = {"doc_ids": ids, "filter": filter, "collection": collection}
-        return self._send(post("/admin/deletions", Receipt, body, repeatable=False))
-
-    def get_receipt(self, receipt_id: str) -> Receipt:
-        """A deletion's receipt, and whether anything is still owed."""
-        return self._send(get(path_of("/admin/receipts", receipt_id, "receipt_id"), Receipt))
-
-    def pin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
-        """Keep a document's KV stored, until it is unpinned."""
-        return self._pin("PUT", doc_id, collection)
-
-    def unpin_document(self, doc_id: str, *, collection: str | None = None) -> Document:
-        """Let a document's KV be evicted like any other."""
-        return self._pin("DELETE", doc_id, collection)
-
-    def collections(self) -> list[Collection]:
-        """Return the collections that have documents."""
-        return self._send(Call("GET", "/admin/collections", read_collections))
-
-    def delete_collection(self, collection: str) -> Receipt:
-        """Remove a collection's documents: texts, vectors, and KV in every tier."""
-        path = path_of("/admin/collections", collection, "collection")
-        return self._send(delete(path, Receipt))
-
-    # -- sending ---------------------------------------------------------------------------------
-
-    def _send(self, call: Call[T]) -> T:
-        attempts = Attempts(call, self._connection)
-        response = self._open(call, attempts)
-        try:
-            response.read()
-        except FAULTS as fault:
-            raise from_transport(fault, self._connection.base_url) from fault
-        finally:
-            response.close()
-        return attempts.result(response)
-
-    def _open(self, call: Call[T], attempts: Attempts[T]) -> httpx.Response:
-        """The response that counts, before its body is read; an error is raised."""
-        while True:
-            try:
-                request = self._http.build_request(
-                    call.method, call.path, headers=dict(call.headers), **call.content
-                )
-                response = self._http.send(request, stream=True)
-                if response.is_success:
-                    return response
-                response.read()
-                pause_s = attempts.pause_after(response)
-            except FAULTS as fault:
-                pause_s = attempts.pause_after_fault(fault)
-            time.sleep(pause_s)
-
-    def _pin(self, method: str, doc_id: str, collection: str | None) -> Document:
-        path = path_of("/admin/pins", doc_id, "doc_id")
-        content = {"params": given({"collection": collection})}
-        return self._send(Call(method, path, partial(read, Document), False, content))
-
-    def _items(
-        self, path: str, name: str, kind: type[T], query: Mapping[str, Any], limit: int | None
-    ) -> Iterator[T]:
-        """Yield the items of a list that comes in pages, at most `limit`; None: all."""
-        cursor = None
-        while limit != 0:
-            most = PAGE_ITEMS if limit is None else min(PAGE_ITEMS, limit)
-            call = page(path, name, kind, {**query, "cursor": cursor, "limit": most})
-            found, cursor = self._send(call)
-            yield from found
-            if cursor is None:
-                return
-            limit = None if limit is None else limit - len(found)
+class _BlockingCalls(AsyncClient):
+    _transport_kind = BlockingTransport

@@ -128,8 +128,7 @@ def test_lines_are_documents(client: Any, kind: Any) -> None:
 def test_pages_are_followed_to_their_end(
     client: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("async_client", "sync_client"):
-        monkeypatch.setattr(f"kvstitch.client.{module}.PAGE_ITEMS", 2)
+    monkeypatch.setattr("kvstitch.client.async_client.PAGE_ITEMS", 2)
     name = f"pages-{kind.__name__}"
     documents = [{"doc_id": f"{n}", "text": f"Text {n}."} for n in range(5)]
     client.ingest(documents, collection=name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from typing import get_type_hints
 
-from kvstitch.client import errors, options
+from kvstitch.client import AsyncClient, Client, errors, options
 from service import errors as service_errors
 from service.gateway.schemas import admin, generate, search
 
@@ -18,6 +19,13 @@ def test_every_code_has_a_type() -> None:
     codes = {kind.code for kind in kinds if issubclass(kind, service_errors.KvstitchError)}
     assert len(codes) > 20
     assert codes - AT_START_ONLY <= set(errors.BY_CODE)
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    for name, method in vars(AsyncClient).items():
+        if not name.startswith("_"):
+            own = inspect.signature(getattr(Client, name)).parameters
+            assert own == inspect.signature(method).parameters, name
 
 
 def test_options_are_fields_that_the_service_takes() -> None:
