@@ -11,7 +11,7 @@ from kvstitch.client import AsyncClient, Client, errors, options
 from service import errors as service_errors
 from service.gateway.schemas import admin, generate, search
 
-AT_START_ONLY = {"model_refused", "model_unavailable", "invalid_setting"}
+AT_START_ONLY = {"plugin_failed", "model_refused", "model_unavailable", "invalid_setting"}
 
 
 def test_every_code_has_a_type() -> None:
