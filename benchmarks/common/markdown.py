@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from tuning.statistics import Estimate
 
@@ -22,17 +21,3 @@ def with_interval(estimate: Estimate, write: Callable[[float], str]) -> str:
 
 def percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def into(file: Path, name: str, text: str) -> None:
-    """Replaces what stands in a page between `<!-- NAME -->` and `<!-- end of NAME -->`.
-
-    Raises:
-        ValueError: the page has no such lines.
-    """
-    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise ValueError(f"{file} has no lines {begin.strip()} and {end}")
-    file.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one call of under ten minutes: the table, its tests, a real model's
-# answers beside the CPU's, the service over HTTP under load, vLLM beside it. What was measured is
+# answers beside the CPU's, the service over HTTP under load. What was measured is
 # printed and written at once; a part that fails, or for which no time is left, costs only itself.
 #   benchmarks/gpu/run.sh [--device cpu] [folder for the results]
 # With --device cpu the same at a tiny shape, which only shows that it runs. A machine without a
@@ -76,6 +76,5 @@ if "$python" -c 'import faiss, fastapi, httpx, uvicorn' 2>/dev/null; then
 else
   echo "== service: left out, its packages are not installed (benchmarks/gpu/bundle.sh --service)"
 fi
-part vllm 120 "$python" -m benchmarks.gpu.beside_vllm --out "$results"
 echo "== ended after $SECONDS s; failed: ${failed[*]:-nothing}"
 [ ${#failed[@]} = 0 ]

@@ -7,6 +7,4 @@ gpu            a GPU that is none: tensors that say "cuda" and compute on the CP
 driver         what stands for `torch.cuda` and for the Triton kernels meanwhile
 triton_work    what each Triton kernel computes, in torch
 prefills       an engine on that GPU, and one request to it for every method
-roofline       what it must take at least on an H100, by arithmetic, memory and copies
-host_time      the time of the same path in Python, in a process of its own
 """

@@ -7,8 +7,7 @@
 A request of 16 documents in the memory tier, with a system prompt and a question of 32 tokens, is
 answered by one token. The model is a Llama of a tiny width: counts depend on the layers, not on the
 width, unless tiles do. Then the same with layers recorded and replayed
-(`service.worker.forward.recorded`). The times are those in Python alone on this machine
-(`benchmarks.launches.host_time`).
+(`service.worker.forward.recorded`).
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.launches.host_time import measured
 from benchmarks.launches.prefills import METHODS, Case, Counts, count, count_decode
-from benchmarks.launches.roofline import estimates
 from tuning.environment import describe
 
 OUT = Path("benchmarks/results/speed/launches.json")
@@ -40,7 +37,6 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--codec", default=Case.codec)
     parser.add_argument("--places", default="", help="a method whose places in the code are shown")
     parser.add_argument("--most", default="", help="operations that a method may take at most")
-    parser.add_argument("--no-time", action="store_true", help="without the time in Python")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(given)
     methods = [name for name in args.methods.split(",") if name]
@@ -49,16 +45,9 @@ def main(given: Sequence[str] | None = None) -> int:
     case = Case(args.layers, args.tokens, args.chunks, args.codec)
     counts = count(case, methods)
     replayed = count(case, methods, graphs=True)
-    host_ms, replayed_ms = {}, {}
-    if not args.no_time:
-        host_ms = measured(methods, layers=case.layers)
-        replayed_ms = measured(methods, layers=case.layers, graphs=True)
-    decode, least = count_decode(case.layers), estimates(case.chunks)
-    print("\n".join(table(counts, replayed, host_ms, replayed_ms)))
+    decode = count_decode(case.layers)
+    print("\n".join(table(counts, replayed)))
     print(f"a decode step: {decode['device operations']} operations, recorded 2")
-    for name, by_length in least.items():
-        shown = ", ".join(f"{ms:.2f} ms at {tokens}" for tokens, ms in by_length.items())
-        print(f"at least, 8B on an H100, {name}: {shown}")
     for place, times in counts[args.places].places.items() if args.places in counts else ():
         print(f"{times:6}  {place}")
     record = {
@@ -72,9 +61,6 @@ def main(given: Sequence[str] | None = None) -> int:
             name: {"kinds": of.kinds, "names": of.names} for name, of in replayed.items()
         },
         "decode_step": decode,
-        "least_ms_8b_h100": least,
-        "host_ms": host_ms,
-        "host_ms_with_graphs": replayed_ms,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -87,21 +73,14 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if over else 0
 
 
-def table(
-    counts: dict[str, Counts],
-    replayed: dict[str, Counts],
-    host_ms: dict[str, float],
-    replayed_ms: dict[str, float],
-) -> list[str]:
+def table(counts: dict[str, Counts], replayed: dict[str, Counts]) -> list[str]:
     """Return the lines of a table in Markdown, a line for every method."""
     kinds = [kind for kind in next(iter(counts.values())).kinds if kind != "graph"]
-    heads = ["method", "rows", *kinds, "Python, ms", "with graphs", "Python, ms"]
+    heads = ["method", "rows", *kinds, "with graphs"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, of in counts.items():
         cells = [name, str(of.rows), *(f"{of.kinds[kind]:,}" for kind in kinds)]
-        cells.append(f"{host_ms[name]:.1f}" if host_ms else "")
         cells.append(f"{replayed[name].kinds['device operations']:,}")
-        cells.append(f"{replayed_ms[name]:.1f}" if replayed_ms else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -1,6 +1,6 @@
 """kvstitch beside other servers, over HTTP, in one run.
 
-    python -m benchmarks.peers --model FOLDER [--minutes 8] [--into docs/peers.md]
+    python -m benchmarks.peers --model FOLDER [--minutes 8]
 
 Starts every server that is installed, asks all of them the same prompts in rotating order, and
 writes peers.json and peers.md to --out after every round. KVSTITCH_VLLM_PYTHON names a Python that
@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from benchmarks.common.markdown import into
 from benchmarks.peers.comparison import Comparison
 from benchmarks.peers.processes import Ended
 from benchmarks.peers.prompts import Encoder
 from benchmarks.peers.results import Result
-from benchmarks.peers.reuse_plot import NAME, reuse_plot
 from benchmarks.peers.servers.peer import Conditions, Peer
 from benchmarks.peers.starting import started
 from benchmarks.peers.table import page, ratios
@@ -57,8 +55,6 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", help="servers, by the beginning of their names")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--into", type=Path, help="a page with a place for the table")
-    parser.add_argument("--place", default="peers", help="the table's place on that page")
     parser.add_argument("--again", action="store_true", help="pages of what --out holds; no run")
     args = parser.parse_args(given)
     if args.model is None and not args.again:
@@ -67,8 +63,6 @@ def main(given: Sequence[str] | None = None) -> int:
     if args.again:
         write(result, args.out)
     print(ratios(result))
-    if args.into is not None:
-        into(args.into, args.place, ratios(result))
     return 1 if result.failures() or result.ended or not result.samples else 0
 
 
@@ -143,10 +137,8 @@ def measure(
 
 
 def write(result: Result, out: Path) -> None:
-    """Writes the file of figures, the page, and its picture if `reuse` was asked."""
+    """Writes the file of figures and the page."""
     result.write(out / "peers.json")
-    if (picture := reuse_plot(result)) is not None:
-        (out / NAME).write_bytes(picture)
     (out / "peers.md").write_text(page(result), encoding="utf-8")
 
 

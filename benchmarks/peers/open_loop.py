@@ -1,6 +1,6 @@
 """kvstitch beside other servers under load: Poisson arrivals at rising rates.
 
-    python -m benchmarks.peers.open_loop --model FOLDER [--rates 0.2 0.4 …] [--into docs/peers.md]
+    python -m benchmarks.peers.open_loop --model FOLDER [--rates 0.2 0.4 …]
 
 The requests are loadtest's: documents drawn by popularity (Zipf) and sent in a shuffled order, a
 question about one of them. At each rate every server gets the same requests at the same times, one
@@ -19,7 +19,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.markdown import into
 from benchmarks.peers.peer_route import PeerRoute
 from benchmarks.peers.processes import Ended
 from benchmarks.peers.prompts import Encoder
@@ -58,8 +57,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print(f"open_loop: {error}", file=sys.stderr)
         return 1
     write(args.out, NAME, result | {"machine": before}, raw)
-    if args.into is not None:
-        into(args.into, args.place, brief(result))
+    print(brief(result))
     return 0 if any(step["valid"] for step in result["steps"]) else 2
 
 
@@ -90,8 +88,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1)
     add("--only", nargs="+", default=list(SERVERS), help="servers, by the beginning of their names")
     add("--out", type=Path, default=Path("benchmarks/results/peers"))
-    add("--into", type=Path, help="a page with a place for the table")
-    add("--place", default="open-loop", help="the table's place on that page")
     return out
 
 

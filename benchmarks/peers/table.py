@@ -7,7 +7,6 @@ from statistics import fmean
 
 from benchmarks.peers.asking import Sample
 from benchmarks.peers.results import Result
-from benchmarks.peers.reuse_plot import NAME, curves
 from benchmarks.peers.servers.kvstitch import VANILLA
 from benchmarks.peers.servers.vllm import NAME as VLLM
 from benchmarks.peers.workloads import WORKLOADS
@@ -27,7 +26,6 @@ def page(result: Result) -> str:
         ratios(result),
         "Median in milliseconds, in brackets the quartiles:\n",
         _times(result, lambda s: s.ttft_s),
-        *([f"![TTFT by the share of known documents]({NAME})\n"] if curves(result) else []),
         "## TPOT\n",
         "Milliseconds per token after the first:\n",
         _times(result, lambda s: s.tpot_s),

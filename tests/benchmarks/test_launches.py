@@ -13,7 +13,6 @@ import torch
 from benchmarks.launches.__main__ import main
 from benchmarks.launches.driver import pretended_gpu
 from benchmarks.launches.prefills import METHODS, Case, computed, count, count_decode
-from benchmarks.launches.roofline import estimates
 from benchmarks.launches.tally import Tally
 
 CASE = Case(layers=4, tokens=256, chunks=4)
@@ -74,14 +73,6 @@ def test_a_decode_step_asks_for_eleven_operations_a_layer() -> None:
     assert more - few == 2 * 11
 
 
-def test_least_times() -> None:
-    least = estimates(16)
-    assert all(of["2048"] < of["8192"] for of in least.values())
-    assert least["pie"]["8192"] < least["a3"]["8192"] < least["vanilla"]["8192"]
-    # 15 GB of weights, and 131 KB for each token, at 3.35 TB/s.
-    assert least["decode step"]["2048"] == pytest.approx(4.56, rel=0.02)
-
-
 def test_counts_of_single_operations() -> None:
     tally = Tally()
     with pretended_gpu(tally):
@@ -109,8 +100,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     record = json.loads(out.read_text())
     shown = capsys.readouterr().out
     assert "| pie | 32 |" in shown and "service/worker/forward/layer_ops.py" in shown
-    assert record["host_ms"]["pie"] > 0 and record["environment"]["commit"]
-    assert main([*small, "--no-time", "--out", str(out), "--most", "pie=1"]) == 1
+    assert record["environment"]["commit"]
+    assert main([*small, "--out", str(out), "--most", "pie=1"]) == 1
     assert "at most 1 are allowed" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["--methods", "pies"])

@@ -1,30 +1,27 @@
-"""Decoding relative to transformers' `generate` and to llama.cpp; a batch relative to batch 1.
+"""Decoding relative to transformers' `generate`; a batch relative to batch 1.
 
 Only decoding is timed: contexts are random KV that is put directly into our pool and into
 transformers' cache. All decode greedily, one forward per token. transformers uses an unmodified
 model with the same weights. The batch has contexts of different lengths around that of batch 1.
-llama.cpp decodes after a prompt that it computes before the clock starts.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.speed.contexts import decode, filled, pool_for, spread
-from benchmarks.speed.outcome import Figure, Outcome, at_least
+from benchmarks.speed.generate import Generate
+from benchmarks.speed.outcome import Outcome, at_least
 from benchmarks.speed.paired import Work, run_paired
-from benchmarks.speed.peers.generate import Generate
-from benchmarks.speed.peers.llama import Absent, LlamaCpp
 from benchmarks.speed.setup import Setup
 from service.worker.api import BatchDecoder
 
 BATCH = 8
 OURS, EIGHT = "ours, batch 1", "ours, batch 8"
-THEIRS, LLAMA = "transformers generate, batch 1", "llama.cpp, batch 1"
+THEIRS = "transformers generate, batch 1"
 
 
 def run(setup: Setup) -> Outcome:
@@ -36,20 +33,13 @@ def run(setup: Setup) -> Outcome:
     one = [filled(pool, shape.tokens, room)]
     eight = [filled(pool, n, room) for n in lengths]
     theirs = Generate(setup.stock, shape.tokens)
-    notes: list[str] = []
     ways: dict[str, Work] = {
         OURS: partial(decode, decoding, one, steps),
         THEIRS: partial(theirs.decode, steps),
         EIGHT: partial(decode, decoding, eight, steps),
     }
     before: dict[str, Work] = {THEIRS: theirs.fill}
-    with torch.inference_mode(), ExitStack() as stack:
-        try:
-            llama = stack.enter_context(LlamaCpp(setup))
-        except Absent as reason:
-            notes.append(f"llama.cpp was left out: {reason}")
-        else:
-            ways[LLAMA], before[LLAMA] = partial(llama.decode, steps), llama.rewind
+    with torch.inference_mode():
         paired = run_paired(ways, setup.repetitions, before=before)
     figures = [
         paired.figure(
@@ -58,9 +48,5 @@ def run(setup: Setup) -> Outcome:
         ),
         paired.figure("decode tokens/s at batch 8 over batch 1", OURS, EIGHT, at_least(3), BATCH),
     ]  # fmt: skip
-    if LLAMA in ways:
-        # It runs in its own process, of which only wall-clock time is known.
-        ratios = paired.ratios(LLAMA, OURS)
-        figures.append(Figure("decode tokens/s over llama.cpp, batch 1", ratios))
     samples: dict[str, Any] = {"steps": steps, "seconds": paired.raw()}
-    return Outcome(figures, samples, notes)
+    return Outcome(figures, samples)

@@ -18,9 +18,9 @@ from benchmarks.speed.engines import (
     answer_all,
     place,
 )  # fmt: skip
+from benchmarks.speed.generate import generate_batch
 from benchmarks.speed.outcome import Outcome, at_least
 from benchmarks.speed.paired import run_paired
-from benchmarks.speed.peers.generate import generate_batch
 from benchmarks.speed.setup import Setup
 from kvstore import MemoryTier
 

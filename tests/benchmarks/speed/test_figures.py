@@ -10,7 +10,6 @@ import pytest
 from benchmarks.speed import records, report
 from benchmarks.speed.outcome import Figure, Outcome, at_least, at_most
 from benchmarks.speed.paired import Paired, Taken, run_paired
-from benchmarks.speed.peers.llama import PYTHON, Absent, LlamaCpp
 from benchmarks.speed.setup import TINY, Setup
 
 SETUP = Setup(TINY, threads=1, repetitions=3)
@@ -77,12 +76,3 @@ def test_the_page_has_targets_verdicts_and_notes(tmp_path: Path) -> None:
     targets, others = page.split("## Without a target")
     assert "shown only" not in targets and "shown only" in others
     assert "ttft: a peer is missing" in page and "(tpot_1.png)" in page
-
-
-def test_a_python_without_llama_cpp_is_a_reason(monkeypatch, tmp_path: Path) -> None:
-    empty = tmp_path / "python"
-    empty.write_text("#!/bin/sh\necho 'No module named llama_cpp' >&2\nexit 1\n")
-    empty.chmod(0o755)
-    monkeypatch.setenv(PYTHON, str(empty))
-    with pytest.raises(Absent, match="No module named llama_cpp"), LlamaCpp(SETUP):
-        pass

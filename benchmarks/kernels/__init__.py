@@ -1,1 +1,0 @@
-"""What each CPU kernel is worth: beside what libraries do, and end to end without it."""
