@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
+from kvstitch.records.documents import DocumentWarning, Receipt
 from retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
 from service.errors import KvstitchError, NotFound
 from service.gateway.auth.access import Principal
-from service.gateway.documents.deletion.deletion_store import DeletionStore, Receipt
+from service.gateway.documents.deletion.deletion_store import DeletionStore
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.ingest_loops import IngestLoops
 from service.gateway.documents.jobs.job_store import JobStore
@@ -67,7 +67,7 @@ class DocumentService:
             raise no_document(doc_id)
         return found
 
-    async def warnings(self, scope: Scope, doc_id: str) -> list[dict[str, Any]]:
+    async def warnings(self, scope: Scope, doc_id: str) -> list[DocumentWarning]:
         """Return what is not in a document's text, or may be wrong there."""
         return await asyncio.to_thread(self._jobs.warnings, scope.tenant, scope.collection, doc_id)
 
@@ -114,13 +114,8 @@ class DocumentService:
     async def delete_matching(
         self, scope: Scope, doc_ids: Sequence[str] | None, where: DocFilter | None
     ) -> Receipt:
-        """Remove documents as `delete` does.
-
-        Args:
-            scope: Tenant and collection.
-            doc_ids: These documents; ids that are not there are ignored.
-            where: Documents whose metadata passes. Neither of the two: the whole collection.
-        """
+        """Remove these documents, or those that pass `where`, or the whole collection, as `delete`
+        does. Ids that are not there are ignored."""
         self._retriever.require()
         if doc_ids is not None:
             doc_ids = sorted({name for doc_id in doc_ids for name in (doc_id, composed(doc_id))})
@@ -149,12 +144,12 @@ class DocumentService:
             NotFound: The tenant has no such receipt, or it names what the sender may not read.
         """
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, principal.tenant)
-        if found is None or not all(map(principal.view.shows, found.readers)):
+        if found is None or not all(map(principal.view.shows, found[1])):
             raise NotFound(
                 f"receipt_id: there is no receipt {receipt_id!r}; use what the deletion answered",
                 field="receipt_id",
             )
-        return found
+        return found[0]
 
     async def _cancel_waiting(self, scope: Scope, doc_ids: Sequence[str] | None) -> dict[str, str]:
         """Cancel documents that wait to be indexed; returns their readers by their ids."""
@@ -191,7 +186,7 @@ class DocumentService:
         await asyncio.to_thread(self._deletions.scrub)
         found = await asyncio.to_thread(self._deletions.receipt, receipt_id, scope.tenant)
         assert found is not None
-        return found
+        return found[0]
 
 
 def no_document(doc_id: str) -> NotFound:

@@ -13,7 +13,9 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
+from kvstitch.records.documents import Job, JobFault, JobList, JobStep, WarnedDocument
 from retriever.sql.errors import AlreadyThere
 from service.errors import Conflict, DiskFull, Forbidden, InvalidRequest, NotFound
 from service.gateway.auth.access import Principal
@@ -22,21 +24,14 @@ from service.gateway.data_folder import DiskGuard
 from service.gateway.documents.deletion.purge_queue import PurgeQueue
 from service.gateway.documents.indexing_stage import IndexingStage
 from service.gateway.documents.ingest_loops import TokenRate
-from service.gateway.documents.jobs.job_records import (
-    OPEN_STATES,
-    DocumentError,
-    DocumentWarnings,
-    IngestDocument,
-    Job,
-    JobPage,
-    Step,
-)
+from service.gateway.documents.jobs.job_records import IngestDocument, StoredJob
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.documents.jobs.job_store import JobStore
 from service.gateway.documents.kv_stage import KvStage
 from service.gateway.search.async_retriever import AsyncRetriever
 from service.gateway.search.search_query import document_scope
 
+T = TypeVar("T", JobFault, WarnedDocument, JobStep)
 SPOOL_BYTES = 1 << 20  # of documents in one transaction while they come in
 DOCUMENT_BYTES = 1024  # that a document counts in addition to its text
 MAX_CURSOR_DIGITS = 18  # what surely fits into SQLite's integers
@@ -74,12 +69,8 @@ class JobService:
         documents: AsyncIterator[IngestDocument],
         idempotency_key: str | None = None,
     ) -> Job:
-        """Accept documents as they come in. On return all of them are on disk, or none.
-
-        Args:
-            principal: The sender.
-            documents: What they sent.
-            idempotency_key: The same key with the same documents gets the same job.
+        """Accept documents as they come in. On return all of them are on disk, or none. The same
+        key with the same documents gets the same job.
 
         Raises:
             Conflict: A request with the same key is in flight.
@@ -119,7 +110,7 @@ class JobService:
                 await asyncio.shield(self._drop())
                 raise
         self._wake()
-        return await self.get(principal, job_id)
+        return await self._get(principal, job_id)
 
     async def get(self, principal: Principal, job_id: str, max_errors: int = MAX_ERRORS) -> Job:
         """Return one job, with the errors of so many documents that failed.
@@ -127,16 +118,11 @@ class JobService:
         Raises:
             NotFound: The tenant has no such job.
         """
-        job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant, max_errors)
-        if job is None or not all(map(principal.view.shows, job.readers)):
-            raise NotFound(
-                f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
-            )
-        return await self._shown(self._with_eta(job), principal)
+        return await self._get(principal, job_id, max_errors, await self._stopped_by())
 
     async def page(
         self, principal: Principal, limit: int, cursor: str | None, state: str | None
-    ) -> JobPage:
+    ) -> JobList:
         """Return jobs, newest first.
 
         Raises:
@@ -149,11 +135,12 @@ class JobService:
                 "cursor: pass the next_cursor of the page before, or leave it out", field="cursor"
             )
         before = None if cursor is None else int(cursor)
-        page = await asyncio.to_thread(
+        found, next_cursor = await asyncio.to_thread(
             self._jobs.page, principal.tenant, limit, before, state, principal.view
         )
-        jobs = [await self._shown(self._with_eta(job), principal) for job in page.jobs]
-        return replace(page, jobs=jobs)
+        stopped_by = await self._stopped_by()
+        jobs = [await self._told(job, principal, stopped_by) for job in found]
+        return JobList(jobs=jobs, next_cursor=next_cursor)
 
     async def cancel(self, principal: Principal, job_id: str) -> Job:
         """Cancel the documents of a job that are not done.
@@ -163,59 +150,91 @@ class JobService:
             Conflict: It has ended already.
         """
         async with self._purges.catalog_lock:  # not while a batch is being indexed
-            job = await self.get(principal, job_id)
-            if job.state not in (*OPEN_STATES, "cancelled"):
+            job = await self._get(principal, job_id)
+            if job.ended and job.state != "cancelled":
                 raise Conflict(f"the job has {job.state} already: there is nothing to cancel")
             indexed = await asyncio.to_thread(self._jobs.cancel, job_id)
             self._indexing.cancel(job_id)
             await self._kv.cancel(job_id, indexed)
         await self._refresh_gauges()
         await asyncio.to_thread(self._jobs.scrub)
-        return await self.get(principal, job_id)
+        return await self._get(principal, job_id)
 
-    async def waiting(self) -> str | None:
+    async def states(self) -> dict[str, int]:
+        """Return how many jobs of all tenants are in each state."""
+        return await asyncio.to_thread(self._jobs.states)
+
+    async def _stopped_by(self) -> str | None:
         """Return why no open job goes on at the moment; None if they do."""
         return await asyncio.to_thread(self._disk.reason)
 
-    def _with_eta(self, job: Job) -> Job:
-        if job.state not in OPEN_STATES:
-            return job
-        long = self._indexing.long
-        found = [] if long is None else long.of_job(job.job_id)
-        steps = [Step(each.item.doc_id, each.step, each.done, each.total, each.eta_s,
-                      each.item.collection) for each in found]  # fmt: skip
-        eta_s = self._rate.seconds_for(job.tokens_ahead)
-        if steps and eta_s is not None:
-            known = [step.eta_s for step in steps if step.eta_s is not None]
-            eta_s = eta_s + max(known) if len(known) == len(steps) else None
-        waits_for = None
-        if steps and all(step.step == "waiting" for step in steps):
-            waits_for = "other documents that take long come first"
-        elif job.state == "queued" and not steps:
-            waits_for = "documents that were sent earlier come first"
-        return replace(job, eta_s=eta_s, steps=steps, waits_for=waits_for)
+    async def _get(
+        self,
+        principal: Principal,
+        job_id: str,
+        max_errors: int = MAX_ERRORS,
+        stopped_by: str | None = None,
+    ) -> Job:
+        job = await asyncio.to_thread(self._jobs.get, job_id, principal.tenant, max_errors)
+        if job is None or not all(map(principal.view.shows, job.readers)):
+            raise NotFound(
+                f"job_id: there is no job {job_id!r}; GET /admin/jobs lists them", field="job_id"
+            )
+        return await self._told(job, principal, stopped_by)
 
-    async def _shown(self, job: Job, principal: Principal) -> Job:
-        """Return a job without what it says of documents that the sender may not read now."""
-        said: list[DocumentError | DocumentWarnings | Step] = [
-            *job.errors, *job.warnings, *job.steps
+    async def _told(
+        self, stored: StoredJob, principal: Principal, stopped_by: str | None = None
+    ) -> Job:
+        """Return what a sender is told of a job: how long it takes, what it waits for, and nothing
+        of documents that they may not read now."""
+        job, steps = stored.job, self._steps(stored.job)
+        if not job.ended:
+            waits_for = stopped_by
+            if steps and all(step.step == "waiting" for _, step in steps):
+                waits_for = waits_for or "other documents that take long come first"
+            elif job.state == "queued" and not steps:
+                waits_for = waits_for or "documents that were sent earlier come first"
+            eta_s = None if stopped_by else self._rate.seconds_for(stored.tokens_ahead)
+            if steps and eta_s is not None:
+                known = [step.eta_s for _, step in steps if step.eta_s is not None]
+                eta_s = eta_s + max(known) if len(known) == len(steps) else None
+            job = replace(job, eta_s=eta_s, waiting=waits_for)
+        told: list[tuple[str, JobFault | WarnedDocument | JobStep]] = [
+            *stored.errors, *stored.warnings, *steps
         ]  # fmt: skip
-        if principal.view.groups is None or not said:
-            return job
+        hidden = await self._hidden(principal, [(where, one.doc_id) for where, one in told])
+
+        def shown(told: list[tuple[str, T]]) -> list[T]:
+            return [one for collection, one in told if (collection, one.doc_id) not in hidden]
+
+        return replace(
+            job, errors=shown(stored.errors), warnings=shown(stored.warnings), steps=shown(steps)
+        )
+
+    def _steps(self, job: Job) -> list[tuple[str, JobStep]]:
+        """Return how far a job's documents are that take long, each with its collection."""
+        long = self._indexing.long
+        return [
+            (each.item.collection, JobStep(doc_id=each.item.doc_id, step=each.step,
+                                           done=each.done, total=each.total, eta_s=each.eta_s))
+            for each in ([] if long is None or job.ended else long.of_job(job.job_id))
+        ]  # fmt: skip
+
+    async def _hidden(
+        self, principal: Principal, named: list[tuple[str, str]]
+    ) -> set[tuple[str, str]]:
+        """Return those of these (collection, document) that the sender may not read now."""
         hidden: set[tuple[str, str]] = set()
-        for collection in {each.collection for each in said}:
-            names = [each.doc_id for each in said if each.collection == collection]
+        if principal.view.groups is None:
+            return hidden
+        for collection in {collection for collection, _ in named}:
+            names = [name for where, name in named if where == collection]
             scope = document_scope(principal, collection)
             readers = await self._retriever.run(
                 self._retriever.catalog.readers_of, names, scope=scope
             )
             hidden |= {(collection, n) for n in readers if not scope.view.shows(readers[n])}
-        return replace(
-            job,
-            errors=[each for each in job.errors if (each.collection, each.doc_id) not in hidden],
-            warnings=[e for e in job.warnings if (e.collection, e.doc_id) not in hidden],
-            steps=[each for each in job.steps if (each.collection, each.doc_id) not in hidden],
-        )
+        return hidden
 
     async def _drop(self) -> None:
         """Forget jobs that were refused; deleting, too, needs some room."""
@@ -223,10 +242,6 @@ class JobService:
             for job_id in list(self._not_dropped):
                 await asyncio.to_thread(self._jobs.drop, job_id)
                 self._not_dropped.discard(job_id)
-
-    async def states(self) -> dict[str, int]:
-        """Return how many jobs of all tenants are in each state."""
-        return await asyncio.to_thread(self._jobs.states)
 
     async def _spool(self, job_id: str, documents: AsyncIterator[IngestDocument]) -> bytes:
         """Write documents to disk as they come; returns the digest of all of them."""
@@ -268,7 +283,7 @@ class JobService:
                 f"Idempotency-Key {key!r} was used for other documents: send a new key with them",
                 field="Idempotency-Key",
             )
-        return await self.get(principal, job_id)
+        return await self._get(principal, job_id)
 
     @contextlib.contextmanager
     def _exclusive_use(self, tenant: str, key: str | None) -> Iterator[None]:

@@ -201,13 +201,14 @@ def holds_all(database: ServiceDatabase, keys: KeyStore, spool: Path) -> None:
     deletions = DeletionStore(database)
     (purge,) = deletions.pending_purges(9, "r")
     deletions.settle([purge], {"ssd": 2})
-    receipt = deletions.receipt("r", "t")
+    receipt, _ = deletions.receipt("r", "t") or (None, [])
     assert receipt is not None and receipt.completed is not None and receipt.kv == {"ssd": 3}
     found = keys.find(KEY)
     assert found is not None and (found.name, found.limits.tokens_per_minute) == ("n", 5)
     later = store.begin("t")
     store.accept(later, None, b"")
-    assert [job.job_id for job in store.page("t", 9, None, None).jobs] == [later, "one"]
+    page, _ = store.page("t", 9, None, None)
+    assert [stored.job.job_id for stored in page] == [later, "one"]
 
 
 def test_files(tmp_path: Path) -> None:

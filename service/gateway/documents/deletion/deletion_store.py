@@ -21,6 +21,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from encryption.keyring import Keyring
+from kvstitch.records.documents import Receipt
 from retriever.readers import EVERYBODY
 from retriever.sql.expressions import among, upsert
 from service.gateway.documents import membership
@@ -30,7 +31,7 @@ from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import confirmations, contents, purges, receipts, sizes
 from service.messages.requests import ChunkTokens
 
-_MAX_DOC_IDS = 100
+_MAX_DOC_IDS = 100  # that a receipt names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,44 +43,9 @@ class PendingPurge(ChunkKV):
     shared: bool = False  # another chunk has the same ids, so only the copies are deleted
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """What a deletion removed.
-
-    Attributes:
-        receipt_id: Its id.
-        collection: Of the documents.
-        doc_ids: The first hundred of them.
-        documents: How many documents were deleted.
-        chunks: How many chunks they had.
-        kv: Deleted copies of KV per tier.
-        owed_chunks: Chunks whose KV may still be stored, because the worker or a tier is away.
-        unreached: Those tiers.
-        created: Unix seconds.
-        completed: Unix seconds; None while purges are pending.
-        readers: Of the documents, each once.
-    """
-
-    receipt_id: str
-    collection: str
-    doc_ids: list[str]
-    documents: int
-    chunks: int
-    kv: dict[str, int]
-    owed_chunks: int
-    unreached: list[str]
-    created: float
-    completed: float | None
-    readers: list[str]
-
-
 class DeletionStore:
-    """Thread-safe; every call blocks. The database must have been started.
-
-    Args:
-        database: Of jobs and deletions.
-        keys: What can be decoded to text is sealed under these; None: it is in the clear.
-    """
+    """Thread-safe; every call blocks. The database must have been started. What can be decoded to
+    text is sealed under the keys, if there are any."""
 
     def __init__(self, database: ServiceDatabase, keys: Keyring | None = None) -> None:
         self._sealed = SealedRows(keys)
@@ -96,14 +62,8 @@ class DeletionStore:
         targets: Sequence[ChunkKV],
         readers: Collection[str] = (),
     ) -> str:
-        """Write a receipt and its pending purges, before the documents are removed.
-
-        Args:
-            readers: Of the documents.
-
-        Returns:
-            The receipt's id.
-        """
+        """Write a receipt and its pending purges, before the documents are removed; return its
+        id."""
         receipt_id, now = uuid.uuid4().hex, time.time()
         row = {
             "receipt_id": receipt_id,
@@ -125,7 +85,8 @@ class DeletionStore:
             _insert_purges(write, targets, receipt_id, self._sealed)
         return receipt_id
 
-    def receipt(self, receipt_id: str, tenant: str) -> Receipt | None:
+    def receipt(self, receipt_id: str, tenant: str) -> tuple[Receipt, list[str]] | None:
+        """Return a receipt as it is now, and the readers of its documents."""
         named = receipts.c.receipt_id == receipt_id, receipts.c.tenant == tenant
         own = select(func.count()).where(purges.c.receipt_id == receipts.c.receipt_id)
         with self._database.read() as read:
@@ -135,8 +96,9 @@ class DeletionStore:
                 return None
             silent = membership.silent_owing(read, receipt_id) if self._shared else []
         unreached = [*json.loads(row.unreached), *(f"gateway {name}" for name in silent)]
-        return Receipt(
+        receipt = Receipt(
             receipt_id=receipt_id,
+            state="owed" if row.completed is None else "completed",
             collection=row.collection,
             doc_ids=json.loads(row.doc_ids),
             documents=row.documents,
@@ -146,8 +108,8 @@ class DeletionStore:
             unreached=unreached if row.owed else [],
             created=row.created,
             completed=row.completed,
-            readers=json.loads(row.readers),
         )
+        return receipt, json.loads(row.readers)
 
     # -- pending purges --------------------------------------------------------------------------
 
@@ -167,12 +129,8 @@ class DeletionStore:
             return [_pending(row, self._sealed) for row in read.execute(query)]
 
     def settle(self, made: Sequence[PendingPurge], copies: Mapping[str, int]) -> None:
-        """Remove purges that this gateway has made and no other still has to make.
-
-        Args:
-            made: All of them of one receipt, or all of none.
-            copies: Deleted copies of KV per tier.
-        """
+        """Remove purges that this gateway has made and no other still has to make: all of them of
+        one receipt, or all of none. `copies`: deleted copies of KV per tier."""
         numbers = [purge.number for purge in made]
         with self._database.write() as write:
             if self._shared:

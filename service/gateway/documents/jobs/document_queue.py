@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
+from kvstitch.records.documents import OPEN_STATES
 from retriever.readers import View
 from retriever.sql.expressions import among
 from service.gateway.documents.jobs.job_database import (
@@ -36,7 +37,7 @@ from service.gateway.documents.jobs.job_database import (
     update_job_states,
     warnings_place,
 )
-from service.gateway.documents.jobs.job_records import OPEN_STATES, IngestDocument
+from service.gateway.documents.jobs.job_records import IngestDocument
 from service.gateway.tables import documents, jobs
 
 _UNFINISHED = sa.select(

@@ -13,11 +13,11 @@ from encryption.errors import EncryptionError
 from encryption.keyring import Keyring
 from encryption.sealed_files import opened_blocks
 from encryption.values import place
+from kvstitch.records.documents import Job, JobFault, WarnedDocument
 from retriever import Scope
 from retriever.readers import EVERYBODY, EVERYTHING, View
 from service.gateway.encryption.sealed_rows import locked
 
-OPEN_STATES = ("queued", "running")
 NO_WARNINGS = "[]"
 BLOCK_BYTES = 1 << 20
 
@@ -114,62 +114,13 @@ class IngestDocument:
 
 
 @dataclass(frozen=True)
-class DocumentError:
-    doc_id: str
-    message: str
-    collection: str
+class StoredJob:
+    """A job as its rows make it, and what is told of it to who may read its documents."""
 
-
-@dataclass(frozen=True)
-class Step:
-    """A document that takes long, and how far it is."""
-
-    doc_id: str
-    step: str  # waiting, reading or embedding
-    done: int  # chunks that are embedded
-    total: int  # 0: not known yet
-    eta_s: float | None  # until it is embedded; None: not known
-    collection: str
-
-
-@dataclass(frozen=True)
-class DocumentWarnings:
-    """What of a document is not in its text, or may be wrong there: fields of ParseWarnings."""
-
-    doc_id: str
-    warnings: list[dict[str, Any]]
-    collection: str
-
-
-@dataclass(frozen=True)
-class Job:
-    """The state of an ingest job. Times are Unix seconds."""
-
-    job_id: str
-    state: str  # queued, running, succeeded, failed, cancelled or dead
-    created: float
-    updated: float
-    total: int
-    done: int
-    failed: int
-    cancelled: int
-    chunks: int
-    changes: dict[str, int]  # documents that were created, updated or unchanged
-    errors: list[DocumentError]  # of the first hundred that failed
-    warnings: list[DocumentWarnings]  # of the first hundred that are stored, but not all of them
-    warned: int = 0  # how many these are
+    job: Job  # without errors, warnings and steps
+    errors: list[tuple[str, JobFault]]  # of the first documents that failed, with the collection
+    warnings: list[tuple[str, WarnedDocument]]
     # Tokens of its documents that are not done, and of those of earlier jobs, which come first; of
     # documents that are not indexed yet they are estimated.
-    tokens_ahead: int = 0
-    eta_s: float | None = None  # until it ends; None: it has ended, or that is not known
-    steps: list[Step] = field(default_factory=list)
-    waits_for: str | None = None  # what comes before its documents
-    readers: list[str] = field(default_factory=list)  # of its documents when they were sent
-
-
-@dataclass(frozen=True)
-class JobPage:
-    """Jobs, newest first; `next_cursor` is None on the last page."""
-
-    jobs: list[Job]
-    next_cursor: str | None
+    tokens_ahead: int
+    readers: list[str]  # of its documents when they were sent

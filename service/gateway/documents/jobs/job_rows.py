@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 
-from service.gateway.documents.jobs.job_database import UNFINISHED, sealed_for
-from service.gateway.documents.jobs.job_records import (
-    NO_WARNINGS,
-    OPEN_STATES,
-    DocumentError,
-    DocumentWarnings,
+from kvstitch.records.documents import (
+    DocumentWarning,
     Job,
+    JobFault,
+    JobProgress,
+    WarnedDocument,
 )
+from service.gateway.documents.jobs.job_database import UNFINISHED, sealed_for
+from service.gateway.documents.jobs.job_records import NO_WARNINGS, StoredJob
 from service.gateway.encryption.sealed_rows import SealedRows
 from service.gateway.tables import documents, jobs
 
@@ -27,7 +29,7 @@ JOB = sa.select(*jobs.c["job_id", "number", "tenant", "state", "created", "updat
 
 def load_job(
     read: sa.Connection, row: sa.Row[Any], sealed: SealedRows, max_errors: int = MAX_ERRORS
-) -> Job:
+) -> StoredJob:
     """Return a job from its row of JOB and the rows of its documents, with so many errors."""
     mine = documents.c.job_id == row.job_id
     kinds = documents.c["state", "change"]
@@ -43,41 +45,49 @@ def load_job(
     has_warnings = mine, documents.c.warnings != NO_WARNINGS
 
     def told(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> list[tuple[str, str, str]]:
-        """Return (document, what is said of it, collection) of the first documents."""
+        """Return (collection, document, what is said of it) of the first documents."""
         query = sa.select(*named, column.label("said")).where(*where)
+        rows = read.execute(query.order_by(documents.c.number).limit(max_errors))
+        where_of = partial(sealed_for, "said", row.job_id)
         return [
-            (
-                each.doc_id,
-                sealed.opened_text(each.said, *sealed_for("said", row.job_id, each)) or "",
-                each.collection,
-            )
-            for each in read.execute(query.order_by(documents.c.number).limit(max_errors))
+            (each.collection, each.doc_id, sealed.opened_text(each.said, *where_of(each)) or "")
+            for each in rows
         ]
 
     warned = sa.select(sa.func.count()).select_from(documents).where(*has_warnings)
-    return Job(
+    job = Job(
         job_id=row.job_id,
         state=row.state,
-        created=row.created,
-        updated=row.updated,
-        total=states.total(),
-        done=states["done"],
-        failed=states["failed"] + states["dead"],
-        cancelled=states["cancelled"],
+        progress=JobProgress(
+            done=states["done"],
+            failed=states["failed"] + states["dead"],
+            cancelled=states["cancelled"],
+            total=states.total(),
+        ),
         chunks=chunks,
         changes=dict(changes),
-        errors=[
-            DocumentError(*each)
-            for each in told(documents.c.error, mine, documents.c.error.is_not(None))
-        ],
-        warnings=[
-            DocumentWarnings(doc_id, json.loads(said), collection)
-            for doc_id, said, collection in told(documents.c.warnings, *has_warnings)
-        ],
+        errors=[],
+        warnings=[],
         warned=int(read.scalar(warned) or 0),
-        tokens_ahead=_tokens_ahead(read, row.job_id) if row.state in OPEN_STATES else 0,
-        readers=json.loads(row.readers),
+        created=row.created,
+        updated=row.updated,
     )
+    failed = told(documents.c.error, mine, documents.c.error.is_not(None))
+    return StoredJob(
+        job,
+        [(collection, JobFault(doc_id=name, message=said)) for collection, name, said in failed],
+        [
+            (collection, WarnedDocument(doc_id=name, warnings=read_warnings(said)))
+            for collection, name, said in told(documents.c.warnings, *has_warnings)
+        ],
+        0 if job.ended else _tokens_ahead(read, row.job_id),
+        json.loads(row.readers),
+    )
+
+
+def read_warnings(stored: str) -> list[DocumentWarning]:
+    """Return the warnings of a document from their JSON."""
+    return [DocumentWarning(**one) for one in json.loads(stored)]
 
 
 def _tokens_ahead(read: sa.Connection, job_id: str) -> int:

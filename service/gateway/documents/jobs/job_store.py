@@ -19,6 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from kvstitch.records.documents import OPEN_STATES, DocumentWarning
 from retriever import Scope
 from retriever.readers import EVERYBODY, EVERYTHING, View
 from retriever.sql.expressions import among
@@ -37,13 +38,11 @@ from service.gateway.documents.jobs.job_database import (
 )
 from service.gateway.documents.jobs.job_records import (
     NO_WARNINGS,
-    OPEN_STATES,
     IngestDocument,
-    Job,
-    JobPage,
     SpooledFile,
+    StoredJob,
 )
-from service.gateway.documents.jobs.job_rows import JOB, MAX_ERRORS, load_job
+from service.gateway.documents.jobs.job_rows import JOB, MAX_ERRORS, load_job, read_warnings
 from service.gateway.documents.jobs.spool_folder import SpoolFolder
 from service.gateway.service_database import ServiceDatabase
 from service.gateway.tables import documents, jobs, sizes
@@ -153,7 +152,7 @@ class JobStore:
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> Job | None:
+    def get(self, job_id: str, tenant: str, max_errors: int = MAX_ERRORS) -> StoredJob | None:
         named = jobs.c.job_id == job_id, jobs.c.tenant == tenant, _ACCEPTED
         with self._rows.read() as read:
             row = read.execute(JOB.where(*named)).first()
@@ -166,9 +165,9 @@ class JobStore:
         before: int | None,
         state: str | None,
         view: View = EVERYTHING,
-    ) -> JobPage:
+    ) -> tuple[list[StoredJob], str | None]:
         """Return jobs, newest first, of those with a number below `before`: those whose documents
-        a view shows, all of them."""
+        a view shows, all of them; and the number of the last, None: there are no more."""
         query = JOB.where(jobs.c.tenant == tenant, _ACCEPTED)
         if before is not None:
             query = query.where(jobs.c.number < before)
@@ -182,7 +181,7 @@ class JobStore:
                 query = query.where(among(jobs.c.readers, shown))
             rows = read.execute(query.order_by(jobs.c.number.desc()).limit(limit + 1)).all()
             found = [load_job(read, row, self._rows.sealed) for row in rows[:limit]]
-        return JobPage(found, str(rows[limit - 1].number) if len(rows) > limit else None)
+        return found, str(rows[limit - 1].number) if len(rows) > limit else None
 
     def states(self) -> dict[str, int]:
         """Return how many jobs of all tenants are in each state."""
@@ -225,16 +224,13 @@ class JobStore:
             update_job_states(write, job_ids)
         return {doc_id: readers for _, doc_id, readers in found.values()}
 
-    def warnings(self, tenant: str, collection: str, doc_id: str) -> list[dict[str, Any]]:
-        """Return what is not in the text of a stored document, or may be wrong there: fields of
-        ParseWarnings."""
+    def warnings(self, tenant: str, collection: str, doc_id: str) -> list[DocumentWarning]:
+        """Return what is not in the text of a stored document, or may be wrong there."""
         key = sizes.c.tenant == tenant, sizes.c.collection == collection, sizes.c.doc_id == doc_id
         with self._rows.read() as read:
             stored = read.scalar(sa.select(sizes.c.warnings).where(*key))
             where = warnings_place(tenant, collection, doc_id)
-            said = self._rows.sealed.opened_text(stored, *where) or NO_WARNINGS
-            found: list[dict[str, Any]] = json.loads(said)
-        return found
+            return read_warnings(self._rows.sealed.opened_text(stored, *where) or NO_WARNINGS)
 
     def scrub(self) -> None:
         """Overwrite what was deleted in the database's files."""

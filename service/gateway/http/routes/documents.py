@@ -20,11 +20,9 @@ from kvstitch.records.documents import (
     StoredChunk,
 )
 from retriever import DocFilter, DocumentInfo, Scope
-from retriever.documents import StoredDocument
 from retriever.readers import groups_of
 from service.errors import InvalidRequest, NotFound
-from service.gateway.documents.deletion.deletion_store import Receipt as StoredReceipt
-from service.gateway.documents.document_service import DocumentService, no_document
+from service.gateway.documents.document_service import no_document
 from service.gateway.http.audit_trail import MOST_NAMES, note
 from service.gateway.http.dependencies import Administering, CollectionName, DocumentsDep, Limit
 from service.gateway.http.json_body import JsonRoute
@@ -88,7 +86,7 @@ async def text(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> DocumentT
             )
             for chunk in await service.chunks(scope, stored.info.doc_id)
         ],
-        warnings=await _warnings(scope, stored, service),
+        warnings=await service.warnings(scope, stored.info.doc_id),
     )  # fmt: skip
 
 
@@ -97,7 +95,7 @@ async def document(doc_id: str, scope: ScopeDep, service: DocumentsDep) -> Docum
     """A document with its text."""
     stored = await service.get(scope, doc_id)
     marks = [DocumentMark(**asdict(mark)) for mark in stored.document.marks]
-    warnings = await _warnings(scope, stored, service)
+    warnings = await service.warnings(scope, stored.info.doc_id)
     return _info(stored.info, stored.document.text, marks, warnings)
 
 
@@ -128,7 +126,7 @@ async def delete_many(
 @router.get("/receipts/{receipt_id}")
 async def receipt(principal: Administering, receipt_id: str, service: DocumentsDep) -> Receipt:
     """A deletion's receipt, and whether anything is still owed."""
-    return _receipt(await service.receipt(principal, receipt_id))
+    return await service.receipt(principal, receipt_id)
 
 
 @router.put("/pins/{doc_id:path}")
@@ -185,23 +183,10 @@ def _conditions(text: str | None) -> dict[str, Any] | None:
     return found
 
 
-async def _warnings(
-    scope: Scope, stored: StoredDocument, service: DocumentService
-) -> list[DocumentWarning]:
-    found = await service.warnings(scope, stored.info.doc_id)
-    return [DocumentWarning(**one) for one in found]
-
-
-def _deleted(request: Request, receipt: StoredReceipt) -> Receipt:
+def _deleted(request: Request, receipt: Receipt) -> Receipt:
     names = list(receipt.doc_ids[:MOST_NAMES])
     note(request, receipt_id=receipt.receipt_id, documents=receipt.documents, doc_ids=names)
-    return _receipt(receipt)
-
-
-def _receipt(receipt: StoredReceipt) -> Receipt:
-    fields = asdict(receipt)
-    del fields["readers"]
-    return Receipt(**fields, state="owed" if receipt.completed is None else "completed")
+    return receipt
 
 
 def _info(

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import TypeAdapter
 
 from kvstitch.records.documents import Job, JobList, JobState
-from service.gateway.documents.jobs.job_records import OPEN_STATES
-from service.gateway.documents.jobs.job_records import Job as StoredJob
 from service.gateway.documents.jobs.job_rows import MAX_ERRORS
 from service.gateway.http.audit_trail import note, noted
 from service.gateway.http.dependencies import Ingesting, JobsDep, Limit, UploadDep
 from service.gateway.http.openapi import PRECOMPUTE
 
-_JOB = TypeAdapter(Job)
 router = APIRouter(prefix="/admin", tags=["corpus"])
 
 MaxErrors = Annotated[
@@ -47,7 +42,7 @@ async def precompute(
     job = await jobs.submit(principal, noted(request, documents), idempotency_key)
     note(request, job_id=job.job_id)
     response.headers["Location"] = f"/admin/jobs/{job.job_id}"
-    return _job(job)
+    return job
 
 
 @router.get("/jobs")
@@ -59,9 +54,7 @@ async def jobs(
     state: JobState | None = None,
 ) -> JobList:
     """Jobs newest first; pass `next_cursor` as `cursor` for the next page."""
-    page = await job_service.page(principal, limit, cursor, state)
-    waiting = await job_service.waiting()
-    return JobList(jobs=[_job(job, waiting) for job in page.jobs], next_cursor=page.next_cursor)
+    return await job_service.page(principal, limit, cursor, state)
 
 
 @router.get("/jobs/{job_id}")
@@ -69,23 +62,10 @@ async def job(
     principal: Ingesting, job_id: str, job_service: JobsDep, errors: MaxErrors = MAX_ERRORS
 ) -> Job:
     """How far a job is, and what is wrong with documents that failed."""
-    found = await job_service.get(principal, job_id, errors)
-    return _job(found, await job_service.waiting())
+    return await job_service.get(principal, job_id, errors)
 
 
 @router.delete("/jobs/{job_id}")
 async def cancel(principal: Ingesting, job_id: str, job_service: JobsDep) -> Job:
     """Leave what is not done. Documents that are indexed stay; their KV is computed when asked."""
-    return _job(await job_service.cancel(principal, job_id))
-
-
-def _job(job: StoredJob, waiting: str | None = None) -> Job:
-    """Return a job for the response; `waiting` says why open jobs do not go on."""
-    return _JOB.validate_python(
-        {
-            **asdict(job),
-            "eta_s": job.eta_s if waiting is None else None,
-            "progress": vars(job),
-            "waiting": (waiting or job.waits_for) if job.state in OPEN_STATES else None,
-        }
-    )
+    return await job_service.cancel(principal, job_id)

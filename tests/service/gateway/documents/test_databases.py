@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch.records.documents import JobFault
 from retriever import Scope
 from retriever.sql.errors import AlreadyThere
 from service.errors import InvalidRequest, NotFound, QuotaExceeded
@@ -70,20 +71,24 @@ def test_a_job_from_acceptance_to_its_end(store: JobStore) -> None:
         replace(second, change="updated", chunks=1, tokens=3),
     ])  # fmt: skip
     store.unfinished.set_failed([(third, "no text")])
-    job = store.get(job_id, "")
-    assert job is not None
-    assert (job.state, job.total, job.failed, job.chunks) == ("running", 3, 1, 3)
-    assert [(one.doc_id, one.warnings) for one in job.warnings] == [("a", json.loads(warned))]
-    assert job.warned == 1 and store.warnings("", first.collection, "a") == json.loads(warned)
+    stored = store.get(job_id, "")
+    assert stored is not None
+    job = stored.job
+    assert (job.state, job.progress.total, job.progress.failed, job.chunks) == ("running", 3, 1, 3)
+    told = [(where, one.doc_id, list(map(asdict, one.warnings))) for where, one in stored.warnings]
+    assert told == [("c", "a", json.loads(warned))] and job.warned == 1
+    (kept,) = store.warnings("", first.collection, "a")
+    assert [asdict(kept)] == json.loads(warned)
     assert store.warnings("", second.collection, "b") == store.warnings("x", "", "a") == []
-    assert job.changes == {"created": 1, "updated": 1} and job.tokens_ahead == 8
-    assert [(e.doc_id, e.message) for e in job.errors] == [("c", "no text")]
+    assert job.changes == {"created": 1, "updated": 1} and stored.tokens_ahead == 8
+    assert stored.errors == [("c", JobFault(doc_id="c", message="no text"))]
     assert store.unfinished.pending(10, 10_000) == []
     indexed = store.unfinished.indexed(10)
     assert [(item.kind, item.content) for item in indexed] == [("", b"")] * 2
     store.unfinished.set_done([item.number for item in indexed])
-    job = store.get(job_id, "")
-    assert job is not None and (job.state, job.done) == ("failed", 2)
+    stored = store.get(job_id, "")
+    assert stored is not None
+    assert (stored.job.state, stored.job.progress.done) == ("failed", 2)
     assert store.get(job_id, "other tenant") is None
 
 
@@ -112,12 +117,12 @@ def test_one_key_is_one_job(store: JobStore) -> None:
 def test_pages_of_jobs(store: JobStore) -> None:
     ids = [accept(store, "a") for _ in range(5)]
     store.cancel(ids[1])
-    page = store.page("", 2, None, None)
-    assert [job.job_id for job in page.jobs] == [ids[4], ids[3]]
-    rest = store.page("", 9, int(page.next_cursor or 0), None)
-    assert [job.job_id for job in rest.jobs] == ids[2::-1] and rest.next_cursor is None
-    cancelled = store.page("", 9, None, "cancelled")
-    assert [job.job_id for job in cancelled.jobs] == [ids[1]]
+    page, next_cursor = store.page("", 2, None, None)
+    assert [stored.job.job_id for stored in page] == [ids[4], ids[3]]
+    rest, end = store.page("", 9, int(next_cursor or 0), None)
+    assert [stored.job.job_id for stored in rest] == ids[2::-1] and end is None
+    cancelled, _ = store.page("", 9, None, "cancelled")
+    assert [stored.job.job_id for stored in cancelled] == [ids[1]]
 
 
 def test_documents_that_wait_can_be_cancelled(store: JobStore) -> None:
@@ -129,8 +134,9 @@ def test_documents_that_wait_can_be_cancelled(store: JobStore) -> None:
         left.number
     }
     assert store.cancel_documents(Scope("", "c"), None) == {"a": ""}
-    job = store.get(job_id, "")
-    assert job is not None and (job.state, job.cancelled) == ("cancelled", 2)
+    stored = store.get(job_id, "")
+    assert stored is not None
+    assert (stored.job.state, stored.job.progress.cancelled) == ("cancelled", 2)
 
 
 def test_what_a_tenant_has_is_counted_once(store: JobStore) -> None:
@@ -200,11 +206,11 @@ def test_a_receipt_is_complete_when_its_purges_are_made(opened: ServiceDatabase)
     assert (first.ids, first.chunk_id) == ([1, 2, 1], 1)
     deletions.settle([first], {"memory": 2})
     deletions.record_unreached(receipt_id, {"ssd": 1}, ["redis"])
-    receipt = deletions.receipt(receipt_id, "t")
+    receipt, _ = deletions.receipt(receipt_id, "t") or (None, [])
     assert receipt is not None and (receipt.owed_chunks, receipt.unreached) == (2, ["redis"])
     deletions.drop([second])
     deletions.settle([third], {"memory": 1})
-    receipt = deletions.receipt(receipt_id, "t")
+    receipt, _ = deletions.receipt(receipt_id, "t") or (None, [])
     assert receipt is not None and receipt.completed is not None
     assert receipt.kv == {"memory": 3, "ssd": 1} and receipt.unreached == []
     assert deletions.chunks_with_content("t", [1, 2, 3]) == [3]
