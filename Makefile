@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
+.venv/.ready: pyproject.toml $(wildcard plugins/*/pyproject.toml) constraints.txt scripts/setup.sh
 	PYTHON=$(PYTHON) scripts/setup.sh dev,loadtest,clients,otel,postgresql,ray
 	@touch $@
 

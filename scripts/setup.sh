@@ -37,6 +37,7 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
 fi
 echo "setup: kvstitch and its dependencies"
 "${pip[@]}" -e ".${extras:+[$extras]}"
+for plugin in plugins/*/; do "${pip[@]}" --no-deps -e "./${plugin%/}"; done
 # faiss-gpu and faiss-cpu are the same module: with the gpu extra only one may stay.
 case ",$extras," in *,gpu,*)
   .venv/bin/python -m pip -q uninstall -y faiss-cpu

@@ -32,6 +32,8 @@ _OPTIONS = {
 # What a killed server needs. The machine lives on, and with it what was written to its files.
 _DURABLE = {"synchronous_commit": "on"}
 
+DATABASES = ("sqlite", "postgresql")
+
 
 class PostgresqlServer:
     """One server that a test can stop and start again; what is in it stays."""

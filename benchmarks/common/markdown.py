@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tuning.statistics import Estimate
+from kvstitch_tune.statistics import Estimate
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -36,6 +36,8 @@ from demo.client import Client
 from demo.corpus_files import CorpusDocument
 from demo.model import MODEL
 from demo.process import free_port, service
+from kvstitch_tune.environment import describe
+from kvstitch_tune.single_prompts import prefill_ids
 from kvstore import SsdTier, TieredStore
 from service.gateway.api import PromptBuilder
 from service.messages.requests import ChunkTokens
@@ -43,8 +45,6 @@ from service.models.model_finder import resolve
 from service.prompt import document_ids
 from service.settings import Settings
 from service.worker.api import DecoderModel, Engine, load_model, model_fingerprint
-from tuning.environment import describe
-from tuning.single_prompts import prefill_ids
 
 OUT = Path("benchmarks/results/speed")
 PLAIN_TOKENS = 2048

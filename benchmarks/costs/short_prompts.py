@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 
+from kvstitch_tune.case import Case
+from kvstitch_tune.environment import describe
+from kvstitch_tune.prompts import Prompt, SegmentStore, part_store
+from kvstitch_tune.single_prompts import kv_pool
 from service.settings import demo_model
 from service.worker.api import A3, DecoderModel, Pie, QuestionScout, Vanilla, load_model
 from service.worker.methods.api import DenseMethod
-from tuning.case import Case
-from tuning.environment import describe
-from tuning.prompts import Prompt, SegmentStore, part_store
-from tuning.single_prompts import kv_pool
 
 OUT = Path("benchmarks/results/speed/short_prompts.json")
 CHUNK = 48

@@ -31,9 +31,9 @@ import httpx
 import jsonschema_rs
 
 from benchmarks.costs.worker_memory import processor_s, service_process, worker_of
+from kvstitch_tune.environment import describe
 from loadtest.local_service import service
 from service.models.model_finder import resolve
-from tuning.environment import describe
 
 OUT = Path("benchmarks/results/structured.json")
 REAL = Path("tests/service/grammars/real_schemas.json.xz")

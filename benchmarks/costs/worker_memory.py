@@ -21,9 +21,9 @@ from typing import Any
 
 import httpx
 
+from kvstitch_tune.environment import describe
 from loadtest.local_service import service
 from service.models.model_finder import resolve
-from tuning.environment import describe
 
 OUT = Path("benchmarks/results/worker_memory.json")
 MIB = 1024 * 1024

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.fleet.simulator import Fleet, Outcome, Request, Simulation
+from kvstitch_tune.environment import describe
 from service.gateway.fleet.routing.router import Policy
 from service.messages.replies import WorkerLoad
-from tuning.environment import describe
 
 OUT = Path("benchmarks/results/fleet/scale.json")
 GIB = 1 << 30

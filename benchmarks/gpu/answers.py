@@ -19,11 +19,11 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.speed.engines import FULL, METHODS, SCOUT, Prompt, place, precompute
+from kvstitch_tune.environment import describe
 from kvstore import MemoryTier
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.requests import ChunkTokens
 from service.worker.api import DecoderModel, Engine, load_model
-from tuning.environment import describe
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo"

@@ -31,8 +31,8 @@ from benchmarks.hostile.documents import beside_a_long_one
 from benchmarks.hostile.grammars import Guided, grammars
 from benchmarks.hostile.phases import ENDED, Place, compare, place
 from benchmarks.hostile.uploads import write
+from kvstitch_tune.environment import describe
 from service.models.model_finder import resolve
-from tuning.environment import describe
 
 OUT = Path("benchmarks/results/hostile")
 PATIENCE_S = 20.0  # with a file: many are long texts in truth, whose ingestion would take hours

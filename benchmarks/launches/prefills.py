@@ -15,12 +15,12 @@ from benchmarks.launches.driver import pretended_gpu
 from benchmarks.launches.gpu import CUDA, DeviceTensor, PretendedGpu
 from benchmarks.launches.tally import Tally
 from benchmarks.speed.engines import Prompt, place
+from kvstitch_tune.single_prompts import kv_pool
 from kvstore import MemoryTier
 from service.messages.replies import Done, Failed, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import Generate, Method, Sampling
 from service.worker.api import DecoderModel, SequenceKV, decode_step, decoder_for
-from tuning.single_prompts import kv_pool
 
 METHODS = {
     "vanilla": Method("vanilla"),

@@ -23,12 +23,12 @@ from benchmarks.quality.configurations import behind, next_turns, real
 from benchmarks.quality.measure import TOGETHER, Measurer, measure_all
 from benchmarks.quality.prompt_file import of_file, tokenizer_of
 from benchmarks.quality.records import Records
+from kvstitch_tune.case import NEXT
+from kvstitch_tune.environment import describe
+from kvstitch_tune.prompts import Prompt
 from service.errors import InvalidRequest, KvstitchError
 from service.prompt import PromptFormat
 from service.worker.api import load_model, model_fingerprint
-from tuning.case import NEXT
-from tuning.environment import describe
-from tuning.prompts import Prompt
 
 REPEAT = "\n\nRepeat the previous context:"
 """QCFuse's instruction: what is important in a document is what is needed to repeat it."""

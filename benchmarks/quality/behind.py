@@ -41,11 +41,11 @@ from benchmarks.quality.collection import Piece, read_pieces
 from benchmarks.quality.prompt_file import of_file, write
 from benchmarks.quality.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
+from kvstitch_tune.prompts import Prompt
 from retriever import LocalEmbedder
 from retriever.prefixes.document_prefix import prefix_starts
 from retriever.prefixes.primer_groups import central
 from service.errors import InvalidRequest, KvstitchError
-from tuning.prompts import Prompt
 
 Vectors = NDArray[np.float32]
 Places = NDArray[np.int64]

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.quality.chunks import Ids
+from kvstitch_tune.prompts import Prompt
 from retriever import Chunk, Document, Retriever, Scope
 from retriever.embedders.base import Embedder
 from service.errors import InvalidRequest
 from service.gateway.api import PromptBuilder
 from service.prompt import Turn
 from service.settings import Settings
-from tuning.prompts import Prompt
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuning.statistics import Bootstrap, Estimate
+from kvstitch_tune.statistics import Bootstrap, Estimate
 
 EXACT = 14
 """With at most this many prompts that differ, all 2^n sign choices are tried."""

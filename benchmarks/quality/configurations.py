@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.quality.next_turn import NextTurn
 from benchmarks.quality.qcfuse import QCFuse
+from kvstitch_tune.case import Case, Recipe
 from service.worker.api import (
     A3,
     CacheBlend,
@@ -37,7 +38,6 @@ from service.worker.methods.api import (
     share_of,
     union,
 )
-from tuning.case import Case, Recipe
 
 RATIO = 0.15
 """The papers' ratio."""

@@ -23,15 +23,15 @@ import torch
 from benchmarks.common.markdown import percent, table, with_interval
 from benchmarks.common.provenance import provenance
 from benchmarks.quality.prompt_file import of_file
+from kvstitch_tune.candidates import FULL_PREFILL, Candidate
+from kvstitch_tune.environment import describe
+from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.records import RecordFile
+from kvstitch_tune.statistics import Bootstrap, Summary
+from kvstitch_tune.trial import Trial, TrialRunner
 from service.settings.calibration import BUILT_IN_FUSION
 from service.worker.api import load_model, model_fingerprint, read_calibration
 from service.worker.methods.api import ModelFacts
-from tuning.candidates import FULL_PREFILL, Candidate
-from tuning.environment import describe
-from tuning.prompts import Prompt
-from tuning.records import RecordFile
-from tuning.statistics import Bootstrap, Summary
-from tuning.trial import Trial, TrialRunner
 
 OUT = Path("benchmarks/results/real")
 CODECS = ("int8", "int4", "int2")

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kvstitch_tune.case import Case, QuestionQueries
+from kvstitch_tune.single_prompts import prefill_prompt
 from service.worker.api import Pie
 from service.worker.methods.api import DenseMethod, PrefillResult, PromptLayout
-from tuning.case import Case, QuestionQueries
-from tuning.single_prompts import prefill_prompt
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from benchmarks.quality.records import Record
 from benchmarks.quality.texts import indel_ratio, normalised_words, qa_f1
-from tuning.prompts import Prompt
+from kvstitch_tune.prompts import Prompt
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from itertools import combinations
 from benchmarks.common.markdown import percent, table, with_interval
 from benchmarks.quality.compare import Paired, holm, paired
 from benchmarks.quality.outcomes import Outcome
-from tuning.prompts import Prompt
-from tuning.statistics import Bootstrap, Estimate
+from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.statistics import Bootstrap, Estimate
 
 FULL = "full prefill"
 PUBLISHED = ("a3 r=0.15", "cacheblend r=0.15", "legolink k=4", "pie", "full_reuse")

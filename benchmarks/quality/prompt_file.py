@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvstitch_tune.prompts import Prompt
 from service.errors import InvalidRequest
 from service.gateway.api import ModelFolder, ServingTokenizer, load_format
-from tuning.prompts import Prompt
 
 
 def tokenizer_of(folder: Path) -> ServingTokenizer:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.engine import attention_scores
+from kvstitch_tune.case import Case
 from service.worker.api import ScratchKV
 from service.worker.methods.api import (
     PrefillResult,
@@ -35,7 +36,6 @@ from service.worker.methods.api import (
     stable_topk,
     union,
 )
-from tuning.case import Case
 
 CRITICAL_DEPTHS = (0.45, 0.525, 0.6)
 

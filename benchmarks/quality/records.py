@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.configurations import Configuration
-from tuning.records import RecordFile
+from kvstitch_tune.records import RecordFile
 
 
 @dataclass(frozen=True)

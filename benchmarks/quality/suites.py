@@ -18,10 +18,10 @@ from benchmarks.quality.chunks import chunked
 from benchmarks.quality.collection import collection, write_pieces
 from benchmarks.quality.tasks import demo_prose, documentation, musique, natural_questions
 from benchmarks.quality.tasks.retrieved import Embed, Passage, nearest
+from kvstitch_tune.prompts import Prompt
 from service.gateway.api import PromptBuilder, make_embedder
 from service.prompt import Turn, document_ids
 from service.settings import Settings
-from tuning.prompts import Prompt
 
 SPLITS = ("dev", "test")
 SUITES = ("nq", "turns", "musique", "demo", "docs")

@@ -28,10 +28,10 @@ from typing import Any, Final
 import httpx
 
 from demo.process import free_port, service
+from kvstitch_tune.environment import describe
 from retriever.readers import View
 from service.gateway.auth.keys import KeyStore
 from service.prompt import PREFIX_MODES
-from tuning.environment import describe
 
 OUT = Path("benchmarks/results/extraction.json")
 GUARDS: Final = ("permissions", "filter")

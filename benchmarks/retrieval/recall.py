@@ -29,9 +29,9 @@ from typing import Any, get_args
 from benchmarks.common.provenance import provenance
 from benchmarks.retrieval.musique import passage_id, read
 from benchmarks.retrieval.recall_targets import CHUNK_TOKENS, Target, opened
+from kvstitch_tune.environment import describe
+from kvstitch_tune.statistics import Bootstrap
 from retriever import SearchMode
-from tuning.environment import describe
-from tuning.statistics import Bootstrap
 
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 PLACES = (5, 10)

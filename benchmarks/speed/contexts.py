@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvstitch_tune.single_prompts import kv_pool
 from service.worker.api import BatchDecoder, DecoderModel, KVPool, SequenceKV
-from tuning.single_prompts import kv_pool
 
 
 @dataclass

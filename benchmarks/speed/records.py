@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.speed.outcome import Outcome
 from benchmarks.speed.setup import Setup
-from tuning.environment import describe
+from kvstitch_tune.environment import describe
 
 Record = dict[str, Any]
 

@@ -29,13 +29,13 @@ import torch
 from benchmarks.common.engine import open_engine, precompute_now
 from benchmarks.common.redis import redis_url
 from benchmarks.common.shapes import qwen2_5_0_5b
+from kvstitch_tune.environment import describe
 from kvstore import MemoryTier, RedisTier, SsdTier, TieredStore
 from kvstore.tiers.base import Tier
 from service.messages.replies import Done, TokenItem
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Generate, Method, Sampling
 from service.worker.api import DecoderModel, Engine
-from tuning.environment import describe
 
 FULL = "full prefill"
 METHODS = {

@@ -30,7 +30,6 @@ from service.cli import (
     model,
     serve,
     status,
-    tune,
 )
 from service.cli.doctor import doctor
 from service.cli.documents import documents, ingest, jobs
@@ -122,7 +121,6 @@ def parser() -> argparse.ArgumentParser:
         ("status", "show how a running service is", status.add_arguments),
         ("model", "models with names: list, fetch, path", model.add_arguments),
         ("cluster", "workers on several machines, with Ray", cluster.add_arguments),
-        ("tune", "measure which settings suit a model and documents", tune.add_arguments),
         ("config", "show and check the settings", configuration.add_arguments),
         ("doctor", "look for what is wrong, and say what to do", doctor.add_arguments),
         ("completion", "complete commands in a shell", partial(_add_completion, whole=made)),

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from benchmarks.quality.configurations import Configuration
 from benchmarks.quality.measure import Measurer
 from benchmarks.quality.records import Record
+from kvstitch_tune.prompts import Prompt
 from tests.service.worker.tiny import Q, S, Tiny
-from tuning.prompts import Prompt
 
 
 def a_prompt(seed: int = 0, sizes: Sequence[int] = (11, 6, 0, 9)) -> Prompt:

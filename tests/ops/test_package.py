@@ -19,7 +19,7 @@ FOLDER = Path("service/worker/kernels/cpu")
 SETUPTOOLS: dict[str, Any] = tomllib.loads((tools.REPOSITORY / "pyproject.toml").read_text())[
     "tool"
 ]["setuptools"]
-SERVED = {"encryption", "service", "kvstore", "retriever", "kvstitch", "tuning"}
+SERVED = {"encryption", "service", "kvstore", "retriever", "kvstitch"}
 # Setuptools' own list of what it would copy into a wheel, without building anything.
 LIST_FILES = """
 import json, sys

@@ -12,7 +12,7 @@ from retriever.catalog.catalog_records import CatalogState
 from retriever.catalog.shown_chunks import Shown, ShownChunks
 from retriever.errors import DocumentHidden, InvalidDocument
 from retriever.readers import EVERYTHING, View, joined_readers
-from tests.conftest import DATABASES
+from tests.postgresql_server import DATABASES
 from tests.retriever.conftest import OpenRetriever
 
 GROUPS = ("a", "b", "ü")

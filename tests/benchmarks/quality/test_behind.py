@@ -9,9 +9,9 @@ import pytest
 from benchmarks.quality.behind import Neighbourhood
 from benchmarks.quality.configurations import behind
 from benchmarks.quality.suites import Choice, Suites
+from kvstitch_tune.prompts import Prompt
 from service.settings import demo_model
 from tests.fakes.models import HashingEmbedder
-from tuning.prompts import Prompt
 
 MODES = ("primer-n2", "neighbours-n2,first", "primer-r3", "primer-c2,all", "primer-g3/16",
          "primer-g2/16x3")  # fmt: skip

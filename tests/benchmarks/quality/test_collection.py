@@ -12,12 +12,12 @@ from benchmarks.quality.behind import Neighbourhood
 from benchmarks.quality.collection import Piece, collection, read_pieces, write_pieces
 from benchmarks.quality.prompt_file import of_file, write
 from benchmarks.quality.suites import Suites
+from kvstitch_tune.prompts import Prompt
 from retriever import Document
 from service.errors import InvalidRequest
 from service.gateway.api import PromptBuilder
 from service.settings import Settings, demo_model
 from tests.fakes.models import HashingEmbedder
-from tuning.prompts import Prompt
 
 TOWNS = ("Alda", "Brin", "Corvo", "Dunmere", "Elst", "Farrow")
 SENTENCES = ("The mill of {} has {} wheels.", "The bridge of {} has {} arches.")

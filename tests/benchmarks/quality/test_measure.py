@@ -19,14 +19,14 @@ from benchmarks.quality.configurations import Configuration, RandomRows, behind,
 from benchmarks.quality.measure import Measurer, measure_all
 from benchmarks.quality.qcfuse import QCFuse, critical_layers
 from benchmarks.quality.records import Record, Records
+from kvstitch_tune.case import Case, Recipe, greedy
+from kvstitch_tune.prompts import Prompt
 from service.settings import demo_model
 from service.worker.api import A3, FullReuse, Pie, QuestionScout, Vanilla
 from service.worker.methods.api import DenseMethod
 from tests.benchmarks.cases import a_prompt, decode, measured
 from tests.references.prefill import index_mask
 from tests.service.worker.tiny import D1, D2, D3, S, Tiny
-from tuning.case import Case, Recipe, greedy
-from tuning.prompts import Prompt
 
 FULL = Configuration("full prefill", Vanilla(), prefix_mode="none")
 EVERYTHING: dict[str, DenseMethod | Recipe] = {

@@ -12,9 +12,9 @@ from benchmarks.quality.chunks import chunked
 from benchmarks.quality.prompt_file import of_file, write
 from benchmarks.quality.suites import Choice, Suites
 from benchmarks.quality.tasks import demo_prose, musique, natural_questions
+from kvstitch_tune.prompts import Prompt
 from service.settings import demo_model
 from tests.fakes.models import HashingEmbedder
-from tuning.prompts import Prompt
 
 
 @pytest.fixture(scope="module")

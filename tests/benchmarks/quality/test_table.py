@@ -13,11 +13,11 @@ from benchmarks.quality.configurations import Configuration, real
 from benchmarks.quality.outcomes import of_full_prefill, outcome, right
 from benchmarks.quality.page import Row, published_order
 from benchmarks.quality.records import Record, Records
+from kvstitch_tune.prompts import Prompt
 from service.settings import demo_model
 from service.worker.api import A3, FullReuse, Pie
 from tests.benchmarks.cases import measured
 from tests.service.worker.tiny import Tiny
-from tuning.prompts import Prompt
 
 PROMPT = Prompt("nq7", (1,), ((2, 3),), (4,), ("The Red Cross", "ICRC"))
 

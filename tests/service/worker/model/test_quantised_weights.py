@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kvstitch_tune.single_prompts import kv_pool, prefill_ids
 from service.errors import ModelRefused
 from service.settings import Settings
 from service.shared.model_fingerprint import QUANTISED, fingerprint
@@ -31,7 +32,6 @@ from service.worker.model.projection import (
 )
 from tests.service.worker.forward.test_decode import Running, decoded
 from tests.service.worker.tiny import difference, random_model, tiny_config, tiny_of
-from tuning.single_prompts import kv_pool, prefill_ids
 
 IDS = [5, 9, 3, 17, 4, 22, 8, 41, 13, 2, 30, 7]
 WIDTHS: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 96, "head_dim": 32}

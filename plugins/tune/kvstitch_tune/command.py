@@ -11,7 +11,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,13 @@ from service.cli.documents import files
 from service.cli.documents.folder import UnsendableDocument, scan
 from service.cli.options import add_setting_options, minutes, settings_of
 from service.cli.output import console, emit
-from service.cli.service_client import CommandError, WrongArgument
+from service.cli.service_client import WrongArgument
 from service.shared import torch_environment
 
 if TYPE_CHECKING:
+    from kvstitch_tune.run import Outcome, Plan
     from retriever import Document
     from service.settings import Settings
-    from tuning.run import Outcome, Plan
 
 TUNING_FOLDER = "tuning"
 MAX_DOCUMENTS = 1000
@@ -70,8 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run, or go on with, a tuning; 0 when the report is written."""
-    if find_spec("matplotlib") is None:
-        raise CommandError("tune needs what the extra `tune` brings: pip install 'kvstitch[tune]'")
     torch_environment.prepare()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from service.gateway.data_folder import UMASK
@@ -85,16 +82,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace, settings: Settings) -> int:
     # torch takes seconds to import, so wrong arguments are found before.
+    from kvstitch_tune import questions
+    from kvstitch_tune.environment import describe
+    from kvstitch_tune.model_calibration import merge
+    from kvstitch_tune.report import calibration, evidence
+    from kvstitch_tune.run import Plan
+    from kvstitch_tune.run import run as tune
     from service.gateway.api import PromptBuilder
     from service.models.model_finder import ModelFinder
     from service.shared.model_fingerprint import CALIBRATION_FILE, fingerprint
     from service.worker.api import load_model, read_calibration, set_threads
-    from tuning import questions
-    from tuning.environment import describe
-    from tuning.model_calibration import merge
-    from tuning.report import calibration, evidence
-    from tuning.run import Plan
-    from tuning.run import run as tune
 
     asked = questions.of_file(Path(args.questions)) if args.questions else []
     documents = _documents(args.documents, settings, args.seed) if args.documents else []
@@ -150,8 +147,8 @@ def _tune(args: argparse.Namespace, settings: Settings) -> int:
 def _finish(
     args: argparse.Namespace, plan: Plan, outcome: Outcome, found: dict[str, Any], path: Path
 ) -> None:
-    from tuning.page import page, verdict
-    from tuning.report import report as report_of
+    from kvstitch_tune.page import page, verdict
+    from kvstitch_tune.report import report as report_of
 
     report = report_of(outcome, found)
     settings = json.dumps(json.loads(path.read_text())["defaults"], indent=1)
@@ -174,7 +171,7 @@ def _corpus(
     prompts: Any,
     max_context: int,
 ) -> Iterator[Any]:
-    from tuning import corpus
+    from kvstitch_tune import corpus
 
     if args.collection is not None:
         opened = corpus.of_collection(args.collection, prompts, settings, max_context=max_context)

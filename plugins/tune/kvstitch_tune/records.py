@@ -19,9 +19,9 @@ from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from tuning.candidates import Candidate
-from tuning.prompts import Prompt
-from tuning.trial import Trial
+from kvstitch_tune.candidates import Candidate
+from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.trial import Trial
 
 _DIGITS = 5
 """Significant digits of stored floats."""

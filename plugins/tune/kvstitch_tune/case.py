@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstitch_tune.prompts import Prompt, SegmentStore
+from kvstitch_tune.single_prompts import prefill_prompt
 from kvstore import EncodedChunk
 from service.worker.api import Capture, DecoderModel, SequenceKV, decode_step
 from service.worker.methods.api import (
@@ -29,8 +31,6 @@ from service.worker.methods.api import (
     PromptLayout,
     attention_probabilities,
 )
-from tuning.prompts import Prompt, SegmentStore
-from tuning.single_prompts import prefill_prompt
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.prompt import system_ids
-from service.worker.api import CALIBRATION_FILE
-from tests.e2e.models import DEMO
-from tests.e2e.models import tiny as untrained_folder
-from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of
-from tuning.head_scores import (
+from kvstitch_tune.head_scores import (
     Answer,
     HeadScores,
     Probe,
@@ -25,7 +20,12 @@ from tuning.head_scores import (
     step_scores,
     word_overlap,
 )
-from tuning.model_calibration import merge
+from kvstitch_tune.model_calibration import merge
+from service.prompt import system_ids
+from service.worker.api import CALIBRATION_FILE
+from tests.e2e.models import DEMO
+from tests.e2e.models import tiny as untrained_folder
+from tests.service.worker.tiny import Tiny, assert_close, random_model, tiny_config, tiny_of
 
 COPIED = torch.randint(0, 3, (40,), generator=torch.Generator().manual_seed(2)).tolist()
 TEXT = ["The secret number of Berlin is 1234567. What is it?", "Question: the answer\nAnswer:"]

@@ -1,19 +1,17 @@
 """The report as one HTML file that needs nothing else: no scripts, pictures are inside.
 
-Only this module needs matplotlib, which the extra `tune` brings.
+Without matplotlib there are none, and all else is as with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from importlib.util import find_spec
 from io import StringIO
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
-from tuning.stages import LEAST_RECOMMENDED
+from kvstitch_tune.stages import LEAST_RECOMMENDED
 
 STAGES = {
     "screen": "Methods, with chunks stored behind the system prompt",
@@ -72,7 +70,7 @@ def page(report: Mapping[str, Any], settings: str) -> str:
         if left_out := found["left_out"][stage["name"]]:
             parts.append(f"<p>{left_out} more were not tried, because time was short.</p>")
         marked = {best["label"], fixed["label"]}
-        if stage["name"] in ("screen", "test"):
+        if stage["name"] in ("screen", "test") and find_spec("matplotlib"):
             parts.append(_picture(rows, marked, methods))
         parts.append(_table(rows, best["label"]))
     return "\n".join(parts) + "\n</html>\n"
@@ -125,6 +123,9 @@ def _basis(found: Mapping[str, Any]) -> str:
 
 def _picture(rows: list[dict[str, Any]], marked: set[str], methods: list[str]) -> str:
     """Return an SVG of KL over cost with intervals; a method has one colour on all pictures."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     for number, method in enumerate(methods):

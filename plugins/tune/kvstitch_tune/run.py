@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstitch_tune import questions as question_making
+from kvstitch_tune.candidates import LAYER_METHOD, LAYER_RATIO, fixed_defaults
+from kvstitch_tune.case import NEXT
+from kvstitch_tune.corpus import Corpus
+from kvstitch_tune.model_calibration import ModelCalibration, measured
+from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.records import TimeBudget, Trials
+from kvstitch_tune.stages import LEAST_RECOMMENDED, UNTIL, Stage, Stages
+from kvstitch_tune.statistics import Bootstrap, Comparison, Summary, best_within, versus
+from kvstitch_tune.trial import TrialRunner
 from service.errors import InvalidRequest, PromptTooLong
 from service.worker.api import DecoderModel
 from service.worker.methods.api import ModelFacts
-from tuning import questions as question_making
-from tuning.candidates import LAYER_METHOD, LAYER_RATIO, fixed_defaults
-from tuning.case import NEXT
-from tuning.corpus import Corpus
-from tuning.model_calibration import ModelCalibration, measured
-from tuning.prompts import Prompt
-from tuning.records import TimeBudget, Trials
-from tuning.stages import LEAST_RECOMMENDED, UNTIL, Stage, Stages
-from tuning.statistics import Bootstrap, Comparison, Summary, best_within, versus
-from tuning.trial import TrialRunner
 
 MOST_PROMPTS = 100
 """Of the development part and of the test part each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tuning.model_calibration import merge
+from kvstitch_tune.model_calibration import merge
 
 
 def test_another_models_fields_do_not_stay(tmp_path: Path) -> None:

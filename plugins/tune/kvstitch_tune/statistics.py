@@ -13,8 +13,8 @@ from statistics import fmean, median
 
 import numpy as np
 
-from tuning.candidates import Candidate
-from tuning.trial import Trial
+from kvstitch_tune.candidates import Candidate
+from kvstitch_tune.trial import Trial
 
 RESAMPLES = 2000
 

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvstitch_tune.head_scores import Probe, Prober, calibrate
+from kvstitch_tune.single_prompts import compute_sketch
 from service.errors import PromptTooLong
 from service.worker.api import OUTLIER_SIGMAS, DecoderModel
 from service.worker.methods.api import ModelFacts
-from tuning.head_scores import Probe, Prober, calibrate
-from tuning.single_prompts import compute_sketch
 
 MOST_PROBES = 16
 LEAST_ANSWERED = 4

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kvstitch_tune.case import NEXT
+from kvstitch_tune.prompts import Prompt
 from retriever import Chunk, Document, PrefixKind, Retriever, Scope
 from retriever.catalog.catalog import Catalog
 from retriever.catalog.tables import catalog_database
@@ -29,8 +31,6 @@ from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder, prefix_rule
 from service.prompt import Turn
 from service.settings import Settings
-from tuning.case import NEXT
-from tuning.prompts import Prompt
 
 PAGE = 500
 KINDS: tuple[PrefixKind, PrefixKind] = ("primer", "neighbours")
@@ -151,7 +151,7 @@ def of_collection(
         InvalidSetting: The database cannot be read.
     """
     if settings.database:
-        from tuning.corpus import copy_collection
+        from kvstitch_tune.corpus import copy_collection
 
         with _folder() as folder:
             copy_collection(settings.database, Scope(collection=collection), folder / CATALOG)

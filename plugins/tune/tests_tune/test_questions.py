@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch_tune import questions
 from service.errors import InvalidRequest
-from tests.tuning.model_folders import DOCUMENTS
-from tuning import questions
+from tests_tune.model_folders import DOCUMENTS
 
 TEXTS = list(DOCUMENTS.values())
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kvstitch_tune.candidates import Candidate, fixed_defaults
+from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.records import TimeBudget, Trials
+from kvstitch_tune.stages import LEAST_RECOMMENDED, UNTIL, Stages
 from service.worker.methods.api import ModelFacts
-from tests.tuning.fake_runner import Errors, FakeRunner, cost, prompts
-from tuning.candidates import Candidate, fixed_defaults
-from tuning.prompts import Prompt
-from tuning.records import TimeBudget, Trials
-from tuning.stages import LEAST_RECOMMENDED, UNTIL, Stages
+from tests_tune.fake_runner import Errors, FakeRunner, cost, prompts
 
 FIXED = fixed_defaults("none")
 

@@ -17,6 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvstitch_tune.candidates import FULL_PREFILL, Candidate
+from kvstitch_tune.case import NEXT, Case, forced, greedy
+from kvstitch_tune.prompts import Prompt, SegmentStore, part_store
+from kvstitch_tune.single_prompts import compute_sketch, kv_pool, prefill_prompt, prefill_sparse
 from service.worker.api import DecoderModel, SequenceKV, evict
 from service.worker.methods.api import (
     DenseMethod,
@@ -25,10 +29,6 @@ from service.worker.methods.api import (
     Sketch,
     SparseMethod,
 )
-from tuning.candidates import FULL_PREFILL, Candidate
-from tuning.case import NEXT, Case, forced, greedy
-from tuning.prompts import Prompt, SegmentStore, part_store
-from tuning.single_prompts import compute_sketch, kv_pool, prefill_prompt, prefill_sparse
 
 MOST_TOGETHER = 16
 """Their logits are held too, and a vocabulary is large."""

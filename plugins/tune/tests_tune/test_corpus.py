@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from kvstitch_tune.corpus import of_collection, of_documents
 from retriever import Document, Retriever, Scope
 from retriever.catalog.tables import catalog_database
 from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.api import PromptBuilder, make_embedder
 from service.settings import load
 from tests.service.gateway.model_folders import FORMAT, make_folder
-from tuning.corpus import of_collection, of_documents
 
 DOCUMENTS = [
     Document("oslo", "Oslo is the capital of Norway, by the fjord.", "Oslo"),

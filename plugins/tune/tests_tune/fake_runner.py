@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tuning.candidates import Candidate
-from tuning.prompts import Prompt
-from tuning.trial import Trial
+from kvstitch_tune.candidates import Candidate
+from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.trial import Trial
 
 Errors = Callable[[Candidate, Prompt], float]
 

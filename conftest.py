@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
-from tests.postgresql_server import PostgresqlServer
+from tests.postgresql_server import DATABASES, PostgresqlServer
 from tests.postgresql_server import postgresql_server as running_server
 
 # `make test` draws the same examples every time, so that a change fails by what it changed; other
@@ -22,7 +22,6 @@ settings.register_profile("same", derandomize=True)
 settings.register_profile("other", derandomize=False)
 settings.load_profile("same")
 
-DATABASES = ("sqlite", "postgresql")
 # What starts processes: files of few tests that take longest.
 FIRST = (
     "tests/e2e/",
@@ -32,7 +31,7 @@ FIRST = (
     "tests/benchmarks/gpu/",
     "tests/benchmarks/speed/",
     "tests/service/models/",
-    "tests/tuning/",
+    "plugins/tune/",
     "tests/service/worker/test_process.py",
     "tests/service/worker/test_shared_process.py",
 )

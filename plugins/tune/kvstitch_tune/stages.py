@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from service.worker.methods.api import ModelFacts
-from tuning.candidates import (
+from kvstitch_tune.candidates import (
     Candidate,
     codecs,
     evictions,
@@ -23,9 +22,9 @@ from tuning.candidates import (
     methods,
     prefix_modes,
 )
-from tuning.prompts import Prompt
-from tuning.records import Trials
-from tuning.statistics import (
+from kvstitch_tune.prompts import Prompt
+from kvstitch_tune.records import Trials
+from kvstitch_tune.statistics import (
     SAME_COST,
     Bootstrap,
     Summary,
@@ -34,6 +33,7 @@ from tuning.statistics import (
     frontier,
     versus,
 )
+from service.worker.methods.api import ModelFacts
 
 UNTIL = {"heads": 0.05, "screen": 0.3, "prefix": 0.5, "storage": 0.6, "test": 1.0}
 """Share of the time budget that is spent when a stage ends; heads and layers come before all."""

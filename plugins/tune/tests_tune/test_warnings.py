@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuning.candidates import Candidate
-from tuning.report import warnings
-from tuning.stages import Stage
-from tuning.statistics import Bootstrap, Summary
-from tuning.trial import Trial
+from kvstitch_tune.candidates import Candidate
+from kvstitch_tune.report import warnings
+from kvstitch_tune.stages import Stage
+from kvstitch_tune.statistics import Bootstrap, Summary
+from kvstitch_tune.trial import Trial
 
 PROMPTS = 8
 

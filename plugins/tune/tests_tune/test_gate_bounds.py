@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.tuning.fake_runner import FakeRunner, prompts
-from tuning.candidates import fixed_defaults
-from tuning.report import GATE_PROMPTS, gate_bounds
-from tuning.statistics import Bootstrap, Summary
+from kvstitch_tune.candidates import fixed_defaults
+from kvstitch_tune.report import GATE_PROMPTS, gate_bounds
+from kvstitch_tune.statistics import Bootstrap, Summary
+from tests_tune.fake_runner import FakeRunner, prompts
 
 
 def summary(count: int) -> Summary:

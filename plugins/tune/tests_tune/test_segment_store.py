@@ -9,9 +9,9 @@ from weakref import ref
 import pytest
 import torch
 
+from kvstitch_tune.prompts import Prompt, SegmentStore, part_store
 from service.worker.api import DecoderModel
 from tests.service.worker.tiny import D1, D2, D3, Q, S, tiny
-from tuning.prompts import Prompt, SegmentStore, part_store
 
 BEHIND = [[], [[tuple(D3)]]]
 PROMPT = Prompt("", tuple(S), (tuple(D1), tuple(D2)), tuple(Q), (), {"primer": BEHIND})

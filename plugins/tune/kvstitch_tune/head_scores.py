@@ -32,12 +32,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvstitch_tune.single_prompts import kv_pool, prefill_ids
 from service.errors import PromptTooLong
 from service.gateway.api import ModelFolder, ServingTokenizer, load_format, without_bos
 from service.prompt import PromptFormat, system_ids
 from service.worker.api import DecoderModel, SequenceKV, weighted_values, write_rows
 from service.worker.methods.api import attention_probabilities, stable_topk
-from tuning.single_prompts import kv_pool, prefill_ids
 
 EXTRA_TOKENS = 8  # an answer may have this many tokens more than the expected one
 GOOD = 0.5

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvstitch_tune.model_calibration import ModelCalibration, measured
 from service.settings import demo_model
 from service.worker.api import load_model, read_calibration
-from tests.tuning.model_folders import DOCUMENTS
-from tuning.model_calibration import ModelCalibration, measured
+from tests_tune.model_folders import DOCUMENTS
 
 TEXTS = list(DOCUMENTS.values()) * 2
 

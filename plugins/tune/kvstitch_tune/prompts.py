@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from weakref import WeakMethod
 
+from kvstitch_tune.single_prompts import compute_chunk
 from kvstore import EncodedChunk, MemoryTier, TierFull, encode_chunk
 from service.worker.api import Address, Addressing, ChunkPrefill, DecoderModel
 from service.worker.methods.api import Prefix
-from tuning.single_prompts import compute_chunk
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from service.cli import main
 from service.settings import calibration, load
-from tests.tuning.model_folders import make_documents, make_model
+from tests_tune.model_folders import make_documents, make_model
 
 
 def tune(model: Path, documents: Path, data: Path, *more: str) -> int:
@@ -63,7 +63,10 @@ def test_a_stopped_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
 
 
-def test_questions_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_questions_of_ones_own_and_a_report_without_matplotlib(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstitch_tune.page.find_spec", lambda name: None)
     model, documents = make_model(tmp_path / "model", "llama"), make_documents(tmp_path / "docs")
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "Who opened Elm?"}\n"What does Fir show?"\n')
@@ -73,6 +76,8 @@ def test_questions_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert evidence["questions"] == "2 questions, given"
     assert (tmp_path / "out" / "calibration.json").is_file()
     assert not (tmp_path / "data").exists()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<svg" not in page and page.count("<table>") == 4
 
 
 @pytest.mark.parametrize(
@@ -93,11 +98,3 @@ def test_wrong_arguments(
     given = [argument.format(**places) for argument in arguments]
     code = main(["tune", "--model", str(model), "--data-dir", str(tmp_path / "data"), *given])
     assert code == 2 and said in capsys.readouterr().err
-
-
-def test_without_the_extra_it_names_the_extra(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.cli.tune.find_spec", lambda name: None)
-    assert main(["tune", "--documents", str(tmp_path)]) == 1
-    assert "pip install 'kvstitch[tune]'" in capsys.readouterr().err
