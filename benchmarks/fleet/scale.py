@@ -5,8 +5,7 @@
 Costs of a worker are assumptions about one GPU with an 8B model (`GPU`), not measurements; a file
 that holds a measured `WorkerLoad` (`service.messages.replies`) replaces them. What is
 compared is how the policies of `service.gateway.fleet.routing.router` divide the same requests,
-with a slower tier that all read, and without one. `--sensitivity` repeats one size with each
-assumed cost halved and doubled.
+with a slower tier that all read, and without one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,7 +45,6 @@ STORED = 0.1  # of all chunks, in the slower tier
 SLO_S = 0.5
 DOLLARS_PER_GPU_HOUR = 2.5
 SHARD_BYTES_S = 1.8e9
-SENSITIVITY_POLICIES: tuple[Policy, ...] = ("cost", "least_load")
 SEED = 0
 
 
@@ -116,26 +114,6 @@ def simulated(
     return row
 
 
-def changed(load: WorkerLoad, cost: str, factor: float) -> WorkerLoad:
-    """The same costs, but one is another; `slow_tier` stands for its reads and bytes."""
-    if cost != "slow_tier":
-        return replace(load, **{cost: factor * getattr(load, cost)})
-    tiers = {name: (factor * read, factor * byte) for name, (read, byte) in load.tiers.items()}
-    return replace(load, tiers=tiers)
-
-
-def sensitivity(args: argparse.Namespace, load: WorkerLoad) -> list[dict[str, Any]]:
-    """The size and the policies that `--sensitivity` names, with one cost at a time changed."""
-    rows = []
-    for cost in ("token_s", "step_s", "token_bytes", "slow_tier"):
-        for factor in (0.5, 2.0):
-            other = changed(load, cost, factor)
-            for policy in SENSITIVITY_POLICIES:
-                row = simulated(args, other, args.sensitivity, policy)
-                rows.append({"cost": cost, "factor": factor, **row})
-    return rows
-
-
 def main() -> None:
     """Simulates and writes the results."""
     parser = argparse.ArgumentParser(
@@ -153,7 +131,6 @@ def main() -> None:
     add("--per-worker", type=int, default=150, help="requests")
     add("--requests", type=int, default=12_000, help="at most")
     add("--policies", nargs="+", choices=get_args(Policy), default=list(get_args(Policy)))
-    add("--sensitivity", type=int, default=0, help="workers; 0: none is simulated")
     add("--costs", type=Path, help="a WorkerLoad as JSON, instead of the assumed one")
     add("--out", type=Path, default=OUT)
     args = parser.parse_args()
@@ -186,7 +163,6 @@ def main() -> None:
             "redis_shard_gb_s": SHARD_BYTES_S / 1e9,
         },
         "rows": rows,
-        "sensitivity": sensitivity(args, load) if args.sensitivity else [],
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -2,8 +2,6 @@
 
     python -m benchmarks.fleet.sizing --config /models/X/config.json --prefill-us 35 \\
         --documents 100000 --tokens 2000 --rate 20
-    python -m benchmarks.fleet.sizing --write      the worked example in docs/fleet.md
-    python -m benchmarks.fleet.sizing --check      fails if the page has another
 
 The assumptions are printed with the result, and each can be given: measure yours.
 """
@@ -19,9 +17,6 @@ from pathlib import Path
 
 from benchmarks.fleet.fleet_size import TIERS, Load, Machine, read_s, size
 from benchmarks.sizing import CODECS, MIDDLE, MODELS, TEXT_BYTES, TOKENS, VECTOR_BYTES, Model
-
-PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
-BEGIN, END = "<!-- fleet sizes: begin -->\n", "<!-- fleet sizes: end -->\n"
 
 
 def table(model: Model, codec: str, load: Load, machine: Machine) -> str:
@@ -94,8 +89,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.fleet.sizing",
         description="How large a fleet must be. Times are assumptions: give what you measured.",
     )
-    parser.add_argument("--write", action="store_true", help="the example of docs/fleet.md")
-    parser.add_argument("--check", action="store_true", help="whether the page has that example")
     names = ", ".join(model.name for model in MODELS)
     parser.add_argument("--model", default=MIDDLE.name, help=f"one of: {names}")
     parser.add_argument("--config", type=Path, help="config.json of another model")
@@ -128,8 +121,6 @@ def _model(given: argparse.Namespace) -> Model:
 
 def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
-    if given.write or given.check:
-        return _page(check=given.check)
     try:
         model = _model(given)
         load = Load(**{each.name: getattr(given, each.name) for each in fields(Load)})
@@ -141,19 +132,6 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         print(f"sizing: {error}", file=sys.stderr)
         return 2
-    return 0
-
-
-def _page(*, check: bool) -> int:
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    wanted = f"{before}{BEGIN}{table(MIDDLE, 'int8', Load(), Machine())}{END}{after}"
-    if check:
-        if page != wanted:
-            print(f"{PAGE.name}: the sizes are not what the code says", file=sys.stderr)
-        return int(page != wanted)
-    PAGE.write_text(wanted, encoding="utf-8")
     return 0
 
 

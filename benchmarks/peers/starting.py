@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from benchmarks.peers.processes import Absent
-from benchmarks.peers.servers.generate import TransformersServer
 from benchmarks.peers.servers.kvstitch import METHODS, KvstitchServer
 from benchmarks.peers.servers.llama import LlamaServer
 from benchmarks.peers.servers.peer import Conditions, Peer
@@ -47,7 +46,6 @@ def all_peers(conditions: Conditions, *, changing: bool = False) -> list[Peer]:
     return [
         VllmServer(conditions),
         LlamaServer(conditions),
-        TransformersServer(conditions),
         *(KvstitchServer(method, conditions) for method in METHODS),
         *([KvstitchServer("question_scout", conditions, "reuse")] if changing else []),
     ]

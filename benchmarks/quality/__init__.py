@@ -1,5 +1,5 @@
 """Quality on real text: prompts for one model, records of every method, tables and a chart.
 
-prompts → behind → `python -m benchmarks.quality` → table, chart; less_kv and served stand
-by themselves.
+prompts → behind → `python -m benchmarks.quality` → table; served stands by
+itself.
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.quality.configurations import behind, next_turns, real
+from benchmarks.quality.configurations import behind, real
 from benchmarks.quality.measure import TOGETHER, Measurer, measure_all
 from benchmarks.quality.prompt_file import of_file, tokenizer_of
 from benchmarks.quality.records import Records
@@ -27,7 +27,6 @@ from kvstitch_tune.case import NEXT
 from kvstitch_tune.environment import describe
 from kvstitch_tune.prompts import Prompt
 from service.errors import InvalidRequest, KvstitchError
-from service.prompt import PromptFormat
 from service.worker.api import load_model, model_fingerprint
 
 REPEAT = "\n\nRepeat the previous context:"
@@ -70,10 +69,6 @@ def main(given: Sequence[str] | None = None) -> int:
     repeat = tokenizer.encode_text(REPEAT)
     modes = dict.fromkeys(mode for prompt in prompts for mode in prompt.behind)
     configurations = [*real(repeat), *behind(modes, repeat)]
-    if all(prompt.task.startswith("turns") for prompt in prompts):
-        fmt = PromptFormat.load(args.model)
-        begins = tokenizer.encode_text(fmt.answer_prefix if fmt else "")
-        configurations += next_turns(["system", *modes], len(begins))
     configurations = [
         c for c in configurations if any(fnmatchcase(c.name, pattern) for pattern in args.only)
     ]

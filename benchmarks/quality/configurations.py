@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.quality.next_turn import NextTurn
 from benchmarks.quality.qcfuse import QCFuse
 from kvstitch_tune.case import Case, Recipe
 from service.worker.api import (
@@ -171,22 +170,6 @@ def behind(modes: Iterable[str], instruction: Sequence[int]) -> list[Configurati
         instruction: as of `real`.
     """
     return [replace(c, prefix_mode=mode) for mode in modes for c in _compared(instruction)]
-
-
-def next_turns(modes: Iterable[str], answer_prefix: int) -> list[Configuration]:
-    """What the prefix cache makes of a conversation's second turn, in each of these prefix modes.
-
-    Args:
-        answer_prefix: tokens that begin every answer.
-    """
-    return [
-        Configuration(name, NextTurn(method, answer_prefix), amount, "next turn", mode)
-        for mode in modes
-        for name, method, amount in (
-            ("pie", Pie(), ""),
-            ("question_scout", QuestionScout(RATIO), f"r={RATIO:g}"),
-        )
-    ]
 
 
 def _compared(instruction: Sequence[int]) -> Iterator[Configuration]:

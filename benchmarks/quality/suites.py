@@ -1,7 +1,6 @@
 """The suites by name, as prompts that are encoded as the service would encode them.
 
 nq       a passage of Wikipedia that answers, among its nearest (`natural_questions`)
-turns    the same, asked after another question about the same passages and its answer
 musique  several passages are needed (`musique`); with a chunk size: the nearest chunks
 demo     the demo's corpus of prose: the documents that answer, among their nearest
 docs     pieces of real documentation (`documentation`) that the service's own retriever finds
@@ -24,7 +23,7 @@ from service.prompt import Turn, document_ids
 from service.settings import Settings
 
 SPLITS = ("dev", "test")
-SUITES = ("nq", "turns", "musique", "demo", "docs")
+SUITES = ("nq", "musique", "demo", "docs")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Choice:
         split: "dev" or "test".
         samples: at most so many prompts.
         seed: of the order of passages.
-        others: nq, turns, demo: passages beside those that answer; musique, where `chunk_tokens` is
+        others: nq, demo: passages beside those that answer; musique, where `chunk_tokens` is
             given: so many chunks and one more.
         chunk_tokens: most tokens of a chunk; None: a passage is a chunk.
         answer_prefix: begins the answer.
@@ -67,7 +66,6 @@ class Suites:
         self._embed = embed
         self._draw: dict[str, Callable[[Choice], Iterator[Prompt]]] = {
             "nq": self._natural_questions,
-            "turns": self._turns,
             "musique": self._musique,
             "demo": self._demo,
             "docs": self._docs,
@@ -95,19 +93,6 @@ class Suites:
         for found in self._retrieved(choice):
             turns = [Turn("user", found.asked.question)]
             task = f"nq{choice.others}"
-            yield self._prompt(task, found.passages, turns, found.asked.answers, choice)
-
-    def _turns(self, choice: Choice) -> Iterator[Prompt]:
-        questions = {q.passage: q for q in natural_questions.load(choice.split)}
-        for found in self._retrieved(choice):
-            other = next(p for i, p in enumerate(found.passages) if i != found.gold)
-            before = questions[other]
-            turns = [
-                Turn("user", before.question),
-                Turn("assistant", before.answers[0]),
-                Turn("user", found.asked.question),
-            ]
-            task = f"turns{choice.others}"
             yield self._prompt(task, found.passages, turns, found.asked.answers, choice)
 
     def _retrieved(self, choice: Choice) -> Iterator[natural_questions.Retrieved]:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed [--only NAME …] [--threads 1 2] [--resume] [--quick]
 
-Figures and samples of a line are written when it is done, the table and the plots at the end. With
+Figures and samples of a line are written when it is done, the table at the end. With
 --resume, lines that this commit has measured at this size are skipped. With --quick everything runs
 at a tiny shape, which only shows that it runs.
 """
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser(ORDER).parse_args(argv)
     if given.quick and given.out == RESULTS:
         given.out = RESULTS / "quick"
-    from benchmarks.speed import plots, records, report
+    from benchmarks.speed import records, report
     from benchmarks.speed.setup import REAL, TINY, Setup
 
     lines = [name for name in ORDER if not given.only or name in given.only]
@@ -54,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     every = range(1, (os.cpu_count() or 1) + 1)
     found = records.read_all(given.out, ORDER, every)
-    pictures = plots.draw(given.out, found)
-    report.write(given.out / "speed.md", found, pictures)
+    report.write(given.out / "speed.md", found)
     print(f"written to {given.out}")
     if failed:
         print("could not be measured: " + "; ".join(failed), file=sys.stderr)

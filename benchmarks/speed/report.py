@@ -37,7 +37,7 @@ def text(record: Record) -> str:
     return "\n".join([*lines, *(f"  note: {note}" for note in record["notes"])])
 
 
-def write(path: Path, records: Sequence[Record], pictures: Sequence[Path]) -> None:
+def write(path: Path, records: Sequence[Record]) -> None:
     """Writes all records as one page; figures without a target have their own table at the end."""
     wanted = [r for record in records for r in rows(record) if r[5]]
     others = [r for record in records for r in rows(record) if not r[5]]
@@ -53,7 +53,6 @@ def write(path: Path, records: Sequence[Record], pictures: Sequence[Path]) -> No
         parts += ["## Without a target\n", table(HEAD, others)]
     if notes:
         parts += ["## Notes\n", "\n".join(dict.fromkeys(notes)) + "\n"]
-    parts += [f"![{picture.stem}]({picture.name})\n" for picture in pictures]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(parts), encoding="utf-8")
 

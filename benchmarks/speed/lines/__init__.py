@@ -9,10 +9,6 @@ ORDER = (
     "loading",
     "planner",
     "fairness",
-    "reuse",
     "precompute",
     "gateway",
-    "attention",
-    "ttft_sweep",
-    "tpot_sweep",
 )

@@ -8,6 +8,7 @@ memory), and TTFT.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 from benchmarks.speed.engines import A3, METHODS, Prompt, Throttled, answer, place
 from benchmarks.speed.outcome import Figure, Outcome, at_most
 from benchmarks.speed.setup import Setup
-from benchmarks.speed.sparse_ttft import drop_pages
 from kvstore import MemoryTier, SsdTier
 from service.worker.api import Engine
 
@@ -78,3 +78,15 @@ def load_alone(engine: Engine, prompt: Prompt) -> float:
     if any(stream.lost for stream in streams):
         raise RuntimeError("a chunk that was just stored is gone")
     return seconds
+
+
+def drop_pages(folder: Path) -> None:
+    """Drops the files from the page cache, so that the next read goes to the disk."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

@@ -1,10 +1,8 @@
-"""The sizes of a fleet: arithmetic by hand, what grows with what, and the page's example."""
+"""The sizes of a fleet: arithmetic by hand, what grows with what."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,9 +108,3 @@ def test_what_cannot_be_sized_is_said(
 ) -> None:
     assert sizing.main(arguments) == 2
     assert said in capsys.readouterr().err
-
-
-def test_the_page_has_what_the_code_says() -> None:
-    check = [sys.executable, "-m", "benchmarks.fleet.sizing", "--check"]
-    done = subprocess.run(check, cwd=sizing.PAGE.parents[1], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

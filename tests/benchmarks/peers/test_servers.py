@@ -1,4 +1,4 @@
-"""Servers as processes, transformers' `generate` over HTTP, and a folder's weights as GGUF."""
+"""Servers as processes, and a folder's weights as GGUF."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sys
-import threading
-from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,8 @@ import gguf
 import pytest
 import torch
 
-from benchmarks.peers.asking import OK, ask
-from benchmarks.peers.dialects import Completions
 from benchmarks.peers.gguf_file import interleaved, write_gguf
 from benchmarks.peers.processes import Absent, Ended, ServerProcess, free_port
-from benchmarks.peers.prompts import Prompt
-from benchmarks.peers.servers.generate_server import Handler
 from benchmarks.peers.servers.peer import Conditions
 from tests.service.worker.tiny import random_model, tiny_config
 
@@ -56,34 +50,6 @@ def test_a_process_that_does_not_start_says_why(
     with pytest.raises(Absent, match=why):
         process.start()
     process.stop()
-
-
-class Numbers:
-    """A tokenizer whose text is the ids."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        return "".join(f" {token}" for token in ids)
-
-
-def test_generate_streams_its_greedy_tokens() -> None:
-    model = random_model(tiny_config("llama"))
-    handler = type("TinyHandler", (Handler,), {"model": model, "tokenizer": Numbers()})
-    ids = (1, 17, 23, 42, 5)
-    prompt = Prompt("1", "new", (), (), ids)
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_address[1]}"
-            sample = ask(url, Completions("m"), prompt, 4)
-        finally:
-            server.shutdown()
-            thread.join()
-    given = torch.tensor([ids])
-    expected = model.generate(given, do_sample=False, max_new_tokens=4)[0, len(ids) :].tolist()
-    assert sample.outcome == OK, sample.error
-    assert sample.text.split() == [str(token) for token in expected]
-    assert sample.completion_tokens == len(expected)
 
 
 def test_gguf_holds_the_same_weights(tmp_path: Path) -> None:

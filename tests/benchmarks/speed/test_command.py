@@ -1,4 +1,4 @@
-"""The one command measures every line at a tiny shape, and writes table, samples and pictures."""
+"""The one command measures every line at a tiny shape, and writes table and samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ pytestmark = pytest.mark.slow
 REPETITIONS = 2
 # Starts the real service, which is a test's own process and port.
 WITH_SERVICE = "gateway"
-# What one number has to come out as on any machine.
-EXACT = {
-    "new document keys after 30 requests over 8 documents": 0.0,
-    "hit rate in the last 30 over the first 30": 1.0,
-}
-PICTURES = ("ttft_context", "ttft_ratio", "ttft_tier", "tpot", "stages")
 
 
 def measure(out: Path, *lines: str) -> str:
@@ -50,18 +44,13 @@ def test_a_line_gives_figures_and_samples(measured: Path, line: str) -> None:
         assert all(math.isfinite(value) for value in figure["samples"])
         assert figure["min"] <= figure["median"] <= figure["max"]
         assert bool(figure["verdict"]) == bool(figure["target"])
-        if figure["what"] in EXACT:
-            assert figure["median"] == EXACT[figure["what"]]
-        elif "full prefill of" not in figure["what"]:  # shown once
+        if "full prefill of" not in figure["what"]:  # shown once
             assert len(figure["samples"]) >= REPETITIONS
 
 
-def test_the_table_and_the_pictures_are_written(measured: Path) -> None:
+def test_the_table_is_written(measured: Path) -> None:
     page = (measured / "speed.md").read_text()
     assert page.count("≤ 1.05") == 9 and page.count("| ≥ 0.8 |") == 2
-    for name in PICTURES:
-        assert (measured / f"{name}_1.png").read_bytes().startswith(b"\x89PNG")
-        assert f"({name}_1.png)" in page
 
 
 def test_the_gateway_is_measured_over_http(tmp_path: Path) -> None:
