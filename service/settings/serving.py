@@ -101,7 +101,7 @@ class LimitSettings(BaseModel):
     file_cpu_s: int = Field(60, ge=1, description="CPU that reading one file may take")
     file_memory_mib: int = Field(1024, ge=128, description="memory that reading one file may take")
     ocr_pages: int = Field(
-        20, ge=0, description="pages of one file that are read by OCR, with kvstitch[ocr]; 0: none"
+        20, ge=0, description="pages of one file that are read by OCR, with kvstitch-ocr; 0: none"
     )
     max_tokens_limit: int = Field(65_536, ge=1)
 

@@ -95,4 +95,4 @@ def test_it_reads_a_file_of_each_kind(kind: str, programs: Path, tmp_path: Path)
 
 def test_a_picture_is_refused_with_what_to_install(programs: Path, tmp_path: Path) -> None:
     read = run([programs / "python", "-c", READ, "png"], tmp_path, b"\x89PNG\r\n\x1a\n")
-    assert "kvstitch[ocr]" in json.loads(read)["error"]
+    assert "kvstitch-ocr" in json.loads(read)["error"]

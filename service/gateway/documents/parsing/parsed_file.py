@@ -26,7 +26,8 @@ class Bounds:
 
     pages: int
     chars: int
-    ocr_pages: int = 0
+    ocr_pages: int = 0  # that are read by `picture_reader`
+    picture_reader: str = ""  # "module:class", see pdf/words.py
 
     def check_pages(self, count: int, what: str) -> None:
         """Raise InvalidRequest if so many pages, or `what` they are called, are too many."""

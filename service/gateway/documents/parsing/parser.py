@@ -26,7 +26,7 @@ from service.gateway.documents.parsing.parsed_file import (
     ParsedFile,
     ParseWarning,
 )
-from service.gateway.documents.parsing.pdf.ocr_limits import PAGE_CPU_S, installed
+from service.plugins import PictureReader, hooks
 from service.settings import Settings
 from service.shared.priority import behind_all
 from service.shared.worker_settings import MIB
@@ -39,21 +39,14 @@ GONE = "the uploaded file cannot be read ({}): ingest it again"
 
 @dataclass(frozen=True)
 class FileLimits:
-    """What one file may take.
+    """What one file may take."""
 
-    Attributes:
-        pages: Pages of a PDF, slides, sheets, chapters.
-        chars: Characters of its text.
-        cpu_s: Seconds of CPU.
-        memory_bytes: Memory of the parser process.
-        ocr_pages: Pages that are read by OCR; each adds to the seconds.
-    """
-
-    pages: int
-    chars: int
+    pages: int  # of a PDF, slides, sheets, chapters
+    chars: int  # of its text
     cpu_s: int
-    memory_bytes: int
-    ocr_pages: int = 0
+    memory_bytes: int  # of the parser process
+    ocr_pages: int = 0  # that are read as pictures
+    pictures: PictureReader | None = None  # what reads these; None: nothing does
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -62,8 +55,26 @@ class FileLimits:
             settings.max_file_chars,
             settings.file_cpu_s,
             settings.file_memory_mib * MIB,
-            settings.ocr_pages if installed() else 0,
+            settings.ocr_pages,
+            hooks().picture_reader(),
         )
+
+    @property
+    def most_cpu_s(self) -> int:
+        """Seconds of CPU with those that reading pictures adds."""
+        return self.cpu_s + (self.ocr_pages * self.pictures.page_cpu_s if self.pictures else 0)
+
+    @property
+    def most_memory_bytes(self) -> int:
+        """Memory with what reading pictures adds."""
+        reads = self.pictures is not None and self.ocr_pages
+        return self.memory_bytes + (self.pictures.memory_bytes if self.pictures and reads else 0)
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The numbers that parser_process.py is given."""
+        return (self.pages, self.chars, self.ocr_pages, self.cpu_s, self.most_cpu_s,
+                self.memory_bytes, self.most_memory_bytes)  # fmt: skip
 
     @property
     def output_bytes(self) -> int:
@@ -75,7 +86,7 @@ class FileLimits:
     def wall_s(self) -> float:
         """Seconds to wait for the process, which gets a thirtieth of a core that answers keep
         busy."""
-        return 30.0 * (self.cpu_s + self.ocr_pages * PAGE_CPU_S) + 10.0
+        return 30.0 * self.most_cpu_s + 10.0
 
 
 async def parse_file(
@@ -86,7 +97,8 @@ async def parse_file(
     """
     if (found := format_of(kind)) is None:
         raise InvalidRequest(f"files of kind {kind!r} cannot be read")
-    what = [kind, found.parser, charset if found.text else ""]
+    reader = "" if limits.pictures is None else limits.pictures.reader
+    what = [kind, found.parser, charset if found.text else "", reader]
     answer = await _run(content, limits, what)
     if "error" in answer:
         raise InvalidRequest(str(answer["error"]))
@@ -121,8 +133,7 @@ async def _run_on(
     # The environment holds only the path to its modules, none of our secrets.
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "service.gateway.documents.parsing.parser_process",
-        *what, str(limits.pages),
-        str(limits.chars), str(limits.cpu_s), str(limits.memory_bytes), str(limits.ocr_pages),
+        *what, *map(str, limits.arguments),
         stdin=stdin, stdout=PIPE, stderr=DEVNULL, process_group=0,
         env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip

@@ -1,10 +1,11 @@
 """Parses one file in a process of its own: the file on stdin, JSON on stdout.
 
     python -m service.gateway.documents.parsing.parser_process \\
-        KIND PARSER CHARSET MAX_PAGES MAX_CHARS CPU_S MEMORY_BYTES OCR_PAGES
+        KIND PARSER CHARSET PICTURE_READER MAX_PAGES MAX_CHARS OCR_PAGES \\
+        CPU_S MOST_CPU_S MEMORY_BYTES MOST_MEMORY_BYTES
 
 The kernel enforces the limits: a file that takes too much ends this process and nothing else.
-OCR, once it begins, may take more, up to the hard limits.
+What reads pictures, once it begins, may take more, up to the hard limits.
 Prints the fields of ParsedFile, or {"error": what to do}.
 """
 
@@ -23,17 +24,15 @@ from service.gateway.documents.parsing.parsed_file import (
     ParsedFile,
     ParseWarning,
 )
-from service.gateway.documents.parsing.pdf.ocr_limits import MEMORY_BYTES, PAGE_CPU_S
 from service.shared.priority import behind_answers
 
 
 def main() -> None:
     behind_answers()
-    kind, parser, charset, *limits = sys.argv[1:]
-    pages, chars, cpu_s, memory, ocr_pages = map(int, limits)
-    most_memory = memory + (MEMORY_BYTES if ocr_pages else 0)
+    kind, parser, charset, picture_reader, *limits = sys.argv[1:]
+    pages, chars, ocr_pages, cpu_s, most_cpu_s, memory, most_memory = map(int, limits)
     resource.setrlimit(resource.RLIMIT_AS, (memory, most_memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1 + ocr_pages * PAGE_CPU_S))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, most_cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -42,7 +41,8 @@ def main() -> None:
         sys.modules["numpy"] = None  # type: ignore[assignment]
     answer: dict[str, Any]
     try:
-        answer = _parse(parser, sys.stdin.buffer.read(), Bounds(pages, chars, ocr_pages), charset)
+        bounds = Bounds(pages, chars, ocr_pages, picture_reader)
+        answer = _parse(parser, sys.stdin.buffer.read(), bounds, charset)
     except InvalidRequest as error:
         answer = {"error": error.message}
     except MemoryError:

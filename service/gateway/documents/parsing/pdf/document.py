@@ -22,14 +22,13 @@ from service.gateway.documents.parsing.parsed_file import (
 )
 from service.gateway.documents.parsing.pdf.layout import Line, lines_of
 from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
-from service.gateway.documents.parsing.pdf.ocr import LONG_SIDE, MAX_SCALE, Ocr
-from service.gateway.documents.parsing.pdf.ocr_limits import installed
 from service.gateway.documents.parsing.pdf.running_lines import without_running_lines
-from service.gateway.documents.parsing.pdf.words import read_page
+from service.gateway.documents.parsing.pdf.words import LONG_SIDE, picture_words, read_page
 
 if TYPE_CHECKING:
     import numpy as np
 
+MAX_SCALE = 200 / 72  # pixels per point; finer ones cost time and give no more
 FEW_CHARS = 100  # less than this on a page that a picture covers: a scan with a stamp on it
 _USUAL = ".,;:-\u2013\u2014_=*()/%$\u20ac\u2022\x02"  # in tables, rules and leaders
 COVERED = 0.5  # of the page
@@ -48,7 +47,7 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     bounds.check_pages(len(document), "pages")
     if document.get_formtype() != raw.FORMTYPE_NONE:
         document.init_forms()
-    reading = _Reading(document, bounds.ocr_pages)
+    reading = _Reading(document, bounds)
     chars = 0
     for number in range(len(document)):
         chars += reading.page(number)
@@ -56,11 +55,11 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     if reading.all_blank:
         raise InvalidRequest("there is nothing on its pages")
     if not any(reading.pages) and not any(reading.remarks):
-        raise InvalidRequest(f"it holds no text, only pictures: {_advice()} first")
+        raise InvalidRequest(f"it holds no text, only pictures: {reading.advice} first")
     if reading.all_unreadable:
         raise InvalidRequest(
             "its fonts do not say which characters they show, so its text cannot be read: "
-            f"print it to a new PDF, or {_advice()}"
+            f"print it to a new PDF, or {reading.advice}"
         )
     return reading.finish(bounds)
 
@@ -68,9 +67,10 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
 class _Reading:
     """Collects what is on a document's pages."""
 
-    def __init__(self, document: pdfium.PdfDocument, ocr_pages: int) -> None:
+    def __init__(self, document: pdfium.PdfDocument, bounds: Bounds) -> None:
         self._document = document
-        self._ocr = Ocr(ocr_pages)
+        self._pictures = picture_words(bounds)
+        self.advice = _advice(bounds)
         self.pages: list[list[Line]] = []
         self.remarks: list[list[str]] = []
         self._empty: list[str] = []
@@ -102,9 +102,9 @@ class _Reading:
         if missing is not None:
             # Letters of a font that is neither named by characters nor inside are drawn as others.
             shown = missing is not self._unreadable or _has_fonts_inside(page)
-            if seen := self._ocr.words(*_picture(page), label) if self._ocr.on and shown else []:
-                words = seen
-            else:
+            if self._pictures is not None and shown:
+                words = self._pictures.words(*_picture(page), label) or found.words
+            if words is found.words:
                 missing.append(label)
         lines, readings = lines_of(words, found.entries)
         self.pages.append(lines)
@@ -142,19 +142,19 @@ class _Reading:
             for code, message, places in (
                 (
                     "pages_without_text",
-                    f"pages without text, which may be scans: {{places}}; {_advice()}",
+                    f"pages without text, which may be scans: {{places}}; {self.advice}",
                     self._empty,
                 ),
                 (
                     "pages_mostly_pictures",
                     "pages that a picture covers, with hardly any text, which may be scans: "
-                    f"{{places}}; {_advice()}",
+                    f"{{places}}; {self.advice}",
                     self._scans,
                 ),
                 (
                     "text_without_unicode",
                     "pages with fonts that do not say which characters they show, whose text is "
-                    f"wrong: {{places}}; print the file to a new PDF, or {_advice()}",
+                    f"wrong: {{places}}; print the file to a new PDF, or {self.advice}",
                     self._unreadable,
                 ),
             )
@@ -177,12 +177,12 @@ class _Reading:
                 )
             )
         warnings += left_out_warnings({"readings_left_out": self._readings})
-        warnings += self._ocr.warnings()
-        return warnings
+        return warnings + (self._pictures.warnings() if self._pictures else [])
 
 
-def _advice() -> str:
-    return "run it through OCR" if installed() else "install kvstitch[ocr], or run it through OCR"
+def _advice(bounds: Bounds) -> str:
+    said = "run it through OCR"
+    return said if bounds.picture_reader else f"install kvstitch-ocr, or {said}"
 
 
 def _picture(page: pdfium.PdfPage) -> tuple[np.ndarray, float]:

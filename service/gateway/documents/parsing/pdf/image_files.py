@@ -9,22 +9,21 @@ from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile, TextBuilder
 from service.gateway.documents.parsing.pdf.layout import Line, lines_of
 from service.gateway.documents.parsing.pdf.lines import Vocabulary, paragraphs
-from service.gateway.documents.parsing.pdf.ocr import LONG_SIDE, Ocr
-from service.gateway.documents.parsing.pdf.ocr_limits import installed
+from service.gateway.documents.parsing.pdf.words import LONG_SIDE, PictureWords, picture_words
 
 
 def parse(content: bytes, bounds: Bounds) -> ParsedFile:
     """Parse a PNG, JPEG or TIFF, whose pictures are pages."""
-    if not bounds.ocr_pages or not installed():
+    reader = picture_words(bounds)
+    if reader is None:
         raise InvalidRequest(
-            "it is a picture: to read what is written in it, install kvstitch[ocr] and leave "
+            "it is a picture: to read what is written in it, install kvstitch-ocr and leave "
             "KVSTITCH_OCR_PAGES above 0"
         )
     from PIL import Image
 
-    ocr = Ocr(bounds.ocr_pages)
     try:
-        pages = _read(content, bounds, ocr)
+        pages = _read(content, bounds, reader)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidRequest(f"it has more than {Image.MAX_IMAGE_PIXELS} pixels") from error
     except OSError as error:
@@ -37,10 +36,10 @@ def parse(content: bytes, bounds: Bounds) -> ParsedFile:
         out.block(text)
     if not any(pages):
         raise InvalidRequest("it is a picture in which OCR can read nothing")
-    return out.finish(warnings=ocr.warnings())
+    return out.finish(warnings=reader.warnings())
 
 
-def _read(content: bytes, bounds: Bounds, ocr: Ocr) -> list[list[Line]]:
+def _read(content: bytes, bounds: Bounds, reader: PictureWords) -> list[list[Line]]:
     import numpy as np
     from PIL import Image, ImageOps
 
@@ -56,6 +55,6 @@ def _read(content: bytes, bounds: Bounds, ocr: Ocr) -> list[list[Line]]:
             upright.thumbnail((LONG_SIDE, LONG_SIDE))
             paper = Image.new("RGBA", upright.size, "white")
             red_first = np.asarray(Image.alpha_composite(paper, upright).convert("RGB"))
-            words = ocr.words(np.ascontiguousarray(red_first[:, :, ::-1]), 0.5, str(number + 1))
+            words = reader.words(np.ascontiguousarray(red_first[:, :, ::-1]), 0.5, str(number + 1))
             pages.append(lines_of(words)[0])
     return pages

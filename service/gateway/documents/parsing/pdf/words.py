@@ -8,11 +8,18 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
 
+from service.gateway.documents.parsing.parsed_file import Bounds, ParseWarning
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LONG_SIDE = 2200  # pixels of a page that is a picture: a sheet of A4 at 190 dpi
 HYPHEN = "\x02"  # PDFium's sign for a hyphen at the end of a line, which it joins with the next
 _LINE_ENDS = (10, 13)
 _SPACES = (9, 32, 0xA0, 0x3000)
@@ -45,6 +52,33 @@ class Word:
     @property
     def middle(self) -> float:
         return (self.y0 + self.y1) / 2
+
+
+class PictureWords(Protocol):
+    """Reads the words of a file's pictures, as a plugin does, and keeps account of them."""
+
+    def words(self, picture: np.ndarray, points: float, place: str) -> list[Word]:
+        """Return the words of a picture `[height, width, 3]`, line by line; none if it could not
+        be read.
+
+        Args:
+            points: Of a pixel.
+            place: The label of its page.
+        """
+        ...
+
+    def warnings(self) -> list[ParseWarning]:
+        """Return what was read, what hardly, and what not because it would have been too much."""
+        ...
+
+
+def picture_words(bounds: Bounds) -> PictureWords | None:
+    """Return what reads the pictures of one file; None: nothing does."""
+    if not bounds.picture_reader or not bounds.ocr_pages:
+        return None
+    module, _, name = bounds.picture_reader.partition(":")
+    found: PictureWords = getattr(import_module(module), name)(bounds.ocr_pages)
+    return found
 
 
 @dataclass

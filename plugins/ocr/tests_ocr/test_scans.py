@@ -11,15 +11,18 @@ import matplotlib as mpl
 import numpy as np
 import pypdfium2 as pdfium
 import pytest
+from kvstitch_ocr import picture_reader
+from kvstitch_ocr.reader import _legible
 from PIL import Image, ImageDraw, ImageFont
 
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from service.gateway.documents.parsing.parser import FileLimits, parse_file
 from service.gateway.documents.parsing.pdf import document, image_files
-from service.gateway.documents.parsing.pdf.ocr import _legible
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
+READER = picture_reader()
+assert READER is not None
 FONT = Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSerif.ttf")
 ENGLISH = ["The heron waits at the weir in Lorvik.", "Serial number PPR-9087, 4.5 bar."]
 GERMAN = ["Die Prüfung größerer Kessel kostet", "1.249,50 €, siehe § 12 Abs. 3."]
@@ -58,7 +61,7 @@ def picture(page: Image.Image, kind: str, **options: Any) -> bytes:
 
 def read(kind: str, content: bytes, ocr_pages: int = 10) -> ParsedFile:
     parse = {"pdf": document.parse, "image": image_files.parse}[kind]
-    return parse(content, Bounds(10, 10_000, ocr_pages))
+    return parse(content, Bounds(10, 10_000, ocr_pages, READER.reader))
 
 
 def said(parsed: ParsedFile) -> dict[str, tuple[str, ...]]:
@@ -69,7 +72,7 @@ async def test_scanned_pages_are_read_in_their_place() -> None:
     """In the parser's process, whose limits OCR would exceed if they were not raised for it."""
     before = make_pdf(["A page of text before the scans."])
     pages = [draw(GERMAN, angle=1, noise=15), draw(RUSSIAN), draw(ENGLISH)]
-    limits = FileLimits(10, 10_000, cpu_s=20, memory_bytes=512 << 20, ocr_pages=2)
+    limits = FileLimits(10, 10_000, cpu_s=20, memory_bytes=512 << 20, ocr_pages=2, pictures=READER)
     parsed = await parse_file("pdf", scans(pages, before=before), limits)
     assert parsed.text.split("\n") == ["A page of text before the scans.", "", *GERMAN]
     assert [mark[1:] for mark in parsed.marks] == [("page", str(n)) for n in range(1, 5)]
@@ -108,7 +111,7 @@ def test_pictures_as_files() -> None:
     [
         ("pdf", scans([draw(ENGLISH)]), 0, "only pictures"),
         ("pdf", scans([draw(RUSSIAN)]), 1, "only pictures"),
-        ("image", picture(draw(ENGLISH), "JPEG"), 0, r"kvstitch\[ocr\]"),
+        ("image", picture(draw(ENGLISH), "JPEG"), 0, "kvstitch-ocr"),
         ("image", picture(draw([]), "PNG"), 1, "nothing"),
         ("image", picture(draw(ENGLISH), "PNG")[:2000], 1, "damaged"),
         ("image", picture(Image.new("1", (12_000, 9_000)), "PNG"), 1, "pixels"),

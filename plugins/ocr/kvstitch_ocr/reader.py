@@ -15,14 +15,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from service.gateway.documents.parsing.parsed_file import ParseWarning, places_warning
-from service.gateway.documents.parsing.pdf.ocr_limits import installed
-from service.gateway.documents.parsing.pdf.words import Word
+from service.gateway.documents.parsing.pdf.words import LONG_SIDE, Word
 
 if TYPE_CHECKING:
     import numpy as np
 
-LONG_SIDE = 2200  # pixels of a page: a sheet of A4 at 190 dpi
-MAX_SCALE = 200 / 72  # pixels per point; finer ones cost time and give no more
 MIN_SCORE = 0.6  # of a line that is kept
 SURE_SCORE = 0.9  # of a page, over its letters
 MIN_LETTERS = 0.4  # of a line's width over its height; plain type has 2, Chinese 1
@@ -74,17 +71,13 @@ class Ocr:
     """Reads at most so many pictures of a file, and keeps account of them."""
 
     def __init__(self, most: int) -> None:
-        self._most = most if installed() else 0
+        self._most = most
         self._read: list[str] = []
         self._doubtful: list[str] = []
         self._over: list[str] = []
         self._scores: list[float] = []
         self._count = 0
         self._longest = 0.0
-
-    @property
-    def on(self) -> bool:
-        return self._most > 0
 
     def words(self, picture: np.ndarray, points: float, place: str) -> list[Word]:
         """Return the words of a picture, line by line; none if it could not be read."""
