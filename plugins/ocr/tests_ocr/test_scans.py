@@ -5,24 +5,24 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
 import pypdfium2 as pdfium
 import pytest
-from kvstitch_ocr import picture_reader
-from kvstitch_ocr.reader import _legible
 from PIL import Image, ImageDraw, ImageFont
 
+from kvstitch_ocr import picture_reader
+from kvstitch_ocr.reader import _legible
 from service.errors import InvalidRequest
 from service.gateway.documents.parsing.parsed_file import Bounds, ParsedFile
 from service.gateway.documents.parsing.parser import FileLimits, parse_file
 from service.gateway.documents.parsing.pdf import document, image_files
+from service.plugins import PictureReader
 from tests.service.gateway.documents.pdfs import Drawn, draw_pdf, make_pdf
 
-READER = picture_reader()
-assert READER is not None
+READER = cast(PictureReader, picture_reader())
 FONT = Path(mpl.get_data_path(), "fonts", "ttf", "DejaVuSerif.ttf")
 ENGLISH = ["The heron waits at the weir in Lorvik.", "Serial number PPR-9087, 4.5 bar."]
 GERMAN = ["Die Prüfung größerer Kessel kostet", "1.249,50 €, siehe § 12 Abs. 3."]

@@ -229,6 +229,7 @@ def encrypted_zip() -> bytes:
         ("csv", b"a,b\n\0", "NUL"),
         ("eml", b"just words", "is it an e-mail"),
         ("nothing", b"", "cannot be read"),
+        ("image", b"\x89PNG\r\n\x1a\n", "install kvstitch-ocr"),
     ],
 )  # fmt: skip
 async def test_files_that_are_refused(kind: str, content: bytes, says: str) -> None:
