@@ -1,7 +1,7 @@
 """The command line: `kvstitch serve | ingest | ask | jobs | documents | keys | model | …`.
 
 `serve` runs the service, `keys` and `doctor` work on its data folder, `model` on the model cache,
-`cluster` on a Ray cluster, and the other commands ask a running service through kvstitch.client.
+and the other commands ask a running service through kvstitch.client.
 Each command with its arguments is in a file of its own.
 """
 
@@ -21,8 +21,6 @@ from service.cli import (
     administration,
     ask,
     audit,
-    bulk,
-    cluster,
     configuration,
     encryption,
     evaluation,
@@ -111,7 +109,6 @@ def parser() -> argparse.ArgumentParser:
         ("ask", "ask a running service", ask.add_arguments),
         ("mcp", "a running service's tools for agents, on stdin and stdout", mcp.add_arguments),
         ("eval", "how well it finds what your questions should find", evaluation.add_arguments),
-        ("bulk", "very many documents into a fleet's tiers, on Ray", bulk.add_arguments),
         ("jobs", "what became of accepted documents", jobs.add_arguments),
         ("documents", "what is stored: look, pin, delete", documents.add_arguments),
         ("keys", "make, list and revoke API keys", administration.add_key_arguments),
@@ -120,7 +117,6 @@ def parser() -> argparse.ArgumentParser:
         ("migrate", "copy a data folder to PostgreSQL", administration.add_migrate_arguments),
         ("status", "show how a running service is", status.add_arguments),
         ("model", "models with names: list, fetch, path", model.add_arguments),
-        ("cluster", "workers on several machines, with Ray", cluster.add_arguments),
         ("config", "show and check the settings", configuration.add_arguments),
         ("doctor", "look for what is wrong, and say what to do", doctor.add_arguments),
         ("completion", "complete commands in a shell", partial(_add_completion, whole=made)),

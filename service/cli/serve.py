@@ -132,7 +132,7 @@ def _serve(settings: Settings, reread: Callable[[], Settings] | None) -> str | N
 def _become_worker(settings: Settings, address: str) -> NoReturn:
     """Replace this process by the worker process, which reads its settings from standard input."""
     from service.cli.doctor import model
-    from service.cluster.plan import PreparedWorker
+    from service.cli.prepared_worker import PreparedWorker
     from service.shared import fleet_secret
 
     fleet_secret.require_secret(address, settings.fleet_secret)

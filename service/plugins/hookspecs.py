@@ -69,6 +69,15 @@ def eviction_methods() -> Mapping[str, str]:
 
 
 @hookspec
+def worker_sources() -> Mapping[str, str]:
+    """Return where workers that run by themselves are found, by the scheme of worker_addresses.
+
+    "module:function" takes the setting's value and returns what yields the addresses of all
+    workers, now and whenever they have changed (`Source` in service/gateway/fleet/discovery.py).
+    """
+
+
+@hookspec
 def kv_tiers() -> Sequence[TierKind]:
     """Return tiers of the KV store."""
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from benchmarks.fleet.hashing_endpoint import hashing_endpoint
-from service.bulk.actor import RangeActor
-from service.bulk.range_table import RangeTable
-from service.bulk.ranges import cut
-from service.bulk.records import Run
-from service.bulk.sources import source
+from kvstitch_ray.bulk.actor import RangeActor
+from kvstitch_ray.bulk.range_table import RangeTable
+from kvstitch_ray.bulk.ranges import cut
+from kvstitch_ray.bulk.records import Run
+from kvstitch_ray.bulk.sources import source
 from service.settings import load
 from tests.e2e.conftest import Documents
 from tests.e2e.service import Service, tiers
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.skipif(
 END_S = 300.0
 COMMAND = """
 import dataclasses, json, sys
-from service.bulk.records import Order
-from service.bulk.run import ingest
+from kvstitch_ray.bulk.records import Order
+from kvstitch_ray.bulk.run import ingest
 from service.settings import load
 order = Order(sys.argv[1], range_documents=8, workers=2)
 outcome = ingest(load(threads=1), order)

@@ -2,34 +2,23 @@
 
 tcp://a:5700,tcp://b:5700     a list that never changes
 dns://workers:5700            all addresses of a name, such as a headless service of Kubernetes
-ray://auto                    Ray actors; a process of its own asks Ray, so that the gateway
-                              never imports ray
+SCHEME://…                    what a plugin of this scheme finds, as kvstitch-ray does for ray://
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import socket
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from importlib.util import find_spec
 
 from service.errors import InvalidSetting
+from service.plugins import hooks, load_object
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-COMMAND = (sys.executable, "-m", "service.cluster.watch")
-SCHEME = "ray://"
-HEALTHY_AFTER_S = 60
-_STOPPED_WITHIN_S = 5.0
-
-
 Source = Callable[[], AsyncIterator[list[str]]]
 """Yields the addresses of all workers, now and whenever they have changed."""
 
@@ -70,85 +59,17 @@ async def look_up(url: str) -> list[str] | None:
     )
 
 
-class RayActors:
-    """The addresses of the workers that `kvstitch cluster up` has started."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        command: Sequence[str] = COMMAND,
-        backoff_s: tuple[float, float] = (1.0, 30.0),
-    ) -> None:
-        place = url.removeprefix(SCHEME).strip("/")
-        if not url.startswith(SCHEME) or (place != "auto" and ":" not in place):
-            raise InvalidSetting(f"{url!r} must be ray://auto or ray://HOST:PORT")
-        if find_spec("ray") is None:
-            raise InvalidSetting(f"{url} needs Ray: pip install 'kvstitch[ray]'")
-        self._command = (*command, "auto" if place == "auto" else SCHEME + place)
-        self._backoff_s = backoff_s
-
-    async def watch(self) -> AsyncGenerator[list[str], None]:
-        """Yields the whole list whenever it changed."""
-        pause, longest = self._backoff_s
-        last: list[str] | None = None
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
-            )
-            errors = asyncio.create_task(_last_line(process))
-            try:
-                assert process.stdout is not None
-                async for line in process.stdout:
-                    addresses = _addresses(line)
-                    if addresses is not None and addresses != last:
-                        last = addresses
-                        yield addresses
-                why = await errors
-            finally:
-                errors.cancel()
-                await _stop(process)
-            if loop.time() - began > HEALTHY_AFTER_S:
-                pause = self._backoff_s[0]
-            logger.warning(
-                "the workers' addresses stay as they are: %s; asked again in %.0f s", why, pause
-            )
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
-
-
-def _addresses(line: bytes) -> list[str] | None:
-    """Return the list in a line; None if it is something else that Ray has printed."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return [str(address) for address in json.loads(line)["addresses"]]
-    return None
-
-
-async def _last_line(process: Process) -> str:
-    assert process.stderr is not None
-    last = b""
-    async for line in process.stderr:
-        last = line.strip() or last
-    return last.decode("utf-8", "replace") or "the process that asks Ray ended"
-
-
-async def _stop(process: Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _STOPPED_WITHIN_S)
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
-
-
 def source_of(setting: str) -> Source:
     """Return the source for a value of the setting, which `service.settings` has checked."""
     if setting.startswith("dns://"):
         return partial(dns_name, setting)
-    if setting.startswith("ray://"):
-        return RayActors(setting).watch
-    return partial(static_list, setting)
+    scheme = setting.partition("://")[0]
+    if scheme == "tcp":
+        return partial(static_list, setting)
+    for found in hooks().worker_sources():
+        if scheme in found:
+            made: Source = load_object(found[scheme])(setting)
+            return made
+    raise InvalidSetting(
+        f"worker_addresses: no plugin knows {scheme}:// (pip install kvstitch-{scheme})"
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from service.bulk.range_table import RangeTable
-from service.bulk.records import Run
+from kvstitch_ray.bulk.range_table import RangeTable
+from kvstitch_ray.bulk.records import Run
 from service.errors import InvalidSetting
 from service.gateway.auth import key_text
 from service.gateway.auth.keys import KeyStore
