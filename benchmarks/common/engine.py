@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor
 
 from kvstore import TieredStore
-from service.worker.engine.engine import Engine
+from service.worker.engine.engine import Engine, EngineOptions
 from service.worker.forward.kv_placement import KVPlacer, PromptKV
 from service.worker.forward.prefill import Progress, PromptLoop
 from service.worker.layout import PromptLayout
@@ -68,17 +68,18 @@ def open_engine(
         yield Engine(
             decoder,
             addressing,
-            store,
             loader,
-            pool_tokens=pool_tokens,
+            EngineOptions(
+                pool_tokens=pool_tokens,
+                max_running=max_running,
+                max_waiting=max_waiting,
+                planner=planner,
+                sketches=sketches,
+                prefix_cache=prefix_cache,
+                draft_tokens=draft_tokens,
+                prefill_graphs=prefill_graphs,
+            ),
             facts=facts,
-            max_running=max_running,
-            max_waiting=max_waiting,
-            planner=planner,
-            sketches=sketches,
-            prefix_cache=prefix_cache,
-            draft_tokens=draft_tokens,
-            prefill_graphs=prefill_graphs,
         )
 
 

@@ -47,8 +47,8 @@ class PacedEngine(Engine):
         begun = list(self.scheduler.prefilling)
         self._start_at_once()
         for sequence in self.scheduler.prefilling:
-            if sequence not in begun and sequence.steps is not None:
-                sequence.steps = self._paced(sequence, sequence.steps)
+            if sequence not in begun and sequence.prefill.steps is not None:
+                sequence.prefill.steps = self._paced(sequence, sequence.prefill.steps)
 
     def _paced(self, sequence: EngineSequence, steps: Steps[PrefillResult]) -> Steps[PrefillResult]:
         """The same steps, and then sleep until their operations' time is over."""
@@ -58,8 +58,8 @@ class PacedEngine(Engine):
             except StopIteration as end:
                 result: PrefillResult = end.value
                 break
-        whole_s = self._flop_s * (result.flops + sequence.chunk_flops)
-        began, spent_s = time.monotonic(), sequence.computed_s
+        whole_s = self._flop_s * (result.flops + sequence.work.chunk_flops)
+        began, spent_s = time.monotonic(), sequence.prefill.computed_s
         while (left_s := whole_s - spent_s) > 0:
             time.sleep(min(SLICE_S, left_s))
             spent_s += time.monotonic() - began

@@ -67,7 +67,7 @@ class Answering:
                 self._endings.fail(sequence, error)
                 continue
             self._checked(sequence, draft, len(tokens) - 1)
-            sequence.decode_steps += 1
+            sequence.work.decode_steps += 1
             self._emit(sequence, tokens, logits[rows][: len(tokens)])
         self._step_s = time.monotonic() - started
         return len(running)
@@ -99,7 +99,7 @@ class Answering:
         if forced := sequence.sampler.forced(most):
             return forced
         if sequence.drafter is None:
-            sequence.drafter = Drafter(prompt_ids(sequence.request).tolist())
+            sequence.drafter = Drafter(prompt_ids(sequence.asked.request).tolist())
         return sequence.drafter.draft(sequence.tokens, most)
 
     def _sampled(
@@ -114,7 +114,7 @@ class Answering:
         for number, row in enumerate(logits):
             token = sequence.sampler(row) if likeliest is None else likeliest[number]
             tokens.append(token)
-            if token in sequence.end_ids or number >= len(draft) or token != draft[number]:
+            if token in sequence.asked.end_ids or number >= len(draft) or token != draft[number]:
                 break
             if not sequence.sampler.ready(PATIENCE_S) or sequence.sampler.complete:
                 break
@@ -133,9 +133,9 @@ class Answering:
 
     def _emit(self, sequence: EngineSequence, tokens: list[int], logits: Tensor) -> None:
         """Send new tokens of a sequence, or end it. End tokens are not sent."""
-        counts = [sequence.request.sampling.logprobs] * len(tokens)
+        counts = [sequence.asked.request.sampling.logprobs] * len(tokens)
         for token, logprobs in zip(tokens, token_logprobs(counts, tokens, logits), strict=True):
-            if token in sequence.end_ids:
+            if token in sequence.asked.end_ids:
                 self._endings.finish(sequence, "stop")
                 return
             sequence.tokens.append(token)

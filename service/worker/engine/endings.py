@@ -37,7 +37,7 @@ class Endings:
             self.prefix_cache.keep(cached)
             sequence.kv = None
         self._release(sequence)
-        self.precompute_queue.add_missed(sequence.segments)
+        self.precompute_queue.add_missed(sequence.loads.segments)
         self.replies.append(Done(sequence.id, reason, report(sequence)))
 
     def fail(self, sequence: EngineSequence, error: Exception) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import torch
 
-from kvstore import TieredStore
 from service.errors import InvalidRequest, KvstitchError
 from service.messages.replies import Reply
 from service.messages.requests import Generate
@@ -54,16 +54,12 @@ UNKNOWN_DECODE = (1e-2, 1e-3)
 COMPILING_PAUSE_S = 0.001  # where there is nothing to do but to wait for grammars
 
 
-class Engine:
-    """Serves one model with one KV pool and one store. Not thread-safe: call it from one thread.
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How much an engine takes on, and what it does beside answering.
 
     Attributes:
-        planner: estimates how long reads and prefills take, also where nothing is planned by it.
-        decode_times: seconds of a decode step by the number of its sequences.
-
-    Args:
         pool_tokens: size of the KV pool in tokens.
-        facts: sizes and calibration of the model; by default its sizes without calibration.
         max_running: most sequences that prefill or decode at the same time.
         max_waiting: most sequences that wait for their start.
         planner: whether documents are computed that would take longer to load; if not, everything
@@ -72,63 +68,78 @@ class Engine:
         prefix_cache: whether answered prompts are kept for requests that begin with them.
         draft_tokens: most answer tokens that are drafted from the prompt in a decode step.
         checks: how answers are compared with those of full prefill; None for no comparison.
-        grammars: compiles what answers must match; None: no request may ask for that.
         prefill_graphs: whether layers are recorded and replayed, where that is possible
             (`service.worker.forward.recorded.prefill_graphs`).
+    """
+
+    pool_tokens: int
+    max_running: int = 32
+    max_waiting: int = 256
+    planner: bool = True
+    sketches: bool = False
+    prefix_cache: bool = False
+    draft_tokens: int = 0
+    checks: GateSettings | None = None
+    prefill_graphs: bool = True
+
+
+class Engine:
+    """Serves one model with one KV pool and one store. Not thread-safe: call it from one thread.
+
+    Attributes:
+        planner: estimates how long reads and prefills take, also where nothing is planned by it.
+        decode_times: seconds of a decode step by the number of its sequences.
+
+    Args:
+        facts: sizes and calibration of the model; by default its sizes without calibration.
+        grammars: compiles what answers must match; None: no request may ask for that.
     """
 
     def __init__(
         self,
         decoder: DecoderModel,
         addressing: Addressing,
-        store: TieredStore,
         loader: Loader,
+        options: EngineOptions,
         *,
-        pool_tokens: int,
         facts: ModelFacts | None = None,
-        max_running: int = 32,
-        max_waiting: int = 256,
-        planner: bool = True,
-        sketches: bool = False,
-        prefix_cache: bool = False,
-        draft_tokens: int = 0,
-        checks: GateSettings | None = None,
         grammars: Grammars | None = None,
-        prefill_graphs: bool = True,
     ) -> None:
         self.decoder = decoder
-        self.store = store
+        self.store = loader.store
         self.loader = loader
         facts = facts or ModelFacts(decoder.layers, decoder.heads, decoder.kv_heads)
         self._replies: list[Reply] = []
         self._step_budget = StepBudget()
         self.decode_times = Line(*UNKNOWN_DECODE)
-        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
+        self.scheduler = Scheduler(max_running=options.max_running, max_waiting=options.max_waiting)
         self.pool = KVPool(
             decoder.layers,
             decoder.kv_heads,
             decoder.head_dim,
-            pool_tokens,
+            options.pool_tokens,
             dtype=decoder.dtype,
             device=decoder.device,
         )
-        self.prefix_cache = PrefixCache(self.pool, on=prefix_cache)
+        self.prefix_cache = PrefixCache(self.pool, on=options.prefix_cache)
 
         # How long things take, and what is loaded or computed because of that.
-        self.planner = Planner(decoder, loader.streams.estimates, deciding=planner)
+        self.planner = Planner(decoder, loader.streams.estimates, deciding=options.planner)
 
         # Chunks that are computed by themselves, and prompts that are computed with chunks.
         chunks = ChunkPrefill(decoder, loader.load_chunk)
-        self.precompute_queue = PrecomputeQueue(chunks, store, loader, sketches=sketches)
+        self.precompute_queue = PrecomputeQueue(chunks, loader, sketches=options.sketches)
         chunks.write = self.precompute_queue.store
         missing = MissingChunks(chunks, loader, self.precompute_queue)
-        self._loads = PromptLoads(loader, self.planner if planner else None)
-        recorded = prefill_graphs and supports_graphs(decoder, self.pool)
+        self._loads = PromptLoads(loader, self.planner if options.planner else None)
+        recorded = options.prefill_graphs and supports_graphs(decoder, self.pool)
         graphs = PrefillGraphs(decoder, self.pool) if recorded else None
         launcher = PrefillLauncher(decoder, facts, self._loads, missing, graphs)
 
         # What spare time is for.
-        self.gate = Gate(checks, launcher, self.pool, self.precompute_queue) if checks else None
+        self.gate: Gate | None = None
+        if options.checks is not None:
+            self.gate = Gate(options.checks, launcher, self.pool, self.precompute_queue)
         timer = FullPrefillTimer(decoder, self.planner.times)
         self.idle_work = IdleWork(self.precompute_queue, self.gate, graphs, timer)
 
@@ -137,7 +148,7 @@ class Engine:
             decoder,
             addressing,
             facts,
-            pool_tokens,
+            options.pool_tokens,
             replace=self.gate.replacement if self.gate else None,
             grammars=grammars,
         )
@@ -152,7 +163,7 @@ class Engine:
             self.scheduler, self._loads, self.prefix_cache, self.precompute_queue, self._replies
         )
         batches = BatchDecoder(decoder, self.pool)
-        self.answering = Answering(batches, self._endings, self._replies, draft_tokens)
+        self.answering = Answering(batches, self._endings, self._replies, options.draft_tokens)
         self.prefilling = Prefilling(
             self.scheduler,
             launcher,
@@ -229,7 +240,7 @@ class Engine:
             self.gate.forget(keys)
         self.prefix_cache.forget(texts)
         for sequence in self.scheduler.active:
-            read = (prompt_ids(sequence.request), *seen_by(sequence))
+            read = (prompt_ids(sequence.asked.request), *seen_by(sequence))
             sequence.deleted |= any(holds(tokens, ids) for tokens in read for ids in texts)
 
     def forget_all(self) -> None:

@@ -47,7 +47,7 @@ class Explainer:
         """Start to look up the request's chunks in the tiers."""
         sequence = self.admission.sequence(request, time.monotonic())
         tiers: dict[str, str] = {}
-        wanted = [address for address in sequence.addresses if address is not None]
+        wanted = [address for address in sequence.asked.addresses if address is not None]
         self._lookups.append((sequence, tiers, self.streams.find(wanted, tiers.update)))
 
     def finished(self, *, crowded: bool) -> list[Explained | Failed]:
@@ -72,14 +72,14 @@ class Explainer:
         planner = self.planner if self.planner.deciding else None
         plan = plan_loads(sequence, segments, planner, self.streams.bytes_left(), crowded=crowded)
         seconds, flops = self.planner.forecast(plan.prompt)
-        full_flops = full_prefill(self.decoder, sequence.prompt_tokens)
+        full_flops = full_prefill(self.decoder, sequence.asked.prompt_tokens)
         computed = [s for s in segments if s.tier == UNCACHED or s in plan.recompute]
         recomputed = self._recomputed_tokens(plan, computed)
         system, *documents = [
             self._segment(sequence, s, loaded=s not in plan.recompute) for s in segments
         ]
         return Forecast(
-            prompt_tokens=sequence.prompt_tokens,
+            prompt_tokens=sequence.asked.prompt_tokens,
             system=system,
             documents=documents,
             recomputed_tokens=recomputed,
@@ -100,7 +100,7 @@ class Explainer:
         if reuse is None:
             return fresh
         reused = reuse.tokens
-        rest = sequence.prompt_tokens - reused
+        rest = sequence.asked.prompt_tokens - reused
         flops = full_prefill(self.decoder, rest, behind=reused) if rest else 0.0
         parts = reused_by_segment(sequence, reused)
         segments = [
@@ -146,10 +146,10 @@ class Explainer:
             assert segment.address is not None
             parts = len(parts_of(segment.address))
             seconds = self.planner.tiers.seconds(segment.tier, segment.load_bytes, parts)
-        documents = sequence.request.documents
+        documents = sequence.asked.request.documents
         computed: ColdMode | Literal[""] = ""
         if segment.tokens and not loaded:
-            computed = "as_stored" if sequence.as_stored else "in_context"
+            computed = "as_stored" if sequence.asked.as_stored else "in_context"
         return SegmentForecast(
             chunk_id=documents[segment.number - 1].chunk_id if segment.number else -1,
             tokens=segment.tokens,

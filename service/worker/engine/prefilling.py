@@ -82,32 +82,32 @@ class Prefilling:
         """Run steps of the prefills that are not waiting."""
         scheduler = self.scheduler
         while (sequence := scheduler.next_prefill) is not None and not sequence.blocked:
-            assert sequence.steps is not None
+            assert sequence.prefill.steps is not None
             started = time.monotonic()
             sequence.clock.unblock()
             try:
-                sequence.wait(next(sequence.steps))
+                sequence.wait(next(sequence.prefill.steps))
             except StopIteration as end:
                 self._first_token(sequence, end.value)
             except Exception as error:
                 self.endings.fail(sequence, error)
             seconds = time.monotonic() - started
-            sequence.computed_s += seconds
+            sequence.prefill.computed_s += seconds
             budget.prefilled(seconds)
             if not scheduler.running or not budget.prefill_goes_on:
                 return
 
     def _first_token(self, sequence: EngineSequence, result: PrefillResult) -> None:
         assert sequence.kv is not None
-        sequence.steps = None
+        sequence.prefill.steps = None
         sequence.prefilled(result)
-        sequence.kv.set_length(sequence.entries)
+        sequence.kv.set_length(sequence.work.entries)
         for layer, rows in result.held.items():
             kv_heads = self.launcher.decoder.kv_heads
             sequence.kv.remember(layer, [rows] * kv_heads, result.layout.tokens)
         sequence.clock.close("prefill")
         if sequence.reuse is None:  # else it may be too little to tell how fast the device is
-            plans = [load.plan for load in sequence.segments if load is not None]
+            plans = [load.plan for load in sequence.loads.segments if load is not None]
             self._learn(sequence, plans)
         self.launcher.loads.stop(sequence)
         try:
@@ -126,29 +126,32 @@ class Prefilling:
     def _learn(self, sequence: EngineSequence, plans: list[str]) -> None:
         """Tell the planner how long a prefill took."""
         method, kind = type(sequence.fusion), None
-        if sequence.eviction is None and sequence.token_trace is None:  # which take time, too
+        # Eviction and a trace take time, too.
+        if sequence.asked.eviction is None and sequence.prefill.trace is None:
             kind = method if sequence.reuses_documents else FullPrefill
-        replaced = method if sequence.whole and kind is not None else None
-        self.planner.finished(sequence.flops, sequence.computed_s, plans, kind, instead_of=replaced)
+        replaced = method if sequence.loads.whole and kind is not None else None
+        self.planner.finished(
+            sequence.work.flops, sequence.prefill.computed_s, plans, kind, instead_of=replaced
+        )
         if kind is method and sequence.any_method and self.planner.deciding:
             prompt = waiting_prompt(sequence, [], {})
             if self.planner.wants_full(prompt):
-                self.timer.time(sequence.prompt_tokens)
+                self.timer.time(sequence.asked.prompt_tokens)
 
     def _evict(self, sequence: EngineSequence, result: PrefillResult) -> None:
         kv, decoder = sequence.kv, self.launcher.decoder
         assert kv is not None
-        if sequence.eviction is not None:
-            sequence.coverage = evict(
+        if sequence.asked.eviction is not None:
+            sequence.work.coverage = evict(
                 decoder,
                 self.launcher.facts,
                 kv,
-                sequence.eviction,
+                sequence.asked.eviction,
                 layout=result.layout,
                 observed=result.observed,
                 room=sequence.max_tokens - len(sequence.tokens) + 1,
-                original_tokens=None if result.kept_ids is None else sequence.prompt_tokens,
-                on_kept=None if sequence.token_trace is None else sequence.token_trace.kept,
+                original_tokens=None if result.kept_ids is None else sequence.asked.prompt_tokens,
+                on_kept=None if sequence.prefill.trace is None else sequence.prefill.trace.kept,
             )
             sequence.clock.close("evict")
-        sequence.kept_per_layer = [kv.kept_tokens(layer) for layer in range(decoder.layers)]
+        sequence.work.kept_per_layer = [kv.kept_tokens(layer) for layer in range(decoder.layers)]

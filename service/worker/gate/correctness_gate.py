@@ -104,7 +104,7 @@ class Gate:
 
     def answered(self, sequence: EngineSequence, result: PrefillResult) -> None:
         """Take a request's first token; some are remembered to be checked."""
-        gated, request = sequence.gated, sequence.request
+        gated, request = sequence.asked.gated, sequence.asked.request
         if not isinstance(gated, GatedMethod) or not request.documents:
             return
         if result.kept_ids is not None:  # restarted with fewer tokens: not what was asked for
@@ -120,7 +120,9 @@ class Gate:
             self.counts.skipped(trust.name)
             return
         trust.sampled += 1
-        self._pending.append(Answered(gated, request, sequence.addresses, result.logits.clone()))
+        self._pending.append(
+            Answered(gated, request, sequence.asked.addresses, result.logits.clone())
+        )
 
     def forget(self, keys: Collection[str] | None) -> None:
         """Drop checks of prompts with these chunks, because the chunks are being purged; None:

@@ -18,6 +18,7 @@ from service.messages.requests import Method
 from service.worker.gate.policy import Bounds, DriftMonitor, Observation, agreement_of, mean_kl
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as Vanilla
+from service.worker.sequences.sequence import AllowedMethod
 
 log = logging.getLogger("kvstitch.gate")
 
@@ -51,7 +52,7 @@ class MethodTrust:
         """Return what a request gets that asks for this method now."""
         level = self.drift.level
         note = None if level == 0 else GateNote(self.state, self.described(level), self.why)
-        return GatedMethod(self, level, self.steps[level], note)
+        return GatedMethod(self.steps[level], note, self, level)
 
     def observe(self, level: int, seen: Observation) -> None:
         """Count a check of `level`; log a change of level."""
@@ -100,13 +101,11 @@ class MethodTrust:
 
 
 @dataclass(frozen=True)
-class GatedMethod:
+class GatedMethod(AllowedMethod):
     """What one request got; stays as it is when the method's level changes later."""
 
     trust: MethodTrust
     level: int
-    fusion: FusionMethod
-    note: GateNote | None
 
 
 class MethodTrusts:

@@ -28,7 +28,7 @@ from service.worker.model.addressing import Address
 from service.worker.model.decoder import DecoderModel
 from service.worker.sampling.sampler import Sampler
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.sequences.sequence import Asked, EngineSequence
 from service.worker.steps import Steps
 
 
@@ -55,22 +55,22 @@ class Shadow:
         self, request: Generate, addresses: Sequence[Address | None], fusion: FusionMethod
     ) -> Steps[Tensor | None]:
         """Return the run, in steps; closing the generator gives everything back."""
-        asked = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
+        alone = msgspec.structs.replace(request, eviction=None, sampling=Sampling(max_tokens=1))
         sequence = self._sequence = EngineSequence(
-            asked, fusion, None, list(addresses), max_tokens=1, sampler=Sampler(asked.sampling)
+            Asked(alone, fusion, None, list(addresses)), Sampler(alone.sampling), max_tokens=1
         )
         try:
             self.launcher.loads.start(sequence)
             yield from _loaded(sequence)
-            if fusion.reads is Reads.PARTS and any(s and s.missed for s in sequence.segments):
+            if fusion.reads is Reads.PARTS and any(s and s.missed for s in sequence.loads.segments):
                 return None  # the run would compute and store the missing chunks
             self._wants = self.launcher.reserved_tokens(sequence)
             while (kv := self.pool.reserve(self._wants)) is None:
                 yield None
             self._wants = 0
             self.launcher.launch(sequence, kv)
-            assert sequence.steps is not None
-            result = yield from sequence.steps
+            assert sequence.prefill.steps is not None
+            result = yield from sequence.prefill.steps
             sequence.prefilled(result)
             return result.logits if sequence.reuses_documents else None
         finally:
@@ -78,15 +78,15 @@ class Shadow:
             self.launcher.loads.stop(sequence)
             sequence.release()
             # Full prefill reads no chunks, so nothing else would notice that these are missing.
-            self.precompute_queue.add_missed(sequence.segments)
+            self.precompute_queue.add_missed(sequence.loads.segments)
 
 
 def _loaded(sequence: EngineSequence) -> Steps[None]:
     """Wait until it is known which chunks can be used."""
-    if sequence.found is not None:
-        yield sequence.found
-        sequence.found.result()
-    for load in sequence.segments:
+    if sequence.loads.found is not None:
+        yield sequence.loads.found
+        sequence.loads.found.result()
+    for load in sequence.loads.segments:
         while load is not None and (pending := load.pending) is not None:
             yield pending
 

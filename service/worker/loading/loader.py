@@ -51,7 +51,7 @@ class Loader:
         on_ready: Callable[[], None] = lambda: None,
         decode: bool = True,
     ) -> None:
-        self._store = store
+        self.store = store
         self._threads = threads
         self._on_ready = on_ready
         self._pool: ThreadPoolExecutor | None = None
@@ -93,7 +93,7 @@ class Loader:
 
     def load_blocks(self, address: Address, blocks: BlockSet) -> Future[BlocksOutcome]:
         """Read these blocks of these layers."""
-        return self._run(lambda: self._store.read_blocks(address.key, blocks, address.spec))
+        return self._run(lambda: self.store.read_blocks(address.key, blocks, address.spec))
 
     def put(self, address: Address, computed: ComputedChunk) -> Future[bool]:
         """Store a chunk, and its sketch if it has one."""
@@ -101,32 +101,32 @@ class Loader:
 
     def is_complete(self, address: Address, *, with_sketch: bool) -> bool:
         """Return whether the chunk and, if asked for, its sketch are stored; reads here."""
-        store = self._store
+        store = self.store
         return bool(store.contains([address.key])) and (
             not with_sketch
             or store.read_extra(address.key, sketch.NAME, sketch.VERSION) is not None
         )
 
     def _put(self, address: Address, computed: ComputedChunk) -> bool:
-        stored = bool(self._store.contains([address.key]))
+        stored = bool(self.store.contains([address.key]))
         if not stored:
-            stored = self._store.put(address.key, computed.chunk, address.owner)
+            stored = self.store.put(address.key, computed.chunk, address.owner)
         if computed.sketch is None:
             return stored
         tensors = computed.sketch.tensors()
-        kept = self._store.put_extra(
+        kept = self.store.put_extra(
             address.key, sketch.NAME, sketch.VERSION, tensors, address.owner
         )
         return kept and stored
 
     def _read_ends(self, address: Address) -> DocumentEnds:
         started = time.monotonic()
-        extra = self._store.read_extra(address.key, sketch.NAME, sketch.VERSION)
+        extra = self.store.read_extra(address.key, sketch.NAME, sketch.VERSION)
         if extra is None:
             return DocumentEnds(None, None, time.monotonic() - started)
         ends = BlockGrid(address.spec.tokens).fixed
         layers = dict.fromkeys(range(address.spec.layers), ends)
-        outcome = self._store.read_blocks(address.key, layers, address.spec)
+        outcome = self.store.read_blocks(address.key, layers, address.spec)
         decoded = sketch.Sketch.of(extra.tensors)
         return DocumentEnds(decoded, outcome, time.monotonic() - started, extra.nbytes)
 
@@ -136,7 +136,7 @@ class Loader:
             self._run(lambda address=address: self._read_ahead(address))  # type: ignore[misc]
 
     def _read_ahead(self, address: Address) -> None:
-        tier = self._store.locate([address.key]).get(address.key)
+        tier = self.store.locate([address.key]).get(address.key)
         if tier in (None, MEMORY) or len(parts_of(address)) == 1:
             self._add_note(address, self.streams.read(address))
             return

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kvstore import TieredStore
 from service.messages.replies import Precomputed
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
@@ -57,11 +56,8 @@ class PrecomputeQueue:
         counts: number of finished tasks by outcome: stored, present or failed.
     """
 
-    def __init__(
-        self, chunks: ChunkPrefill, store: TieredStore, loader: Loader, *, sketches: bool = False
-    ) -> None:
+    def __init__(self, chunks: ChunkPrefill, loader: Loader, *, sketches: bool = False) -> None:
         self._chunks = chunks
-        self._store = store
         self._loader = loader
         self._sketches = sketches
         self._queue: deque[Task] = deque()

@@ -20,7 +20,7 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sampling.grammar import FIELD, Grammars
 from service.worker.sampling.sampler import LogitAdjustments, Sampler
-from service.worker.sequences.sequence import AllowedMethod, EngineSequence, prompt_ids
+from service.worker.sequences.sequence import AllowedMethod, Asked, EngineSequence, prompt_ids
 
 Replace = Callable[[str, FusionMethod], AllowedMethod | None]
 
@@ -124,19 +124,18 @@ class Admission:
         self._check_tokens(sampling)
         own_ends = () if sampling.ignore_end else self.decoder.end_ids
         end_ids = frozenset((*own_ends, *sampling.stop_ids))
-        sequence = EngineSequence(
+        asked = Asked(
             request,
             fusion,
             eviction or None,
             addresses,
-            max_tokens=sampling.max_tokens,
-            sampler=self._sampler(request, end_ids),
-            arrived=arrived,
             end_ids=end_ids,
             auto_ratio=auto_ratio and fusion.reads is not Reads.NOTHING,
             gated=gated,
             lora_fingerprint=request.lora and self.decoder.loras[request.lora].fingerprint,
+            arrived=arrived,
         )
+        sequence = EngineSequence(asked, self._sampler(request, end_ids), sampling.max_tokens)
         if gated is not None and gated.note is not None:
             sequence.warnings.append(gated.note.text)
         self._fit_context(sequence)
@@ -168,10 +167,11 @@ class Admission:
 
     def _fit_context(self, sequence: EngineSequence) -> None:
         limit = min(self.decoder.max_context, self.pool_tokens)
-        room = limit - sequence.prompt_tokens
+        tokens = sequence.asked.prompt_tokens
+        room = limit - tokens
         if room < 1:
             raise PromptTooLong(
-                f"the prompt has {sequence.prompt_tokens} tokens; this worker takes {limit - 1} "
+                f"the prompt has {tokens} tokens; this worker takes {limit - 1} "
                 f"(model context {self.decoder.max_context}, KV pool {self.pool_tokens})",
                 field="question",
             )

@@ -63,11 +63,11 @@ def found_segments(sequence: EngineSequence, tiers: Mapping[str, str]) -> list[F
     Args:
         tiers: the fastest tier that has a chunk, by the chunk's key.
     """
-    fusion, lengths = sequence.fusion, sequence.document_tokens
+    fusion, lengths = sequence.fusion, sequence.asked.document_tokens
     share = min(1.0, fusion.max_kept_tokens(lengths) / max(1, sum(lengths)))
     segments = []
-    for number, address in enumerate(sequence.addresses):
-        tokens = lengths[number - 1] if number else len(sequence.request.system)
+    for number, address in enumerate(sequence.asked.addresses):
+        tokens = lengths[number - 1] if number else len(sequence.asked.request.system)
         tier = tiers.get(address.key) if address is not None else None
         if address is None or fusion.reads is Reads.NOTHING:
             segments.append(FoundSegment(number, tokens))
@@ -114,7 +114,7 @@ def plan_loads(
     def prompt(loads: Sequence[FoundSegment], computed: Sequence[FoundSegment]) -> Prompt:
         uncached = [s for s in segments if s.tier == UNCACHED and s.tokens] + list(computed)
         placed = [s for s in segments if s.tier == MEMORY and s not in computed]
-        if sequence.as_stored:
+        if sequence.asked.as_stored:
             placed += uncached
         return _prompt(
             sequence,
@@ -146,13 +146,13 @@ def _prompt(
     **others: Any,
 ) -> Prompt:
     """Return a sequence's prompt for the planner."""
-    as_stored = sequence.as_stored
+    as_stored = sequence.asked.as_stored
     # Earlier turns that are segments: repaired like a document, the others computed.
     turns, reused = sequence.history_tokens, sequence.reused_history
     anew = 0 if as_stored else sum(tokens for tokens, _ in missing)
     return Prompt(
-        tokens=sequence.prompt_tokens,
-        question=len(sequence.request.question) - turns,
+        tokens=sequence.asked.prompt_tokens,
+        question=len(sequence.asked.request.question) - turns,
         method=sequence.fusion,
         uncached_tokens=anew + turns - reused,
         documents=[*placed, *([reused] if reused else [])],
@@ -169,7 +169,7 @@ def loads_under_way(sequence: EngineSequence) -> list[SegmentLoad]:
     """Return the loads of segments that are still being read."""
     return [
         load
-        for load in sequence.segments
+        for load in sequence.loads.segments
         if isinstance(load, SegmentLoad) and load.usable and load.stream and not load.stream.done
     ]
 
@@ -188,11 +188,11 @@ def waiting_prompt(
         loads: this prompt's own loads that are not finished.
         bytes_left: by tier, bytes that all requests are still reading, these loads included.
     """
-    segments = [load for load in sequence.segments if load is not None]
-    documents = [load for load in sequence.segments[1:] if load is not None]
+    segments = [load for load in sequence.loads.segments if load is not None]
+    documents = [load for load in sequence.loads.segments[1:] if load is not None]
     uncached = [load for load in segments if load.pending is None and not load.usable]
     placed = [load for load in documents if load.usable and load not in loads]
-    if sequence.as_stored:
+    if sequence.asked.as_stored:
         placed += [load for load in documents if load in uncached]
     others = dict(bytes_left)
     for load in loads:

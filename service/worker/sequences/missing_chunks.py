@@ -37,7 +37,7 @@ class MissingChunks:
         address = load.address
         computed = yield from self.chunks.compute(address, sketch=sketch)
         load.computed_alone = True
-        sequence.chunk_flops += computed.flops
+        sequence.work.chunk_flops += computed.flops
         # One that the planner would not wait for is only slow to read.
         if load.plan != RECOMPUTE:
             self.queue.store(address, computed)
@@ -45,7 +45,7 @@ class MissingChunks:
 
     def supply(self, sequence: EngineSequence) -> Steps[None]:
         """Give every whole segment of the sequence that has no KV the chunk it misses."""
-        loads = [load for load in sequence.segments if isinstance(load, SegmentLoad)]
+        loads = [load for load in sequence.loads.segments if isinstance(load, SegmentLoad)]
         for load in loads:
             if load.stored is None and not self._take_twin(load, loads):
                 yield from self._look_again(load)

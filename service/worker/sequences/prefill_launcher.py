@@ -55,9 +55,9 @@ class PrefillLauncher:
         All are reserved at its start, so that it cannot run out midway. Only valid once the
         sequence is `loaded`.
         """
-        tokens = sequence.prompt_tokens + sequence.max_tokens
+        tokens = sequence.asked.prompt_tokens + sequence.max_tokens
         if self._holds_part(sequence):
-            documents = sequence.document_tokens
+            documents = sequence.asked.document_tokens
             tokens += sequence.fusion.max_kept_tokens(documents) - sum(documents)
         return tokens
 
@@ -69,15 +69,15 @@ class PrefillLauncher:
         """
         sequence.kv = kv
         sequence.clock.close_queue(_loading_s(sequence))
-        if sequence.found is not None:
-            sequence.found.result()
-        if sequence.auto_ratio and self.loads.planner is not None and sequence.reuse is None:
+        if sequence.loads.found is not None:
+            sequence.loads.found.result()
+        if sequence.asked.auto_ratio and self.loads.planner is not None and sequence.reuse is None:
             bytes_left = self.loads.loader.streams.bytes_left()
             prompt = waiting_prompt(sequence, loads_under_way(sequence), bytes_left)
             ratio = self.loads.planner.ratio(prompt)
             sequence.fusion = sequence.fusion.with_repair_ratio(ratio)
-        if sequence.request.token_fates:
-            sequence.token_trace = TokenTracer(
+        if sequence.asked.request.token_fates:
+            sequence.prefill.trace = TokenTracer(
                 sequence.fusion, self.decoder.layers, self.decoder.kv_heads
             )
         decoder = self.decoder.with_lora(sequence.lora)
@@ -85,26 +85,26 @@ class PrefillLauncher:
         if self._holds_part(sequence):  # missing documents are computed before its layers run
             uncached = [False] * len(uncached)
         layout = sequence.layout = self._layout(sequence, uncached)
-        sequence.full_prefill_flops = full_prefill(self.decoder, layout.tokens)
-        if sequence.eviction is not None:
-            warning = sequence.eviction.warning(layout)
+        sequence.work.full_prefill_flops = full_prefill(self.decoder, layout.tokens)
+        if sequence.asked.eviction is not None:
+            warning = sequence.asked.eviction.warning(layout)
             sequence.warnings.extend([warning] if warning else [])
         if sequence.reuse is not None:
-            sequence.steps = continued_prefill(decoder, layout, kv, sequence.reuse)
+            sequence.prefill.steps = continued_prefill(decoder, layout, kv, sequence.reuse)
         elif self._holds_part(sequence):
             sparse = SparsePrefill(decoder, self.facts, self.loads.loader, self.missing)
-            sequence.steps = sparse.steps(sequence, kv)
+            sequence.prefill.steps = sparse.steps(sequence, kv)
         else:
             taken = sequence.history
             history = None if taken is None else HistoryKV.of(decoder, taken)
-            sequence.steps = self._steps(decoder, sequence, kv, history, crowded)
+            sequence.prefill.steps = self._steps(decoder, sequence, kv, history, crowded)
 
     def _holds_part(self, sequence: EngineSequence) -> bool:
         """Return whether the prompt runs with only some tokens held."""
         if sequence.fusion.reads is not Reads.PARTS:
             return False
-        documents = [load for load in sequence.segments[1:] if load is not None]
-        return any(sequence.as_stored or load.usable for load in documents)
+        documents = [load for load in sequence.loads.segments[1:] if load is not None]
+        return any(sequence.asked.as_stored or load.usable for load in documents)
 
     def _steps(
         self,
@@ -114,10 +114,10 @@ class PrefillLauncher:
         history: HistoryKV | None,
         crowded: bool,
     ) -> Steps[PrefillResult]:
-        progress = sequence.progress = Progress()
-        trace, method = sequence.token_trace, sequence.fusion
+        progress = sequence.prefill.progress = Progress()
+        trace, method = sequence.prefill.trace, sequence.fusion
         while True:
-            if sequence.as_stored:
+            if sequence.asked.as_stored:
                 yield from self.missing.supply(sequence)
             # Asked once: a loader thread may lose a segment between two questions.
             cached = [None if load is None else load.stored for load in _segments(sequence)]
@@ -133,7 +133,7 @@ class PrefillLauncher:
                         [*cached, *turns],
                         method if isinstance(method, DenseMethod) else FullPrefill(),
                         kv,
-                        eviction=sequence.eviction,
+                        eviction=sequence.asked.eviction,
                         capture=None if trace is None else trace.capture,
                         on_pass=None if trace is None else trace.on_pass,
                         arrival=lambda layer: self.loads.arrival(sequence, layer, crowded),
@@ -145,8 +145,8 @@ class PrefillLauncher:
                 continue
 
     def _layout(self, sequence: EngineSequence, uncached: list[bool]) -> PromptLayout:
-        request = sequence.request
-        prefixes = [Prefix() if a is None else a.prefix for a in sequence.addresses[1:]]
+        request = sequence.asked.request
+        prefixes = [Prefix() if a is None else a.prefix for a in sequence.asked.addresses[1:]]
         # Earlier turns: what an earlier prompt has left of them, then the rest.
         before, end = sequence.history, sequence.history_tokens
         turns: list[Sequence[int]] = []
@@ -160,18 +160,18 @@ class PrefillLauncher:
             uncached=[*uncached, *[False, True][: len(turns)]],
             prefixes=prefixes,
             history=len(turns),
-            ranking_only=[] if sequence.repairs_history else [len(request.documents)],
+            ranking_only=[] if sequence.asked.repairs_history else [len(request.documents)],
             device=self.decoder.device,
         )
 
 
 def _segments(sequence: EngineSequence) -> list[Load | None]:
-    return sequence.segments or [None] * len(sequence.addresses)
+    return sequence.loads.segments or [None] * len(sequence.asked.addresses)
 
 
 def _loading_s(sequence: EngineSequence) -> float:
     """Return seconds of the longest load that is finished."""
-    loads = [load for load in sequence.segments if load is not None]
+    loads = [load for load in sequence.loads.segments if load is not None]
     partial_s = [load.so_far().seconds for load in loads if isinstance(load, PartialLoad)]
     streams = [load.stream for load in loads if isinstance(load, SegmentLoad)]
     whole_s = [stream.seconds for stream in streams if stream is not None and stream.done]

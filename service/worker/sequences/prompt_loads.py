@@ -43,7 +43,7 @@ class PromptLoads:
         reads, streams = sequence.fusion.reads, self.loader.streams
         if sequence.reuse is not None or reads is Reads.NOTHING:
             return
-        system, *documents = sequence.addresses
+        system, *documents = sequence.asked.addresses
         if reads is Reads.PARTS:
             whole = None
             if system is not None:
@@ -53,18 +53,18 @@ class PromptLoads:
                 else PartialLoad(address=address, ends=self.loader.load_ends(address))
                 for address in documents
             ]  # fmt: skip
-            sequence.segments = [whole, *parts]
+            sequence.loads.segments = [whole, *parts]
             return
-        sequence.segments = [
-            None if a is None else SegmentLoad(address=a) for a in sequence.addresses
+        sequence.loads.segments = [
+            None if a is None else SegmentLoad(address=a) for a in sequence.asked.addresses
         ]
-        wanted = [address for address in sequence.addresses if address is not None]
-        sequence.found = streams.find(wanted, lambda tiers: self._found(sequence, tiers))
+        wanted = [address for address in sequence.asked.addresses if address is not None]
+        sequence.loads.found = streams.find(wanted, lambda tiers: self._found(sequence, tiers))
 
     def stop(self, sequence: EngineSequence) -> None:
         """End the sequence's loads, after its prefill or when it is dropped."""
-        sequence.ended = True
-        for load in sequence.segments:
+        sequence.loads.ended = True
+        for load in sequence.loads.segments:
             stream = load.settle() if load is not None else None
             if stream is not None:
                 self.loader.streams.leave(stream)
@@ -72,31 +72,31 @@ class PromptLoads:
     def drop(self, sequence: EngineSequence) -> None:
         """Forget the loads of a sequence that is `loaded` and needs none of them any more."""
         self.stop(sequence)
-        sequence.segments, sequence.found = [], None
+        sequence.loads.segments, sequence.loads.found = [], None
 
     def _found(self, sequence: EngineSequence, tiers: dict[str, str]) -> None:
         """Start the loads that are worth it, on a loader thread."""
         segments = found_segments(sequence, tiers)
         plan = plan_loads(sequence, segments, self.planner, self.loader.streams.bytes_left())
         for segment in plan.recompute:
-            load = sequence.segments[segment.number]
+            load = sequence.loads.segments[segment.number]
             assert isinstance(load, SegmentLoad)
             load.compute(WHOLE if plan.whole else FASTER)
-        sequence.whole = plan.whole
+        sequence.loads.whole = plan.whole
         if self.planner is not None and (plan.loads or plan.recompute):
             # Before any prefill was measured, this decision is only a guess, and `_decide_again`
             # makes it again as soon as this prompt has computed something.
             if self.planner.compute.measured:
-                sequence.decided_at = time.monotonic()
+                sequence.loads.decided_at = time.monotonic()
             # One segment of a tier that was not read for long is read: without that, the planner
             # would never notice that the tier has become faster.
             stale = (s.address for s in plan.recompute if self.planner.tiers.stale(s.tier))
             self.loader.prefetch(address for address in [next(stale, None)] if address is not None)
-        for load in sequence.segments:
+        for load in sequence.loads.segments:
             if isinstance(load, SegmentLoad) and load.plan == "load":
                 tier = tiers.get(load.address.key)
                 load.stream = self.loader.streams.join(load.address, tier)
-        if sequence.ended:  # during this call, so nothing else will leave the streams
+        if sequence.loads.ended:  # during this call, so nothing else will leave the streams
             self.stop(sequence)
 
     # -- while its prefill runs -------------------------------------------------------------------
@@ -111,7 +111,7 @@ class PromptLoads:
             SegmentLost: one of them was lost or given up.
         """
         assert sequence.layout is not None
-        for load, segment in zip(sequence.segments, sequence.layout.segments, strict=False):
+        for load, segment in zip(sequence.loads.segments, sequence.layout.segments, strict=False):
             if segment.uncached or not isinstance(load, SegmentLoad):
                 continue
             if load.whole or load.computed is not None:
@@ -136,16 +136,16 @@ class PromptLoads:
         self, planner: Planner, sequence: EngineSequence, layer: int, crowded: bool
     ) -> float:
         """Give up the loads that take longer than computing their segments."""
-        progress = sequence.progress
+        progress = sequence.prefill.progress
         assert progress is not None
         bytes_left = self.loader.streams.bytes_left()
         now = time.monotonic()
         pause = planner.look_again_s(waiting_prompt(sequence, [], bytes_left))
-        if now < sequence.decided_at + pause:
-            return sequence.decided_at + pause - now
-        sequence.decided_at = now
+        if now < sequence.loads.decided_at + pause:
+            return sequence.loads.decided_at + pause - now
+        sequence.loads.decided_at = now
         if not planner.compute.measured and progress.flops is not None:
-            planner.compute.add(progress.flops.total, sequence.computed_s)
+            planner.compute.add(progress.flops.total, sequence.prefill.computed_s)
         loads = loads_under_way(sequence)
         done = progress.layer if layer > 0 else 0
         prompt = waiting_prompt(

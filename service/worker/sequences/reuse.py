@@ -52,21 +52,21 @@ def find_history(cache: PrefixCache, sequence: EngineSequence) -> History | None
 
 def look_up_history(cache: PrefixCache, sequence: EngineSequence) -> History | None:
     """As `find_history`, and changes nothing."""
-    prompt = new_prompt(sequence) if cache.on and sequence.sought_history else None
-    return None if prompt is None else cache.look_up_history(prompt, sequence.sought_history)
+    prompt = new_prompt(sequence) if cache.on and sequence.asked.history else None
+    return None if prompt is None else cache.look_up_history(prompt, sequence.asked.history)
 
 
 def new_prompt(sequence: EngineSequence) -> NewPrompt | None:
     """Return a sequence's prompt, if it may continue an earlier one; None if not."""
     if not _takes_part(sequence):
         return None
-    request = sequence.request
+    request = sequence.asked.request
     tokens = prompt_ids(request)
     return NewPrompt(
         tokens=tokens,
         question_start=len(tokens) - len(request.question),
         tenant=request.sharers,
-        lora=sequence.lora_fingerprint,
+        lora=sequence.asked.lora_fingerprint,
         method=_method(sequence),
         full_prefill=sequence.fusion.reads is Reads.NOTHING or not request.documents,
     )
@@ -79,23 +79,23 @@ def cached_prompt(sequence: EngineSequence) -> CachedPrompt | None:
         return None
     if sequence.logits is None or sequence.deleted:
         return None
-    if not sequence.entries == layout.tokens == sequence.prompt_tokens:  # held in part
+    if not sequence.work.entries == layout.tokens == sequence.asked.prompt_tokens:  # held in part
         return None
     if kv.filled_tokens < MIN_TOKENS:
         return None
-    answer = sequence.tokens[: kv.filled_tokens - sequence.prompt_tokens]
+    answer = sequence.tokens[: kv.filled_tokens - sequence.asked.prompt_tokens]
     return CachedPrompt(
-        tokens=torch.cat([prompt_ids(sequence.request), torch.tensor(answer).long()]),
-        prompt_tokens=sequence.prompt_tokens,
+        tokens=torch.cat([prompt_ids(sequence.asked.request), torch.tensor(answer).long()]),
+        prompt_tokens=sequence.asked.prompt_tokens,
         question_start=layout.history_start,
-        tenant=sequence.request.sharers,
-        lora=sequence.lora_fingerprint,
+        tenant=sequence.asked.request.sharers,
+        lora=sequence.asked.lora_fingerprint,
         method=_method(sequence),
         exact=reuse.prompt.exact if reuse is not None else not sequence.reuses_documents,
         logits=sequence.logits,
         kv=kv,
         seen=seen_by(sequence),
-        history=sequence.request.history,
+        history=sequence.asked.request.history,
     )
 
 
@@ -103,23 +103,23 @@ def seen_by(sequence: EngineSequence) -> tuple[Tensor, ...]:
     """Return what else the KV of its earlier turns has seen."""
     if sequence.reuse is not None:
         return sequence.reuse.prompt.seen
-    if sequence.history is None or not sequence.repairs_history:
+    if sequence.history is None or not sequence.asked.repairs_history:
         return ()
     return sequence.history.seen
 
 
 def _takes_part(sequence: EngineSequence) -> bool:
-    request = sequence.request
-    if not request.prefix_cache or sequence.eviction is not None or request.token_fates:
+    request = sequence.asked.request
+    if not request.prefix_cache or sequence.asked.eviction is not None or request.token_fates:
         return False
     return sequence.fusion.reads is not Reads.PARTS or not request.documents
 
 
 def _method(sequence: EngineSequence) -> str:
     """Return what decides how the prompt is computed, as text that a restart does not change."""
-    fusion, request = sequence.admitted_fusion, sequence.request
+    fusion, request = sequence.asked.fusion, sequence.asked.request
     name = type(fusion).__module__
-    return f"{name} {fusion!r} {sequence.auto_ratio} {request.prefix_mode} {request.cold}"
+    return f"{name} {fusion!r} {sequence.asked.auto_ratio} {request.prefix_mode} {request.cold}"
 
 
 def continued_prefill(

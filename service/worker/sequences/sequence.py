@@ -10,7 +10,7 @@ import time
 from array import array
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,110 +32,39 @@ from service.worker.sequences.token_trace import TokenTracer
 from service.worker.steps import Steps
 
 
-class AllowedMethod(Protocol):
-    """The method that the correctness gate lets a request use."""
-
-    @property
-    def fusion(self) -> FusionMethod:
-        """The method."""
-
-    @property
-    def note(self) -> GateNote | None:
-        """What the answer says about it; None if it is the one that was asked for."""
-
-
-@dataclass
-class EngineSequence:
-    """A request, and everything the engine knows about it.
-
-    Lists of segments have S first, then the documents; None stands for an empty segment.
+@dataclass(frozen=True)
+class AllowedMethod:
+    """The method that the correctness gate lets a request use.
 
     Attributes:
-        arrived: when the request arrived, by time.monotonic.
-        whole: whether the planner computes all of it, rather than use its method.
+        note: what the answer says about it; None if it is the one that was asked for.
+    """
+
+    fusion: FusionMethod
+    note: GateNote | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked, as it was admitted.
+
+    Attributes:
+        fusion: the method, before the planner chose its repair ratio.
+        addresses: of S, then of the documents; None for an empty segment.
         auto_ratio: whether the planner chooses the repair ratio.
         gated: the correctness gate's decision about the method; None if the method is not checked.
-        token_trace: records what happens to every token; None if that was not requested.
-        reuse: what it takes from the prefix cache; None if it computes its prompt.
-        history: what it takes of its earlier turns from the prefix cache; None: nothing.
-        segments: loads of the segments; empty if the method reads nothing.
-        found: done when the chunks have been found and their loads have been started.
-        decided_at: when it was last decided which segments are loaded, by time.monotonic.
-        abort_reason: why it must be stopped; None to continue.
-        layout: the prompt whose KV is or will be in place.
-        steps: its prefill; None before and after that.
-        waits_for: the future for which its prefill waits; None if it does not wait.
-        progress: where its prefill can be resumed.
-        rows_per_layer: number of prompt rows whose attention was computed, per layer.
-        rows_by_segment: number of rows that were computed anew, of S and every document.
-        history_rows: the same of its earlier turns, where they are a segment.
-        kept_per_layer: KV entries per layer after eviction, mean over KV heads.
-        entries: KV entries of the prompt per layer and KV head.
-        chunk_flops: floating-point operations of chunks that were computed by themselves for it.
-        flops: floating-point operations of its prefill, these included.
-        logits: of the first token; None before it, and where they are not needed again.
-        deleted: whether a part of its text has been deleted since it arrived.
-        admitted_fusion: its method as it was admitted, before the planner chose its repair ratio.
+        arrived: when the request arrived, by time.monotonic.
     """
 
     request: Generate
     fusion: FusionMethod
     eviction: EvictionMethod | None
     addresses: list[Address | None]
-    max_tokens: int
-    sampler: Sampler
-    arrived: float = field(default_factory=time.monotonic)
     end_ids: frozenset[int] = frozenset()
-    warnings: list[str] = field(default_factory=list)
-    whole: bool = False
     auto_ratio: bool = False
     gated: AllowedMethod | None = None
     lora_fingerprint: str = ""
-    token_trace: TokenTracer | None = None
-    reuse: Reuse | None = None
-    history: History | None = None
-
-    segments: list[Load | None] = field(default_factory=list)
-    found: Future[None] | None = None
-    decided_at: float = 0.0
-    ended: bool = False
-    abort_reason: str | None = None
-    layout: PromptLayout | None = None
-    kv: SequenceKV | None = None
-    steps: Steps[PrefillResult] | None = None
-    waits_for: Future[Any] | None = None
-    progress: Progress | None = None
-    computed_s: float = 0.0
-
-    rows_per_layer: list[int] = field(default_factory=list)
-    rows_by_segment: list[int] = field(default_factory=list)
-    history_rows: int = 0
-    kept_per_layer: list[float] = field(default_factory=list)
-    entries: int = 0
-    coverage: float = 1.0
-    chunk_flops: float = 0.0
-    flops: float = 0.0
-    full_prefill_flops: float = 0.0
-    tokens: list[int] = field(default_factory=list)
-    decode_steps: int = 0
-    drafter: Drafter | None = None
-    logits: Tensor | None = None
-    deleted: bool = False
-    admitted_fusion: FusionMethod = field(init=False)
-    clock: StageClock = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.admitted_fusion = self.fusion
-        self.clock = StageClock(self.arrived)
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def lora(self) -> str:
-        """Name of its LoRA adapter; "" for the base model."""
-        return self.request.lora
+    arrived: float = field(default_factory=time.monotonic)
 
     @property
     def prompt_tokens(self) -> int:
@@ -147,12 +76,140 @@ class EngineSequence:
         return [len(document.ids) for document in self.request.documents]
 
     @property
-    def sought_history(self) -> int:
+    def history(self) -> int:
         """Tokens of earlier turns that may be taken from the prompt before."""
         tokens = self.request.history
         if self.fusion.reads is not Reads.CHUNKS or self.eviction is not None:
             return 0
         return tokens if tokens >= MIN_HISTORY and self.request.documents else 0
+
+    @property
+    def repairs_history(self) -> bool:
+        """Whether earlier turns are repaired like documents, and not computed."""
+        return self.request.history_mode == "reuse"
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether chunks that are not stored are computed by themselves, not with the prompt."""
+        return self.request.cold == "as_stored" and self.fusion.reads is not Reads.NOTHING
+
+
+@dataclass
+class Loads:
+    """What is loaded for a prompt.
+
+    Attributes:
+        segments: of S, then of the documents, None for an empty one; [] if nothing is read.
+        found: done when the chunks have been found and their loads have been started.
+        decided_at: when it was last decided which segments are loaded, by time.monotonic.
+        whole: whether the planner computes all of the prompt, rather than use its method.
+        ended: whether nothing of it is needed any more.
+    """
+
+    segments: list[Load | None] = field(default_factory=list)
+    found: Future[None] | None = None
+    decided_at: float = 0.0
+    whole: bool = False
+    ended: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether all chunks have been looked up, and first reads are finished."""
+        if self.found is not None and not self.found.done():
+            return False
+        return all(load is None or load.pending is None for load in self.segments)
+
+
+@dataclass
+class Prefill:
+    """How far a prompt's computation is.
+
+    Attributes:
+        steps: the rest of it; None before it starts and after it ends.
+        waits_for: what must arrive before the next step; None if nothing.
+        progress: where it can be resumed, if a segment is lost.
+        computed_s: seconds that it took so far, without waiting.
+        trace: records what happens to every token; None if that was not requested.
+    """
+
+    steps: Steps[PrefillResult] | None = None
+    waits_for: Future[Any] | None = None
+    progress: Progress | None = None
+    computed_s: float = 0.0
+    trace: TokenTracer | None = None
+
+
+@dataclass
+class Work:
+    """What was computed and what is held, for the report.
+
+    Attributes:
+        rows_per_layer: number of prompt rows whose attention was computed, per layer.
+        rows_by_segment: number of rows that were computed anew, of S and every document.
+        history_rows: the same of earlier turns, where they are a segment.
+        kept_per_layer: KV entries per layer after eviction, mean over KV heads.
+        entries: KV entries of the prompt per layer and KV head.
+        chunk_flops: floating-point operations of chunks that were computed by themselves for it.
+        flops: of the prefill, these included.
+    """
+
+    rows_per_layer: list[int] = field(default_factory=list)
+    rows_by_segment: list[int] = field(default_factory=list)
+    history_rows: int = 0
+    kept_per_layer: list[float] = field(default_factory=list)
+    entries: int = 0
+    coverage: float = 1.0
+    chunk_flops: float = 0.0
+    flops: float = 0.0
+    full_prefill_flops: float = 0.0
+    decode_steps: int = 0
+
+
+@dataclass
+class EngineSequence:
+    """A request, and everything the engine knows about it.
+
+    Attributes:
+        fusion: its method, perhaps with another repair ratio than was asked for: the planner's.
+        reuse: what it takes from the prefix cache; None if it computes its prompt.
+        history: what it takes of its earlier turns from the prefix cache; None: nothing.
+        layout: the prompt whose KV is or will be in place.
+        logits: of the first token; None before it, and where they are not needed again.
+        abort_reason: why it must be stopped; None to continue.
+        deleted: whether a part of its text has been deleted since it arrived.
+    """
+
+    asked: Asked
+    sampler: Sampler
+    max_tokens: int
+    warnings: list[str] = field(default_factory=list)
+    reuse: Reuse | None = None
+    history: History | None = None
+    loads: Loads = field(default_factory=Loads)
+    prefill: Prefill = field(default_factory=Prefill)
+    work: Work = field(default_factory=Work)
+    layout: PromptLayout | None = None
+    kv: SequenceKV | None = None
+    tokens: list[int] = field(default_factory=list)
+    drafter: Drafter | None = None
+    logits: Tensor | None = None
+    abort_reason: str | None = None
+    deleted: bool = False
+    fusion: FusionMethod = field(init=False)
+    clock: StageClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fusion = self.asked.fusion
+        self.clock = StageClock(self.asked.arrived)
+
+    @property
+    def id(self) -> str:
+        return self.asked.request.id
+
+    @property
+    def lora(self) -> str:
+        """Name of its LoRA adapter; "" for the base model."""
+        return self.asked.request.lora
 
     @property
     def history_tokens(self) -> int:
@@ -161,22 +218,12 @@ class EngineSequence:
         A method that ranks by the question then asks with the new one alone, which sees them as the
         prompt before left them.
         """
-        return 0 if self.history is None else self.sought_history
-
-    @property
-    def repairs_history(self) -> bool:
-        """Whether earlier turns are repaired like documents, and not computed."""
-        return self.request.history_mode == "reuse"
+        return 0 if self.history is None else self.asked.history
 
     @property
     def reused_history(self) -> int:
         """Tokens of earlier turns that are as an earlier prompt left them, or repaired."""
-        return 0 if self.history is None or not self.repairs_history else self.history.tokens
-
-    @property
-    def as_stored(self) -> bool:
-        """Whether chunks that are not stored are computed by themselves, not with the prompt."""
-        return self.request.cold == "as_stored" and self.fusion.reads is not Reads.NOTHING
+        return 0 if self.history is None or not self.asked.repairs_history else self.history.tokens
 
     @property
     def any_method(self) -> bool:
@@ -185,32 +232,27 @@ class EngineSequence:
         Not where the answer must not depend on what is stored, nor beside what an earlier prompt
         left of earlier turns.
         """
-        return self.request.any_method and not self.as_stored and self.history is None
+        return self.asked.request.any_method and not self.asked.as_stored and self.history is None
 
     @property
     def reuses_documents(self) -> bool:
-        """Whether it used any KV of documents or earlier turns that was computed before it, after
-        its prefill.
+        """Whether its prefill used any KV of documents or earlier turns that was computed before.
 
         If not, its answer is that of full prefill.
         """
-        documents = sum(self.rows_by_segment[1:]) < sum(self.document_tokens)
-        return documents or self.history_rows < self.reused_history
+        documents = sum(self.work.rows_by_segment[1:]) < sum(self.asked.document_tokens)
+        return documents or self.work.history_rows < self.reused_history
 
     @property
     def loaded(self) -> bool:
-        """Whether it can start: first reads are finished, all chunks have been looked up, and its
-        grammar is compiled."""
-        if self.sampler.waits:
-            return False
-        if self.found is not None and not self.found.done():
-            return False
-        return all(load is None or load.pending is None for load in self.segments)
+        """Whether it can start: its loads are known, and its grammar is compiled."""
+        return not self.sampler.waits and self.loads.known
 
     @property
     def blocked(self) -> bool:
         """Whether its prefill waits for something that has not arrived yet."""
-        return self.waits_for is not None and not self.waits_for.done()
+        awaited = self.prefill.waits_for
+        return awaited is not None and not awaited.done()
 
     @property
     def position(self) -> int:
@@ -224,31 +266,32 @@ class EngineSequence:
     def prefilled(self, result: PrefillResult) -> None:
         """Take over the result of the finished prefill."""
         assert self.layout is not None
-        self.rows_per_layer = result.rows_per_layer
+        work = self.work
+        work.rows_per_layer = result.rows_per_layer
         counts = self.layout.count_rows(result.rows)
         documents = len(counts) - self.layout.history
-        self.rows_by_segment, self.history_rows = counts[:documents], sum(counts[documents:])
-        self.flops = result.flops + self.chunk_flops
-        self.coverage = result.coverage
-        self.entries = result.entries_per_head or result.layout.tokens
-        if self.token_trace is not None:
-            self.token_trace.prefilled(self.layout, result)
+        work.rows_by_segment, work.history_rows = counts[:documents], sum(counts[documents:])
+        work.flops = result.flops + work.chunk_flops
+        work.coverage = result.coverage
+        work.entries = result.entries_per_head or result.layout.tokens
+        if self.prefill.trace is not None:
+            self.prefill.trace.prefilled(self.layout, result)
         # The result's prompt is shorter if the eviction method started over with fewer tokens.
         self.layout = result.layout
 
     def release(self) -> None:
         """Give up its prefill, if it runs, its KV and its grammar."""
         self.sampler.close()
-        if self.steps is not None:
-            self.steps.close()
-            self.steps = None
+        if self.prefill.steps is not None:
+            self.prefill.steps.close()
+            self.prefill.steps = None
         if self.kv is not None:
             self.kv.release()
             self.kv = None
 
     def wait(self, awaited: Future[Any] | None) -> None:
         """Note the future for which the prefill waits next; None for none."""
-        self.waits_for = awaited
+        self.prefill.waits_for = awaited
         if self.blocked:
             self.clock.block()
 

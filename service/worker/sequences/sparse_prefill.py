@@ -42,7 +42,7 @@ class SparsePrefill:
         layout = sequence.layout
         assert layout is not None
         system = yield from self._system(sequence)
-        documents = [load for load in sequence.segments[1:] if isinstance(load, PartialLoad)]
+        documents = [load for load in sequence.loads.segments[1:] if isinstance(load, PartialLoad)]
         segments = [segment for segment in layout.documents if segment.tokens]
         sketched, ends = [], []
         for segment, document in zip(segments, documents, strict=True):
@@ -50,7 +50,7 @@ class SparsePrefill:
             grid = BlockGrid(segment.tokens)
             sketched.append(SketchedDocument(segment.start, grid, sketch))
             ends.append(source)
-        trace = sequence.token_trace
+        trace = sequence.prefill.trace
         loop = SparseLayerLoop(
             self.decoder,
             SketchedPrompt(layout, sketched, self.model),
@@ -63,7 +63,7 @@ class SparsePrefill:
         return (yield from sequence.fusion.run(loop))
 
     def _system(self, sequence: EngineSequence) -> Steps[CachedSegment | None]:
-        load = sequence.segments[0]
+        load = sequence.loads.segments[0]
         if not isinstance(load, SegmentLoad):
             return None
         if load.usable:

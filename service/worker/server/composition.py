@@ -14,7 +14,7 @@ from service.messages.wire import PROTOCOL
 from service.shared.model_fingerprint import fingerprint
 from service.shared.tracing import Tracing
 from service.shared.worker_settings import WorkerSettings
-from service.worker.engine.engine import Engine
+from service.worker.engine.engine import Engine, EngineOptions
 from service.worker.forward import selfcheck
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.gate.policy import Bounds
@@ -93,19 +93,20 @@ class Composition:
         engine = Engine(
             decoder,
             addressing,
-            store,
             self._loader,
+            EngineOptions(
+                pool_tokens=settings.pool_tokens
+                or default_pool_tokens(decoder, settings.max_running, settings.workers),
+                max_running=settings.max_running,
+                max_waiting=settings.max_waiting,
+                planner=settings.planner,
+                sketches=settings.sketches,
+                prefix_cache=settings.prefix_cache,
+                draft_tokens=settings.draft_tokens,
+                prefill_graphs=settings.prefill_graphs,
+                checks=_gate_settings(settings),
+            ),
             facts=facts,
-            pool_tokens=settings.pool_tokens
-            or default_pool_tokens(decoder, settings.max_running, settings.workers),
-            max_running=settings.max_running,
-            max_waiting=settings.max_waiting,
-            planner=settings.planner,
-            sketches=settings.sketches,
-            prefix_cache=settings.prefix_cache,
-            draft_tokens=settings.draft_tokens,
-            prefill_graphs=settings.prefill_graphs,
-            checks=_gate_settings(settings),
             grammars=self._grammars,
         )
         ready = _ready(settings, decoder, facts, model_fingerprint, engine.pool.tokens)

@@ -138,7 +138,7 @@ class LoadMeter:
         queue = [*scheduler.prefilling, *scheduler.waiting]
         for sequence in queue[:LOOKED_AT]:
             rows = _rows(sequence, engine.decoder.layers)
-            backlog_s += max(0.0, compute.overhead_s + rows * token_s - sequence.computed_s)
+            backlog_s += max(0.0, compute.overhead_s + rows * token_s - sequence.prefill.computed_s)
         backlog_s *= max(1.0, len(queue) / LOOKED_AT)
         if scheduler.running:  # decode steps take half of the time
             backlog_s *= 2.0
@@ -159,13 +159,14 @@ class LoadMeter:
 
 def _rows(sequence: EngineSequence, layers: int) -> int:
     """Return rows that its prefill computes, as far as is known."""
+    asked, segments = sequence.asked, sequence.loads.segments
     if sequence.reuse is not None:
-        return sequence.prompt_tokens - sequence.reuse.tokens
-    if not sequence.segments:  # the method reads nothing, or the chunks have not been looked up
-        return sequence.prompt_tokens
-    loads = [load for load in sequence.segments[1:] if load is not None]
+        return asked.prompt_tokens - sequence.reuse.tokens
+    if not segments:  # the method reads nothing, or the chunks have not been looked up
+        return asked.prompt_tokens
+    loads = [load for load in segments[1:] if load is not None]
     documents = [len(load.address.ids) for load in loads if load.usable]
-    uncached = sum(sequence.document_tokens) - sum(documents)
-    question = len(sequence.request.question)
-    shape = PromptShape(sequence.prompt_tokens, question, layers, uncached, documents)
+    uncached = sum(asked.document_tokens) - sum(documents)
+    question = len(asked.request.question)
+    shape = PromptShape(asked.prompt_tokens, question, layers, uncached, documents)
     return question + uncached + sequence.fusion.recomputed_tokens(shape)

@@ -19,7 +19,7 @@ from service.messages.requests import (
     Method,
     Sampling,
 )
-from service.worker.engine.engine import Engine
+from service.worker.engine.engine import Engine, EngineOptions
 from service.worker.gate.correctness_gate import GateSettings
 from service.worker.loading.loader import Loader
 from service.worker.model.addressing import Addressing
@@ -170,16 +170,17 @@ def rig(
         engine = Engine(
             model.decoder,
             addressing,
-            store,
             loader,
-            pool_tokens=pool_tokens,
-            max_running=max_running,
-            max_waiting=max_waiting,
-            planner=planner,
-            sketches=sketches,
-            prefix_cache=prefix_cache,
-            draft_tokens=draft_tokens,
-            checks=checks,
+            EngineOptions(
+                pool_tokens=pool_tokens,
+                max_running=max_running,
+                max_waiting=max_waiting,
+                planner=planner,
+                sketches=sketches,
+                prefix_cache=prefix_cache,
+                draft_tokens=draft_tokens,
+                checks=checks,
+            ),
             grammars=grammars,
         )
         try:

@@ -181,6 +181,6 @@ def test_without_a_gate_nothing_is_watched(model: Tiny) -> None:
         r.precompute()
         name = r.submit(PIE)
         sequence = r.engine.scheduler.find(name)
-        assert sequence is not None and sequence.gated is None
+        assert sequence is not None and sequence.asked.gated is None
         r.run()
         assert r.done(name).report.gate is None
