@@ -58,7 +58,7 @@ class PacedEngine(Engine):
             except StopIteration as end:
                 result: PrefillResult = end.value
                 break
-        whole_s = self._flop_s * (result.flops + sequence.work.chunk_flops)
+        whole_s = self._flop_s * (result.flops + sequence.loads.chunk_flops)
         began, spent_s = time.monotonic(), sequence.prefill.computed_s
         while (left_s := whole_s - spent_s) > 0:
             time.sleep(min(SLICE_S, left_s))

@@ -9,8 +9,8 @@ from service.errors import KvstitchError
 from service.messages.replies import Done, Failed, Reply
 from service.worker.engine.scheduler import Scheduler
 from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.loading.prompt_loads import PromptLoads
 from service.worker.prefix_cache.in_pool import PrefixCache
-from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.report import report
 from service.worker.sequences.reuse import cached_prompt
 from service.worker.sequences.sequence import EngineSequence
@@ -49,5 +49,5 @@ class Endings:
 
     def _release(self, sequence: EngineSequence) -> None:
         self.scheduler.remove(sequence)
-        self.loads.stop(sequence)
+        self.loads.stop(sequence.loads)
         sequence.release()

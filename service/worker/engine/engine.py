@@ -29,21 +29,21 @@ from service.worker.forward.recorded.layers import supports as supports_graphs
 from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
 from service.worker.gate.correctness_gate import Gate, GateSettings
 from service.worker.kv.pool import KVPool
+from service.worker.loading.estimates import Line
+from service.worker.loading.full_prefill import FullPrefillTimer
 from service.worker.loading.loader import Loader
+from service.worker.loading.missing_chunks import MissingChunks
+from service.worker.loading.planner import Planner
 from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.loading.prompt_loads import PromptLoads
 from service.worker.model.addressing import Addressing
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
-from service.worker.planner.estimates import Line
-from service.worker.planner.full_prefill import FullPrefillTimer
-from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.prompts import holds
 from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
-from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.reuse import find_history, find_reuse, seen_by
 from service.worker.sequences.sequence import prompt_ids
 
@@ -212,7 +212,8 @@ class Engine:
         if sequence.reuse is None:
             sequence.history = find_history(self.prefix_cache, sequence)
         self.scheduler.add(sequence)
-        self._loads.start(sequence)
+        if sequence.reuse is None:
+            self._loads.start(sequence.to_load, sequence.loads)
 
     def explain(self, request: Generate) -> None:
         """Start a forecast of what the request would cost, which an `Explained` will hold.

@@ -14,16 +14,16 @@ from service.messages.replies import Explained, Failed
 from service.messages.reports import Forecast, SegmentForecast
 from service.messages.requests import ColdMode, Generate
 from service.worker.loading.chunk_stream import parts_of
+from service.worker.loading.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
+from service.worker.loading.planner import Planner
 from service.worker.loading.segment_load import UNCACHED
 from service.worker.loading.stream_reader import StreamReader
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
-from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.prompts import POOL
 from service.worker.sequences.admission import Admission
-from service.worker.sequences.load_plan import FoundSegment, LoadPlan, found_segments, plan_loads
 from service.worker.sequences.report import reused_by_segment
 from service.worker.sequences.reuse import look_up_history, new_prompt
 from service.worker.sequences.sequence import EngineSequence
@@ -68,9 +68,10 @@ class Explainer:
         return replies
 
     def _forecast(self, sequence: EngineSequence, tiers: dict[str, str], crowded: bool) -> Forecast:
-        segments = found_segments(sequence, tiers)
+        asked = sequence.to_load
+        segments = found_segments(asked, tiers)
         planner = self.planner if self.planner.deciding else None
-        plan = plan_loads(sequence, segments, planner, self.streams.bytes_left(), crowded=crowded)
+        plan = plan_loads(asked, segments, planner, self.streams.bytes_left(), crowded=crowded)
         seconds, flops = self.planner.forecast(plan.prompt)
         full_flops = full_prefill(self.decoder, sequence.asked.prompt_tokens)
         computed = [s for s in segments if s.tier == UNCACHED or s in plan.recompute]

@@ -11,12 +11,13 @@ from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.evict import evict
 from service.worker.gate.correctness_gate import Gate
 from service.worker.kv.pool import KVPool
+from service.worker.loading.full_prefill import FullPrefillTimer
+from service.worker.loading.load_plan import waiting_prompt
+from service.worker.loading.planner import Planner
+from service.worker.loading.segment_load import Loads
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import PrefillResult
-from service.worker.planner.full_prefill import FullPrefillTimer
-from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.in_pool import PrefixCache
-from service.worker.sequences.load_plan import waiting_prompt
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.reuse import find_history, find_reuse
 from service.worker.sequences.sequence import EngineSequence
@@ -55,7 +56,8 @@ class Prefilling:
             if found is not None and (
                 sequence.reuse is None or found.tokens > sequence.reuse.tokens
             ):
-                self.launcher.loads.drop(sequence)
+                self.launcher.loads.stop(sequence.loads)
+                sequence.loads = Loads()
                 sequence.reuse, sequence.history = found, None
             kv = self.pool.reserve(self.launcher.reserved_tokens(sequence))
             assert kv is not None, "the scheduler checked that it fits"
@@ -73,7 +75,7 @@ class Prefilling:
         if sequence.reuse is not None and sequence.reuse.lost:
             sequence.reuse = find_reuse(self.prefix_cache, sequence)
             if sequence.reuse is None:
-                self.launcher.loads.start(sequence)
+                self.launcher.loads.start(sequence.to_load, sequence.loads)
         if sequence.history is not None and sequence.history.lost:
             sequence.history = find_history(self.prefix_cache, sequence)
         return fits and sequence.loaded
@@ -109,7 +111,7 @@ class Prefilling:
         if sequence.reuse is None:  # else it may be too little to tell how fast the device is
             plans = [load.plan for load in sequence.loads.segments if load is not None]
             self._learn(sequence, plans)
-        self.launcher.loads.stop(sequence)
+        self.launcher.loads.stop(sequence.loads)
         try:
             self.scheduler.start_running(sequence)
             if self.gate is not None:
@@ -134,7 +136,7 @@ class Prefilling:
             sequence.work.flops, sequence.prefill.computed_s, plans, kind, instead_of=replaced
         )
         if kind is method and sequence.any_method and self.planner.deciding:
-            prompt = waiting_prompt(sequence, [], {})
+            prompt = waiting_prompt(sequence.to_load, sequence.loads, {})
             if self.planner.wants_full(prompt):
                 self.timer.time(sequence.asked.prompt_tokens)
 

@@ -29,11 +29,11 @@ from service.worker.gate.policy import Bounds, Observation
 from service.worker.gate.shadow import Shadow, compare, full_logits
 from service.worker.kv.pool import KVPool
 from service.worker.loading.precompute_queue import PrecomputeQueue
+from service.worker.loading.prompt_loads import PromptLoads
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.addressing import Address
 from service.worker.sequences.prefill_launcher import PrefillLauncher
-from service.worker.sequences.prompt_loads import PromptLoads
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
 

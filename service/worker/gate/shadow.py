@@ -60,7 +60,7 @@ class Shadow:
             Asked(alone, fusion, None, list(addresses)), Sampler(alone.sampling), max_tokens=1
         )
         try:
-            self.launcher.loads.start(sequence)
+            self.launcher.loads.start(sequence.to_load, sequence.loads)
             yield from _loaded(sequence)
             if fusion.reads is Reads.PARTS and any(s and s.missed for s in sequence.loads.segments):
                 return None  # the run would compute and store the missing chunks
@@ -75,7 +75,7 @@ class Shadow:
             return result.logits if sequence.reuses_documents else None
         finally:
             self._sequence, self._wants = None, 0
-            self.launcher.loads.stop(sequence)
+            self.launcher.loads.stop(sequence.loads)
             sequence.release()
             # Full prefill reads no chunks, so nothing else would notice that these are missing.
             self.precompute_queue.add_missed(sequence.loads.segments)

@@ -1,1 +1,1 @@
-"""Reads chunks from the store and writes them to it, on threads of their own."""
+"""Which stored chunks a prompt loads and which it computes; reading and writing them on threads."""

@@ -206,3 +206,43 @@ class PartialLoad(Load):
             ends.seconds + (self.middle.seconds if self.middle is not None else 0.0),
             [problem for read in blocks for problem in read.problems],
         )
+
+
+@dataclass
+class Loads:
+    """The loads of one prompt.
+
+    Attributes:
+        segments: of S, then of the documents, None for an empty one; [] if nothing is read.
+        found: done when the chunks have been found and their loads have been started.
+        decided_at: when it was last decided which segments are loaded, by time.monotonic.
+        whole: whether the planner computes all of the prompt, rather than use its method.
+        chunk_flops: floating-point operations of chunks that were computed by themselves for it.
+        ended: whether nothing of it is needed any more.
+    """
+
+    segments: list[Load | None] = field(default_factory=list)
+    found: Future[None] | None = None
+    decided_at: float = 0.0
+    whole: bool = False
+    chunk_flops: float = 0.0
+    ended: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether all chunks have been looked up, and first reads are finished."""
+        if self.found is not None and not self.found.done():
+            return False
+        return all(load is None or load.pending is None for load in self.segments)
+
+    @property
+    def under_way(self) -> list[SegmentLoad]:
+        """Loads of segments that are still being read."""
+        return [
+            load
+            for load in self.segments
+            if isinstance(load, SegmentLoad)
+            and load.usable
+            and load.stream
+            and not load.stream.done
+        ]

@@ -16,9 +16,9 @@ from typing import Any
 
 from kvstore import ReadOutcome, TieredStore
 from service.worker.loading.chunk_stream import ChunkStream
+from service.worker.loading.estimates import TierEstimates
 from service.worker.loading.timers import Timers
 from service.worker.model.addressing import Address
-from service.worker.planner.estimates import TierEstimates
 
 # The tier that returns whole chunks by reference, so that reading takes no time.
 MEMORY = "memory"

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from service.worker.forward.prefill import Progress, prefill
 from service.worker.forward.recorded.prefill_graphs import PrefillGraphs
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import Prefix, PromptLayout
+from service.worker.loading.missing_chunks import MissingChunks
+from service.worker.loading.prompt_loads import PromptLoads, SegmentLost, Waiting
 from service.worker.loading.segment_load import Load, PartialLoad, SegmentLoad
 from service.worker.methods.bases.dense import DenseMethod
 from service.worker.methods.bases.fusion import Reads
@@ -24,9 +27,6 @@ from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.model.model_facts import ModelFacts
 from service.worker.sequences.history import HistoryKV
-from service.worker.sequences.load_plan import loads_under_way, waiting_prompt
-from service.worker.sequences.missing_chunks import MissingChunks
-from service.worker.sequences.prompt_loads import PromptLoads, SegmentLost
 from service.worker.sequences.reuse import continued_prefill
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.sequences.sparse_prefill import SparsePrefill
@@ -71,11 +71,10 @@ class PrefillLauncher:
         sequence.clock.close_queue(_loading_s(sequence))
         if sequence.loads.found is not None:
             sequence.loads.found.result()
-        if sequence.asked.auto_ratio and self.loads.planner is not None and sequence.reuse is None:
-            bytes_left = self.loads.loader.streams.bytes_left()
-            prompt = waiting_prompt(sequence, loads_under_way(sequence), bytes_left)
-            ratio = self.loads.planner.ratio(prompt)
-            sequence.fusion = sequence.fusion.with_repair_ratio(ratio)
+        if sequence.asked.auto_ratio and sequence.reuse is None:
+            ratio = self.loads.ratio(sequence.to_load, sequence.loads)
+            if ratio is not None:
+                sequence.fusion = sequence.fusion.with_repair_ratio(ratio)
         if sequence.asked.request.token_fates:
             sequence.prefill.trace = TokenTracer(
                 sequence.fusion, self.decoder.layers, self.decoder.kv_heads
@@ -118,11 +117,19 @@ class PrefillLauncher:
         trace, method = sequence.prefill.trace, sequence.fusion
         while True:
             if sequence.asked.as_stored:
-                yield from self.missing.supply(sequence)
+                yield from self.missing.supply(sequence.loads)
             # Asked once: a loader thread may lose a segment between two questions.
             cached = [None if load is None else load.stored for load in _segments(sequence)]
             layout = sequence.layout = self._layout(sequence, [c is None for c in cached])
             turns = [None if s.uncached else history for s in layout.segments[len(cached) :]]
+            waiting = Waiting(
+                sequence.to_load,
+                sequence.loads,
+                layout,
+                progress,
+                lambda: sequence.prefill.computed_s,
+                crowded,
+            )
             if trace is not None:
                 trace.start_again()
             try:
@@ -136,7 +143,7 @@ class PrefillLauncher:
                         eviction=sequence.asked.eviction,
                         capture=None if trace is None else trace.capture,
                         on_pass=None if trace is None else trace.on_pass,
-                        arrival=lambda layer: self.loads.arrival(sequence, layer, crowded),
+                        arrival=partial(self.loads.arrival, waiting),
                         progress=progress,
                         graphs=self.graphs if decoder is self.decoder else None,
                     )

@@ -20,7 +20,8 @@ from service.messages.requests import Generate
 from service.worker.forward.prefill import Progress
 from service.worker.kv.pool import SequenceKV
 from service.worker.layout import PromptLayout
-from service.worker.loading.segment_load import Load
+from service.worker.loading.load_plan import PromptToLoad
+from service.worker.loading.segment_load import Loads
 from service.worker.methods.bases.eviction import EvictionMethod
 from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.methods.layer_view import PrefillResult
@@ -95,32 +96,6 @@ class Asked:
 
 
 @dataclass
-class Loads:
-    """What is loaded for a prompt.
-
-    Attributes:
-        segments: of S, then of the documents, None for an empty one; [] if nothing is read.
-        found: done when the chunks have been found and their loads have been started.
-        decided_at: when it was last decided which segments are loaded, by time.monotonic.
-        whole: whether the planner computes all of the prompt, rather than use its method.
-        ended: whether nothing of it is needed any more.
-    """
-
-    segments: list[Load | None] = field(default_factory=list)
-    found: Future[None] | None = None
-    decided_at: float = 0.0
-    whole: bool = False
-    ended: bool = False
-
-    @property
-    def known(self) -> bool:
-        """Whether all chunks have been looked up, and first reads are finished."""
-        if self.found is not None and not self.found.done():
-            return False
-        return all(load is None or load.pending is None for load in self.segments)
-
-
-@dataclass
 class Prefill:
     """How far a prompt's computation is.
 
@@ -149,8 +124,7 @@ class Work:
         history_rows: the same of earlier turns, where they are a segment.
         kept_per_layer: KV entries per layer after eviction, mean over KV heads.
         entries: KV entries of the prompt per layer and KV head.
-        chunk_flops: floating-point operations of chunks that were computed by themselves for it.
-        flops: of the prefill, these included.
+        flops: floating-point operations of the prefill, with those of `Loads.chunk_flops`.
     """
 
     rows_per_layer: list[int] = field(default_factory=list)
@@ -159,7 +133,6 @@ class Work:
     kept_per_layer: list[float] = field(default_factory=list)
     entries: int = 0
     coverage: float = 1.0
-    chunk_flops: float = 0.0
     flops: float = 0.0
     full_prefill_flops: float = 0.0
     decode_steps: int = 0
@@ -226,6 +199,22 @@ class EngineSequence:
         return 0 if self.history is None or not self.asked.repairs_history else self.history.tokens
 
     @property
+    def to_load(self) -> PromptToLoad:
+        """What decides which of its segments are loaded, as it is now."""
+        asked, turns = self.asked, self.history_tokens
+        return PromptToLoad(
+            method=self.fusion,
+            addresses=asked.addresses,
+            system=len(asked.request.system),
+            documents=asked.document_tokens,
+            turns=turns,
+            reused_turns=self.reused_history,
+            question=len(asked.request.question) - turns,
+            as_stored=asked.as_stored,
+            any_method=self.any_method,
+        )
+
+    @property
     def any_method(self) -> bool:
         """Whether full prefill may take the place of its method, where it is not slower.
 
@@ -271,7 +260,7 @@ class EngineSequence:
         counts = self.layout.count_rows(result.rows)
         documents = len(counts) - self.layout.history
         work.rows_by_segment, work.history_rows = counts[:documents], sum(counts[documents:])
-        work.flops = result.flops + work.chunk_flops
+        work.flops = result.flops + self.loads.chunk_flops
         work.coverage = result.coverage
         work.entries = result.entries_per_head or result.layout.tokens
         if self.prefill.trace is not None:

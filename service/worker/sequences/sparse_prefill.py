@@ -15,6 +15,7 @@ from service.worker.forward.sparse_kv import TokenSource, WholeChunk
 from service.worker.forward.sparse_loop import BlockSets, SparseLayerLoop
 from service.worker.kv.pool import SequenceKV
 from service.worker.loading.loader import Loader
+from service.worker.loading.missing_chunks import MissingChunks
 from service.worker.loading.segment_load import PartialLoad, SegmentLoad
 from service.worker.methods.bases.sparse import SketchedPrompt
 from service.worker.methods.layer_view import CachedSegment, PrefillResult
@@ -23,7 +24,6 @@ from service.worker.methods.sparse.selection import SketchedDocument
 from service.worker.methods.sparse.sketch import Sketch
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.model_facts import ModelFacts
-from service.worker.sequences.missing_chunks import MissingChunks
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
 
@@ -69,7 +69,7 @@ class SparsePrefill:
         if load.usable:
             assert load.stream is not None
             return load.stream.chunk
-        return (yield from self.missing.compute(sequence, load)).chunk
+        return (yield from self.missing.compute(sequence.loads, load)).chunk
 
     def _ends(
         self, sequence: EngineSequence, document: PartialLoad
@@ -80,7 +80,7 @@ class SparsePrefill:
         if ends.usable and ends.sketch is not None:
             assert ends.blocks is not None and ends.blocks.blocks is not None
             return ends.sketch.to(self.decoder.device), ends.blocks.blocks
-        computed = yield from self.missing.compute(sequence, document, sketch=True)
+        computed = yield from self.missing.compute(sequence.loads, document, sketch=True)
         assert computed.sketch is not None, "it was asked for"
         return computed.sketch, WholeChunk(computed.chunk)
 
@@ -105,6 +105,6 @@ class SparsePrefill:
             if outcome.blocks is not None and not outcome.missing:
                 sources.append(outcome.blocks)
             else:
-                computed = yield from self.missing.compute(sequence, document)
+                computed = yield from self.missing.compute(sequence.loads, document)
                 sources.append(WholeChunk(computed.chunk))
         return sources

@@ -13,9 +13,9 @@ from service.messages.requests import ChunkTokens
 from service.shared.metrics import Sample
 from service.worker.engine.engine import Engine
 from service.worker.loading.chunk_stream import stored_bytes
+from service.worker.loading.planner import Planner
 from service.worker.methods.bases.fusion import PromptShape
 from service.worker.model.flops import full_prefill
-from service.worker.planner.planner import Planner
 from service.worker.prefix_cache.prompts import POOL
 from service.worker.sequences.sequence import EngineSequence
 

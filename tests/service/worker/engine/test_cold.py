@@ -13,8 +13,8 @@ from service.messages.replies import Explained
 from service.messages.reports import Forecast, Report
 from service.messages.requests import ChunkTokens, Generate, Method
 from service.worker.loading import chunk_stream
+from service.worker.loading.planner import LATE
 from service.worker.methods.registry import fusion_methods
-from service.worker.planner.planner import LATE
 from tests.service.worker.engine.test_engine_faults import chunk_file
 from tests.service.worker.engines import A3, DOCUMENTS, PIE, VANILLA, Rig, disk, rig
 from tests.service.worker.gate.gated_engine import ALL, check, values

@@ -16,8 +16,8 @@ from kvstore.tiers.base import Tier
 from service.messages.requests import Method
 from service.worker.layout import PromptLayout
 from service.worker.loading import chunk_stream as streaming
+from service.worker.loading.planner import LATE
 from service.worker.model.addressing import Address
-from service.worker.planner.planner import LATE
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from tests.kvstore.fake_tier import FakeTier
 from tests.redis_server import redis_server
@@ -174,7 +174,7 @@ def test_a_chunk_that_is_lost_while_the_prefill_starts(
     def lose(self: PrefillLauncher, sequence: Any, uncached: list[bool]) -> PromptLayout:
         calls.append(uncached)
         if len(calls) == 2:  # the first one was to admit it
-            sequence.segments[2].stream.lost = True
+            sequence.loads.segments[2].stream.lost = True
         return plan(self, sequence, uncached)
 
     monkeypatch.setattr(PrefillLauncher, "_layout", lose)

@@ -1,4 +1,4 @@
-"""A request's segments in the form that the planner needs.
+"""A prompt's segments in the form that the planner needs.
 
 Starting a prompt, waiting for its chunks and explaining a request all use these functions.
 """
@@ -11,13 +11,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.worker.loading.chunk_stream import parts_of, stored_bytes
-from service.worker.loading.segment_load import UNCACHED, SegmentLoad
+from service.worker.loading.cost_model import LoadableSegment, Prompt
+from service.worker.loading.planner import Planner
+from service.worker.loading.segment_load import UNCACHED, Loads, SegmentLoad
 from service.worker.loading.stream_reader import MEMORY
-from service.worker.methods.bases.fusion import Reads
+from service.worker.methods.bases.fusion import FusionMethod, Reads
 from service.worker.model.addressing import Address
-from service.worker.planner.cost_model import LoadableSegment, Prompt
-from service.worker.planner.planner import Planner
-from service.worker.sequences.sequence import EngineSequence
+
+
+@dataclass(frozen=True)
+class PromptToLoad:
+    """What decides, beside where its chunks are, which segments of a prompt are loaded.
+
+    Attributes:
+        addresses: of S, then of the documents; None for an empty segment.
+        system: tokens of S.
+        documents: tokens of each document.
+        turns: tokens of earlier turns that are segments of their own; `reused_turns` of them are
+            repaired like a document, the others computed.
+        question: tokens behind these.
+        as_stored: whether chunks that are not stored are computed by themselves.
+        any_method: whether full prefill may take the place of its method.
+    """
+
+    method: FusionMethod
+    addresses: Sequence[Address | None]
+    system: int
+    documents: Sequence[int]
+    turns: int
+    reused_turns: int
+    question: int
+    as_stored: bool
+    any_method: bool
 
 
 @dataclass(frozen=True)
@@ -57,19 +82,19 @@ class FoundSegment:
         return [0] if self.address is None else self.address.prefix_lengths
 
 
-def found_segments(sequence: EngineSequence, tiers: Mapping[str, str]) -> list[FoundSegment]:
+def found_segments(prompt: PromptToLoad, tiers: Mapping[str, str]) -> list[FoundSegment]:
     """Return every segment of the prompt, S first.
 
     Args:
         tiers: the fastest tier that has a chunk, by the chunk's key.
     """
-    fusion, lengths = sequence.fusion, sequence.asked.document_tokens
-    share = min(1.0, fusion.max_kept_tokens(lengths) / max(1, sum(lengths)))
+    kept = prompt.method.max_kept_tokens(prompt.documents)
+    share = min(1.0, kept / max(1, sum(prompt.documents)))
+    lengths = [prompt.system, *prompt.documents]
     segments = []
-    for number, address in enumerate(sequence.asked.addresses):
-        tokens = lengths[number - 1] if number else len(sequence.asked.request.system)
+    for number, (tokens, address) in enumerate(zip(lengths, prompt.addresses, strict=True)):
         tier = tiers.get(address.key) if address is not None else None
-        if address is None or fusion.reads is Reads.NOTHING:
+        if address is None or prompt.method.reads is Reads.NOTHING:
             segments.append(FoundSegment(number, tokens))
             continue
         size = stored_bytes(address)
@@ -96,7 +121,7 @@ class LoadPlan:
 
 
 def plan_loads(
-    sequence: EngineSequence,
+    asked: PromptToLoad,
     segments: Sequence[FoundSegment],
     planner: Planner | None,
     bytes_left: Mapping[str, float],
@@ -114,10 +139,10 @@ def plan_loads(
     def prompt(loads: Sequence[FoundSegment], computed: Sequence[FoundSegment]) -> Prompt:
         uncached = [s for s in segments if s.tier == UNCACHED and s.tokens] + list(computed)
         placed = [s for s in segments if s.tier == MEMORY and s not in computed]
-        if sequence.asked.as_stored:
+        if asked.as_stored:
             placed += uncached
         return _prompt(
-            sequence,
+            asked,
             placed=[s.tokens for s in placed if s.number and s.tokens],
             missing=[(s.tokens, s.prefixes) for s in uncached],
             loads=[s.loadable for s in loads],
@@ -129,85 +154,72 @@ def plan_loads(
     recompute: list[FoundSegment] = []
     whole = False
     # A method that reads parts waits for all of them before it starts, so all are loaded.
-    if planner is not None and sequence.fusion.reads is Reads.CHUNKS:
+    if planner is not None and asked.method.reads is Reads.CHUNKS:
         chosen = planner.recompute(prompt(slow, ())) if slow else frozenset()
         recompute = [segment for i, segment in enumerate(slow) if i in chosen]
         stored = [s for s in segments if s.tier != UNCACHED and s.tokens]
-        whole = bool(stored) and sequence.any_method and planner.whole(prompt(slow, ()), chosen)
+        whole = bool(stored) and asked.any_method and planner.whole(prompt(slow, ()), chosen)
         recompute = stored if whole else recompute
     loads = [segment for segment in slow if segment not in recompute]
     return LoadPlan(prompt(loads, recompute), loads, recompute, whole)
 
 
 def _prompt(
-    sequence: EngineSequence,
+    asked: PromptToLoad,
     placed: Sequence[int],
     missing: Sequence[tuple[int, Sequence[int]]],
     **others: Any,
 ) -> Prompt:
-    """Return a sequence's prompt for the planner."""
-    as_stored = sequence.asked.as_stored
-    # Earlier turns that are segments: repaired like a document, the others computed.
-    turns, reused = sequence.history_tokens, sequence.reused_history
-    anew = 0 if as_stored else sum(tokens for tokens, _ in missing)
+    """Return a prompt for the planner."""
+    turns, reused = asked.turns, asked.reused_turns
+    anew = 0 if asked.as_stored else sum(tokens for tokens, _ in missing)
     return Prompt(
-        tokens=sequence.asked.prompt_tokens,
-        question=len(sequence.asked.request.question) - turns,
-        method=sequence.fusion,
+        tokens=asked.system + sum(asked.documents) + turns + asked.question,
+        question=asked.question,
+        method=asked.method,
         uncached_tokens=anew + turns - reused,
         documents=[*placed, *([reused] if reused else [])],
-        as_stored=as_stored,
-        alone=missing if as_stored else (),
+        as_stored=asked.as_stored,
+        alone=missing if asked.as_stored else (),
         **others,
     )
 
 
-# -- while the prompt waits -----------------------------------------------------------------------
-
-
-def loads_under_way(sequence: EngineSequence) -> list[SegmentLoad]:
-    """Return the loads of segments that are still being read."""
-    return [
-        load
-        for load in sequence.loads.segments
-        if isinstance(load, SegmentLoad) and load.usable and load.stream and not load.stream.done
-    ]
-
-
 def waiting_prompt(
-    sequence: EngineSequence,
-    loads: Sequence[SegmentLoad],
+    asked: PromptToLoad,
+    loads: Loads,
     bytes_left: Mapping[str, float],
     *,
+    under_way: Sequence[SegmentLoad] = (),
     crowded: bool = False,
     exact_layers_done: int = 0,
 ) -> Prompt:
     """Return the prompt in its current state, for a decision while its prefill waits.
 
     Args:
-        loads: this prompt's own loads that are not finished.
+        under_way: those of its loads that the decision is about.
         bytes_left: by tier, bytes that all requests are still reading, these loads included.
     """
-    segments = [load for load in sequence.loads.segments if load is not None]
-    documents = [load for load in sequence.loads.segments[1:] if load is not None]
+    segments = [load for load in loads.segments if load is not None]
+    documents = [load for load in loads.segments[1:] if load is not None]
     uncached = [load for load in segments if load.pending is None and not load.usable]
-    placed = [load for load in documents if load.usable and load not in loads]
-    if sequence.asked.as_stored:
+    placed = [load for load in documents if load.usable and load not in under_way]
+    if asked.as_stored:
         placed += [load for load in documents if load in uncached]
     others = dict(bytes_left)
-    for load in loads:
+    for load in under_way:
         assert load.stream is not None and load.stream.tier is not None
         tier = load.stream.tier
         others[tier] = max(0.0, others.get(tier, 0.0) - load.stream.bytes_left)
     return _prompt(
-        sequence,
+        asked,
         placed=[len(load.address.ids) for load in placed],
         missing=[
             (len(load.address.ids), load.address.prefix_lengths)
             for load in uncached
             if not load.computed_alone
         ],
-        loads=[_rest_of(load) for load in loads],
+        loads=[_rest_of(load) for load in under_way],
         others_bytes=others,
         exact_layers_done=exact_layers_done,
         crowded=crowded,

@@ -13,18 +13,18 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.vanilla import Method as FullPrefill
-from service.worker.model.decoder import DecoderModel
-from service.worker.planner.cost_model import (
+from service.worker.loading.cost_model import (
     CostModel,
     LoadableSegment,
     Prompt,
     cheapest,
     hidden_ratio,
 )
-from service.worker.planner.estimates import ComputeEstimate, TierEstimates
-from service.worker.planner.full_prefill import PrefillTimes
+from service.worker.loading.estimates import ComputeEstimate, TierEstimates
+from service.worker.loading.full_prefill import PrefillTimes
+from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.fusion.vanilla import Method as FullPrefill
+from service.worker.model.decoder import DecoderModel
 
 FASTER = "planner: recompute is faster"
 WHOLE = "planner: full prefill is not slower"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from service.messages.requests import Method
+from service.worker.loading.cost_model import Prompt
+from service.worker.loading.estimates import TierEstimates
+from service.worker.loading.full_prefill import KNOWN, MOST_TOKENS, RENEWED
+from service.worker.loading.planner import WHOLE, Planner
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.a3 import Method as A3
 from service.worker.methods.fusion.question_scout import Method as QuestionScout
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.registry import fusion_methods
 from service.worker.model.flops import full_prefill
-from service.worker.planner.cost_model import Prompt
-from service.worker.planner.estimates import TierEstimates
-from service.worker.planner.full_prefill import KNOWN, MOST_TOKENS, RENEWED
-from service.worker.planner.planner import WHOLE, Planner
 from tests.service.worker.engines import DOCUMENTS, VANILLA, Rig, rig
 from tests.service.worker.tiny import Tiny
 

@@ -16,13 +16,13 @@ import torch
 from service.worker.forward.chunk_prefill import ScratchKV
 from service.worker.forward.prefill import prefill
 from service.worker.layout import PromptLayout
+from service.worker.loading.cost_model import CostModel
+from service.worker.loading.estimates import ComputeEstimate
 from service.worker.methods.bases.fusion import FusionMethod
 from service.worker.methods.fusion.vanilla import Method as FullPrefill
 from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
-from service.worker.planner.cost_model import CostModel
-from service.worker.planner.estimates import ComputeEstimate
 from service.worker.steps import Steps
 
 Kind = type[FusionMethod]

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from service.worker.forward.chunk_prefill import ChunkPrefill, ComputedChunk
 from service.worker.loading.loader import Loader
 from service.worker.loading.precompute_queue import PrecomputeQueue
-from service.worker.loading.segment_load import RECOMPUTE, Load, PartialLoad, SegmentLoad
-from service.worker.sequences.sequence import EngineSequence
+from service.worker.loading.segment_load import RECOMPUTE, Load, Loads, PartialLoad, SegmentLoad
 from service.worker.steps import Steps
 
 
@@ -26,9 +25,7 @@ class MissingChunks:
     loader: Loader
     queue: PrecomputeQueue
 
-    def compute(
-        self, sequence: EngineSequence, load: Load, *, sketch: bool = False
-    ) -> Steps[ComputedChunk]:
+    def compute(self, loads: Loads, load: Load, *, sketch: bool = False) -> Steps[ComputedChunk]:
         """Compute the chunk of a load, and store what is not stored already.
 
         Args:
@@ -37,20 +34,20 @@ class MissingChunks:
         address = load.address
         computed = yield from self.chunks.compute(address, sketch=sketch)
         load.computed_alone = True
-        sequence.work.chunk_flops += computed.flops
+        loads.chunk_flops += computed.flops
         # One that the planner would not wait for is only slow to read.
         if load.plan != RECOMPUTE:
             self.queue.store(address, computed)
         return computed
 
-    def supply(self, sequence: EngineSequence) -> Steps[None]:
-        """Give every whole segment of the sequence that has no KV the chunk it misses."""
-        loads = [load for load in sequence.loads.segments if isinstance(load, SegmentLoad)]
-        for load in loads:
-            if load.stored is None and not self._take_twin(load, loads):
+    def supply(self, loads: Loads) -> Steps[None]:
+        """Give every whole segment of a prompt that has no KV the chunk it misses."""
+        whole = [load for load in loads.segments if isinstance(load, SegmentLoad)]
+        for load in whole:
+            if load.stored is None and not self._take_twin(load, whole):
                 yield from self._look_again(load)
             if load.stored is None:
-                load.computed = (yield from self.compute(sequence, load)).chunk
+                load.computed = (yield from self.compute(loads, load)).chunk
 
     def read_again(self, load: PartialLoad) -> Steps[None]:
         """Read a document that was missing, if another request has stored it meanwhile."""

@@ -12,13 +12,7 @@ import pytest
 
 from kvstore import MemoryTier
 from service.messages.requests import ChunkTokens, Method
-from service.worker.methods.bases.fusion import FusionMethod
-from service.worker.methods.fusion.a3 import Method as A3
-from service.worker.methods.fusion.pie import Method as Pie
-from service.worker.methods.fusion.prophetkv import Method as ProphetKV
-from service.worker.methods.fusion.question_scout import Method as QuestionScout
-from service.worker.model.flops import FlopCount
-from service.worker.planner.cost_model import (
+from service.worker.loading.cost_model import (
     EXHAUSTIVE,
     UNHIDDEN,
     CostModel,
@@ -27,8 +21,14 @@ from service.worker.planner.cost_model import (
     cheapest,
     hidden_ratio,
 )
-from service.worker.planner.estimates import STALE_S, Line, TierEstimates
-from service.worker.planner.planner import LATE_FACTOR, MOST_RATIO, Planner
+from service.worker.loading.estimates import STALE_S, Line, TierEstimates
+from service.worker.loading.planner import LATE_FACTOR, MOST_RATIO, Planner
+from service.worker.methods.bases.fusion import FusionMethod
+from service.worker.methods.fusion.a3 import Method as A3
+from service.worker.methods.fusion.pie import Method as Pie
+from service.worker.methods.fusion.prophetkv import Method as ProphetKV
+from service.worker.methods.fusion.question_scout import Method as QuestionScout
+from service.worker.model.flops import FlopCount
 from tests.service.worker.engines import DOCUMENTS, PIE, rig
 from tests.service.worker.tiny import Tiny
 

@@ -1,0 +1,180 @@
+"""Reads what a prompt needs from the store, and gives up what takes longer than computing it.
+
+The reads start when it is known where the chunks are. Then, and whenever the prompt has to wait,
+the planner decides which of them are worth it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.worker.forward.prefill import Progress
+from service.worker.layout import PromptLayout
+from service.worker.loading.load_plan import (
+    PromptToLoad,
+    found_segments,
+    plan_loads,
+    waiting_prompt,
+)
+from service.worker.loading.loader import Loader
+from service.worker.loading.planner import FASTER, LATE, WHOLE, Planner
+from service.worker.loading.segment_load import Loads, PartialLoad, SegmentLoad
+from service.worker.methods.bases.fusion import Reads
+from service.worker.steps import Steps
+
+
+class SegmentLost(Exception):
+    """Stored KV that a running prefill needs will not arrive."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A prefill that waits for its loads.
+
+    Attributes:
+        layout: says which segments the prefill computes.
+        computed_s: returns the seconds of computing so far.
+        crowded: whether other requests decode meanwhile, which slows prefill.
+    """
+
+    prompt: PromptToLoad
+    loads: Loads
+    layout: PromptLayout
+    progress: Progress
+    computed_s: Callable[[], float]
+    crowded: bool
+
+
+@dataclass(frozen=True)
+class PromptLoads:
+    """The loads of one engine's prompts.
+
+    Attributes:
+        planner: None to load everything that is stored, however long it takes.
+    """
+
+    loader: Loader
+    planner: Planner | None = None
+
+    def start(self, prompt: PromptToLoad, loads: Loads) -> None:
+        """Start to read what the prompt's method reads."""
+        reads, streams = prompt.method.reads, self.loader.streams
+        if reads is Reads.NOTHING:
+            return
+        system, *documents = prompt.addresses
+        if reads is Reads.PARTS:
+            whole = None
+            if system is not None:
+                whole = SegmentLoad(address=system, stream=streams.join(system, None), plan="")
+            parts = [
+                None if address is None
+                else PartialLoad(address=address, ends=self.loader.load_ends(address))
+                for address in documents
+            ]  # fmt: skip
+            loads.segments = [whole, *parts]
+            return
+        loads.segments = [None if a is None else SegmentLoad(address=a) for a in prompt.addresses]
+        wanted = [address for address in prompt.addresses if address is not None]
+        loads.found = streams.find(wanted, lambda tiers: self._found(prompt, loads, tiers))
+
+    def stop(self, loads: Loads) -> None:
+        """End a prompt's loads, after its prefill or when it is dropped."""
+        loads.ended = True
+        for load in loads.segments:
+            stream = load.settle() if load is not None else None
+            if stream is not None:
+                self.loader.streams.leave(stream)
+
+    def _found(self, prompt: PromptToLoad, loads: Loads, tiers: dict[str, str]) -> None:
+        """Start the loads that are worth it, on a loader thread."""
+        plan = plan_loads(
+            prompt, found_segments(prompt, tiers), self.planner, self.loader.streams.bytes_left()
+        )
+        for segment in plan.recompute:
+            load = loads.segments[segment.number]
+            assert isinstance(load, SegmentLoad)
+            load.compute(WHOLE if plan.whole else FASTER)
+        loads.whole = plan.whole
+        if self.planner is not None and (plan.loads or plan.recompute):
+            # Before any prefill was measured, this decision is only a guess, and `_decide_again`
+            # makes it again as soon as this prompt has computed something.
+            if self.planner.compute.measured:
+                loads.decided_at = time.monotonic()
+            # One segment of a tier that was not read for long is read: without that, the planner
+            # would never notice that the tier has become faster.
+            stale = (s.address for s in plan.recompute if self.planner.tiers.stale(s.tier))
+            self.loader.prefetch(address for address in [next(stale, None)] if address is not None)
+        for load in loads.segments:
+            if isinstance(load, SegmentLoad) and load.plan == "load":
+                tier = tiers.get(load.address.key)
+                load.stream = self.loader.streams.join(load.address, tier)
+        if loads.ended:  # during this call, so nothing else will leave the streams
+            self.stop(loads)
+
+    # -- while its prefill runs -------------------------------------------------------------------
+
+    def ratio(self, prompt: PromptToLoad, loads: Loads) -> float | None:
+        """Return the repair ratio for `ratio: auto`; None: the method's own."""
+        if self.planner is None:
+            return None
+        bytes_left = self.loader.streams.bytes_left()
+        return self.planner.ratio(
+            waiting_prompt(prompt, loads, bytes_left, under_way=loads.under_way)
+        )
+
+    def arrival(self, waiting: Waiting, layer: int) -> Steps[None]:
+        """Wait until `layer` of every cached segment of a prefill has arrived.
+
+        Raises:
+            SegmentLost: one of them was lost or given up.
+        """
+        for load, segment in zip(waiting.loads.segments, waiting.layout.segments, strict=False):
+            if segment.uncached or not isinstance(load, SegmentLoad):
+                continue
+            if load.whole or load.computed is not None:
+                continue
+            assert load.stream is not None
+            while True:
+                if not load.usable:
+                    if self.planner is not None and load.missed:
+                        self.planner.count("lost")
+                    raise SegmentLost
+                part = load.stream.pending(layer)
+                if part is None:
+                    break
+                if self.planner is None:
+                    yield part
+                    continue
+                pause = self._decide_again(self.planner, waiting, layer)
+                if load.usable:
+                    yield self.loader.streams.within(part, pause)
+
+    def _decide_again(self, planner: Planner, waiting: Waiting, layer: int) -> float:
+        """Give up the loads that take longer than computing their segments; return the seconds
+        until the next decision."""
+        prompt, loads, progress = waiting.prompt, waiting.loads, waiting.progress
+        bytes_left = self.loader.streams.bytes_left()
+        now = time.monotonic()
+        pause = planner.look_again_s(waiting_prompt(prompt, loads, bytes_left))
+        if now < loads.decided_at + pause:
+            return loads.decided_at + pause - now
+        loads.decided_at = now
+        if not planner.compute.measured and progress.flops is not None:
+            planner.compute.add(progress.flops.total, waiting.computed_s())
+        under_way = loads.under_way
+        late = planner.recompute(
+            waiting_prompt(
+                prompt,
+                loads,
+                bytes_left,
+                under_way=under_way,
+                crowded=waiting.crowded,
+                exact_layers_done=progress.layer if layer > 0 else 0,
+            )
+        )
+        for number in late:
+            under_way[number].compute(LATE)
+            planner.count("late")
+        return pause
