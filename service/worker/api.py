@@ -56,7 +56,7 @@ from service.worker.model.kernel_weights import kernel_weights
 from service.worker.model.load import default_pool_tokens, set_threads
 from service.worker.model.load import load as load_model
 from service.worker.model.model_facts import read_calibration
-from service.worker.sequences.history import HistoryKV
+from service.worker.sequences.reuse import HistoryKV
 
 __all__ = [
     "A3", "CALIBRATION_FILE", "OUTLIER_SIGMAS", "Address", "Addressing", "BatchDecoder",

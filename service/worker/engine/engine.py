@@ -17,12 +17,10 @@ import torch
 from service.errors import InvalidRequest, KvstitchError
 from service.messages.replies import Reply
 from service.messages.requests import Generate
-from service.worker.engine.answering import Answering
-from service.worker.engine.endings import Endings
+from service.worker.engine.answering import Answering, Endings
 from service.worker.engine.explainer import Explainer
-from service.worker.engine.idle_work import IdleWork
 from service.worker.engine.prefilling import Prefilling
-from service.worker.engine.scheduler import Scheduler, StepBudget
+from service.worker.engine.scheduler import IdleWork, Scheduler, StepBudget
 from service.worker.forward.batch_decoder import BatchDecoder
 from service.worker.forward.chunk_prefill import ChunkPrefill
 from service.worker.forward.recorded.layers import supports as supports_graphs
@@ -43,9 +41,9 @@ from service.worker.prefix_cache.in_pool import PrefixCache
 from service.worker.prefix_cache.prompts import holds
 from service.worker.sampling.grammar import Grammars
 from service.worker.sequences.admission import Admission
+from service.worker.sequences.asked import prompt_ids
 from service.worker.sequences.prefill_launcher import PrefillLauncher
 from service.worker.sequences.reuse import find_history, find_reuse, seen_by
-from service.worker.sequences.sequence import prompt_ids
 
 log = logging.getLogger("kvstitch.engine")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from service.worker.engine.answering import Answering
-from service.worker.engine.endings import Endings
+from service.worker.engine.answering import Answering, Endings
 from service.worker.engine.scheduler import Scheduler, StepBudget
 from service.worker.forward.evict import evict
 from service.worker.gate.correctness_gate import Gate

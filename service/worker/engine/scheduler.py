@@ -1,4 +1,4 @@
-"""The scheduler: three queues of sequences, and the order in which they are served.
+"""The scheduler: three queues of sequences, the order in which they are served, and spare time.
 
 First come, first served: a sequence that could start but does not fit into the pool holds back
 those behind it, so that short prompts never starve a long one. A sequence reserves KV for its whole
@@ -8,8 +8,10 @@ start; of several prefills, the earliest that need not wait runs.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from service.errors import Overloaded
 from service.worker.sequences.sequence import EngineSequence
@@ -133,3 +135,45 @@ class StepBudget:
     def _owe(self, seconds: float) -> None:
         # Bounded, so that time without any idle work is not saved up.
         self._owed_s = min(self._owed_s + seconds * IDLE_WORK_SHARE, max(self._idle_step_s, 1e-9))
+
+
+log = logging.getLogger("kvstitch.engine")
+
+
+class Job(Protocol):
+    """Work that is done one short step at a time."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do right now."""
+
+    def advance(self) -> None:
+        """Run one step."""
+
+    def fail_current(self, error: Exception) -> None:
+        """End what the last step worked on, because it raised this error."""
+
+
+class IdleWork:
+    """Takes turns between steps of several jobs; none waits for another to finish."""
+
+    def __init__(self, *jobs: Job | None) -> None:
+        self._jobs = deque(job for job in jobs if job is not None)  # whose turn it is first
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do right now."""
+        return all(job.idle for job in self._jobs)
+
+    def advance(self) -> None:
+        """Run one step of one of them; an error ends the chunk or check that raised it."""
+        job = next((job for job in self._jobs if not job.idle), None)
+        if job is None:
+            return
+        self._jobs.remove(job)
+        self._jobs.append(job)
+        try:
+            job.advance()
+        except Exception as error:
+            log.error("%s failed", type(job).__name__, exc_info=error)
+            job.fail_current(error)

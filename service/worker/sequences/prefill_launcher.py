@@ -26,8 +26,7 @@ from service.worker.methods.layer_view import PrefillResult
 from service.worker.model.decoder import DecoderModel
 from service.worker.model.flops import full_prefill
 from service.worker.model.model_facts import ModelFacts
-from service.worker.sequences.history import HistoryKV
-from service.worker.sequences.reuse import continued_prefill
+from service.worker.sequences.reuse import HistoryKV, continued_prefill
 from service.worker.sequences.sequence import EngineSequence
 from service.worker.sequences.sparse_prefill import SparsePrefill
 from service.worker.sequences.token_trace import TokenTracer

@@ -23,7 +23,8 @@ from service.worker.prefix_cache.prompts import (
     NewPrompt,
     Reuse,
 )
-from service.worker.sequences.sequence import EngineSequence, prompt_ids
+from service.worker.sequences.asked import prompt_ids
+from service.worker.sequences.sequence import EngineSequence
 from service.worker.steps import Steps
 
 
@@ -140,3 +141,33 @@ def _rest(
     rest = PromptLayout(layout.ids, (), question_start=reuse.tokens)
     result = yield from prefill(decoder, rest, [], QuestionOnly(), kv)
     return replace(result, layout=layout)
+
+
+class HistoryKV:
+    """KV of neighbouring tokens of a sequence, copied out of the pool; implements `CachedSegment`.
+
+    It is copied at once, because the sequence may be evicted later.
+
+    Args:
+        decoder: the model.
+        kv: with every token in place.
+        rows: which tokens.
+    """
+
+    def __init__(self, decoder: DecoderModel, kv: SequenceKV, rows: slice) -> None:
+        positions = torch.arange(rows.start, rows.stop, device=decoder.device)
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        for layer in range(decoder.layers):
+            k, v = (x[:, rows].transpose(0, 1) for x in kv.prompt_layer(layer, rows.stop))
+            self._layers.append((decoder.ropes[layer].unrotate(k, positions), v.contiguous()))
+
+    @classmethod
+    def of(cls, decoder: DecoderModel, history: History) -> HistoryKV:
+        """Copy what a prompt takes from an earlier one in the KV pool."""
+        prompt = history.prompt
+        assert isinstance(prompt.kv, SequenceKV), "only prompts in the pool are looked through"
+        start = prompt.question_start
+        return cls(decoder, prompt.kv, slice(start, start + history.tokens))
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._layers[layer]

@@ -8,7 +8,7 @@ prompt. It is for a number of rows, its *bucket*: rows behind those given see no
 nothing. Layers are placed in the cache before the group that reads them is replayed.
 
 Nothing is recorded while a request waits: what a prompt would have used is recorded in spare time
-(this is a job of `service.worker.engine.idle_work`), and compared there with the layer loop's own
+(this is a job of `service.worker.engine.scheduler`), and compared there with the layer loop's own
 functions. If one differs or cannot be recorded, all prefills run unrecorded from then on, and a
 warning is logged. Recordings that take longer than the layer loop, which pads nothing, are not
 used.

@@ -14,7 +14,7 @@ from service.errors import InvalidRequest
 from service.messages.replies import Explained
 from service.messages.reports import Report
 from service.messages.requests import ChunkTokens, Generate, Method
-from service.worker.sequences.history import HistoryKV
+from service.worker.sequences.reuse import HistoryKV
 from tests.references.fusion import share, top
 from tests.references.prefill import Prompt, Stored, Trace, index_mask
 from tests.references.question_scout import Scout, question_scout
