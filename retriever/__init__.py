@@ -28,7 +28,8 @@ from retriever.filters import Filter, parse_filter
 from retriever.index.vector_index import VectorIndex
 from retriever.rerankers import EndpointReranker, Reranked, Reranker, rerank
 from retriever.scope import Scope
-from retriever.splitting.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
+from retriever.splitting.boundaries import TokenCounter
+from retriever.splitting.chunking import ChunkSettings, ChunkSpan
 
 if TYPE_CHECKING:
     from retriever.catalog.catalog import Catalog
@@ -73,7 +74,6 @@ __all__ = [
     "VectorIndex",
     "parse_filter",
     "rerank",
-    "split",
 ]
 
 _WITH_DATABASE = {

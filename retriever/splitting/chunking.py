@@ -5,8 +5,7 @@
 
 A chunk is prefilled as a segment of its own, e.g. "{title}\n{text}\n" tokenised by itself. So the
 limit applies to the rendered segment, not to the bare text. Spans never overlap, because an overlap
-would be prefilled and stored twice. Tokens are those of the serving model, whose tokenizer is
-passed in as a `TokenCounter`.
+would be prefilled and stored twice.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from retriever.errors import InvalidDocument, SplitStopped
-from retriever.splitting.text_boundaries import TextBoundaries
-from retriever.splitting.token_starts import TokenOffsets, TokenStarts
+from retriever.splitting.boundaries import TextBoundaries, TokenCounter, TokenStarts
 
 # Render(title, text) gives the segment that is prefilled.
 Render = Callable[[str, str], str]
@@ -73,18 +70,19 @@ class ChunkSettings:
 
     def short_title(self, title: str) -> str:
         """Return a title, cut between words to a fourth of a chunk's tokens if it is longer."""
-        count = _counter(self.tokenizer, self.render, "")
-        most = self.max_tokens // TITLE_SHARE
-        if count(title) - count("") <= most:
+
+        def fits(text: str) -> bool:
+            return self._count("", text) - self._count("", "") <= self.max_tokens // TITLE_SHARE
+
+        if fits(title):
             return title
         words = title.split(" ")
         low, high = 0, len(words)  # words that fit, words that do not
         while high - low > 1:
             middle = (low + high) // 2
-            fits = count(" ".join(words[:middle]) + "…") - count("") <= most
-            low, high = (middle, high) if fits else (low, middle)
+            low, high = (middle, high) if fits(" ".join(words[:middle]) + "…") else (low, middle)
         short = " ".join(words[:low])
-        while not short or count(short + "…") - count("") > most:
+        while not short or not fits(short + "…"):
             # One word that is too long, or a language that writes none.
             short = (short or title)[: max(len(short or title) // 2, 1)]
             if len(short) == 1:
@@ -94,63 +92,44 @@ class ChunkSettings:
     def split(
         self, text: str, title: str = "", stopped: Callable[[], bool] | None = None
     ) -> list[ChunkSpan]:
-        """Split a text with these settings; see the function `split`."""
-        return split(
-            text,
-            tokenizer=self.tokenizer,
-            max_tokens=self.max_tokens,
-            render=self.render,
-            title=title,
-            stopped=stopped,
-        )
+        """Split `text` into spans that cover it without gap or overlap.
 
+        Each chunk takes as much text as fits. It ends at the best boundary in the second half of
+        what fits: markdown heading, blank line, sentence, line, whitespace; where there is none,
+        between two characters. Boundaries further back are not used, because chunks would get
+        nearly empty; but a row of a table that fits into a chunk is never divided.
 
-def split(
-    text: str,
-    *,
-    tokenizer: TokenCounter,
-    max_tokens: int = 512,
-    render: Render = plain,
-    title: str = "",
-    stopped: Callable[[], bool] | None = None,
-) -> list[ChunkSpan]:
-    """Split `text` into spans that cover it without gap or overlap.
+        Args:
+            text: Without any but whitespace it has no spans.
+            title: Rendered with each chunk.
+            stopped: Asked before each chunk; true ends the work.
 
-    Each chunk takes as much text as fits. It ends at the best boundary in the second half of what
-    fits: markdown heading, blank line, sentence, line, whitespace; where there is none, between two
-    characters. Boundaries further back are not used, because chunks would get nearly empty; but a
-    row of a table that fits into a chunk is never divided.
+        Raises:
+            SplitStopped: `stopped` said so.
+            InvalidDocument: A single character does not fit beside the rendered title.
+        """
+        if not text.strip():
+            return []
+        budget = self.max_tokens - self._count(title, "")
+        if budget <= 0:
+            raise InvalidDocument(
+                f"the rendered title takes all of max_tokens={self.max_tokens}; shorten it or "
+                "raise the chunk size"
+            )
+        starts = TokenStarts(text, self.tokenizer)
+        splitter = _Splitter(text, TextBoundaries(text), starts, self, title)
+        spans: list[ChunkSpan] = []
+        position = 0
+        while position < len(text):
+            if stopped is not None and stopped():
+                raise SplitStopped("nobody waits for the chunks")
+            spans.append(splitter.next_span(position, budget))
+            position = spans[-1].end
+        return spans
 
-    Args:
-        stopped: Asked before each chunk; true ends the work.
-
-    Returns:
-        The spans; none if the text holds only whitespace.
-
-    Raises:
-        SplitStopped: `stopped` said so.
-        InvalidDocument: A single character does not fit beside the rendered title.
-    """
-    if not text.strip():
-        return []
-    count = _counter(tokenizer, render, title)
-    budget = max_tokens - count("")
-    if budget <= 0:
-        raise InvalidDocument(
-            f"the rendered title takes all of max_tokens={max_tokens}; shorten it or raise the "
-            "chunk size"
-        )
-    starts = TokenStarts(text, tokenizer)
-    splitter = _Splitter(text, TextBoundaries(text), starts, max_tokens, count)
-    spans: list[ChunkSpan] = []
-    position = 0
-    while position < len(text):
-        if stopped is not None and stopped():
-            raise SplitStopped("nobody waits for the chunks")
-        span = splitter.next_span(position, budget)
-        spans.append(span)
-        position = span.end
-    return spans
+    def _count(self, title: str, text: str) -> int:
+        """Return the tokens of a rendered segment."""
+        return self.tokenizer.count_tokens(self.render(title, text))
 
 
 @dataclass(frozen=True)
@@ -160,12 +139,12 @@ class _Splitter:
     text: str
     boundaries: TextBoundaries
     starts: TokenStarts
-    max_tokens: int
-    count: Callable[[str], int]
+    settings: ChunkSettings
+    title: str
 
     def next_span(self, position: int, budget: int) -> ChunkSpan:
         """The span that starts at `position`; `budget` is the estimate of tokens that fit."""
-        starts, text = self.starts, self.text
+        starts, text, most = self.starts, self.text, self.settings.max_tokens
         first = starts.before(position)
         while True:
             high = max(starts.at(first + budget), position + 1)
@@ -173,49 +152,29 @@ class _Splitter:
                 half = starts.at(first + budget // 2)
                 end = self.boundaries.best(max(half - 1, position), high)
                 row = self.boundaries.row_around(end)
-                if row is not None and row[0] > position and self._fits(*row):
+                if row is not None and row[0] > position and self._count(*row) <= most:
                     end = row[0]
             else:
                 end = high
-            tokens = self.count(text[position:end])
-            if tokens <= self.max_tokens:
+            tokens = self._count(position, end)
+            if tokens <= most:
                 return ChunkSpan(position, end, tokens)
             # Alone, the piece has more tokens than it had within the text: take less of it.
-            budget = min(budget, starts.before(end) - first) - (tokens - self.max_tokens)
+            budget = min(budget, starts.before(end) - first) - (tokens - most)
             if budget <= 0:
                 return self._halved(position, end)
 
-    def _fits(self, start: int, end: int) -> bool:
-        return self.count(self.text[start:end]) <= self.max_tokens
+    def _count(self, start: int, end: int) -> int:
+        return self.settings._count(self.title, self.text[start:end])
 
     def _halved(self, position: int, end: int) -> ChunkSpan:
         """The last resort if the estimate is useless, e.g. in a word that is one unknown token."""
         while end - position > 1:
             end = position + (end - position) // 2
-            tokens = self.count(self.text[position:end])
-            if tokens <= self.max_tokens:
+            tokens = self._count(position, end)
+            if tokens <= self.settings.max_tokens:
                 return ChunkSpan(position, end, tokens)
         raise InvalidDocument(
-            f"the character at {position} does not fit into max_tokens={self.max_tokens} beside "
-            "the rendered title; raise the chunk size"
+            f"the character at {position} does not fit into "
+            f"max_tokens={self.settings.max_tokens} beside the rendered title; raise the chunk size"
         )
-
-
-def _counter(tokenizer: TokenCounter, render: Render, title: str) -> Callable[[str], int]:
-    def count(piece: str) -> int:
-        return tokenizer.count_tokens(render(title, piece))
-
-    return count
-
-
-class TokenCounter(TokenOffsets, Protocol):
-    """Splits text into tokens the way the serving model does."""
-
-    @property
-    def revision(self) -> str:
-        """Changes whenever the same text may give other tokens."""
-        ...
-
-    def count_tokens(self, text: str) -> int:
-        """Tokens of `text`, without special tokens."""
-        ...

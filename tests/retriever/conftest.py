@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from retriever import ChunkSettings, Embedder, LocalEmbedder, Retriever
 from retriever.catalog.tables import catalog_database
-from retriever.splitting.chunking import TokenCounter
+from retriever.splitting.boundaries import TokenCounter
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, TokenizerCounter, WordCounter
 

@@ -9,7 +9,7 @@ from retriever import ChunkSettings, DocFilter, Document, LocalEmbedder, Retriev
 from retriever.errors import CatalogNotStarted, EmbedderMismatch, InvalidQuery
 from retriever.filters import parse_filter
 from retriever.index.vector_index import VectorIndex
-from retriever.splitting.chunking import TokenCounter
+from retriever.splitting.boundaries import TokenCounter
 from tests.fakes.models import HashingEmbedder
 from tests.retriever.conftest import OpenRetriever, Question
 

@@ -14,7 +14,7 @@ from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders import space_of
 from retriever.filters import parse_filter
 from retriever.scope import Scope
-from retriever.splitting.chunking import ChunkSpan, split
+from retriever.splitting.chunking import ChunkSettings, ChunkSpan
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
@@ -33,7 +33,7 @@ def catalog(open_database: Callable[[], Database]) -> Iterator[Catalog]:
 
 
 def put(catalog: Catalog, document: Document, max_tokens: int = 4) -> UpsertResult:
-    spans = split(document.text, tokenizer=WordCounter(), max_tokens=max_tokens)
+    spans = ChunkSettings(WordCounter(), max_tokens).split(document.text)
     vectors = EMBEDDER.embed([document.text[span.start : span.end] for span in spans])
     return catalog.upsert(document, document_revision(document, "chunking"), spans, vectors, SPACE)
 

@@ -21,7 +21,7 @@ from retriever.errors import TextLocked
 from retriever.filters import parse_filter
 from retriever.retriever import Retriever
 from retriever.scope import Scope
-from retriever.splitting.chunking import ChunkSettings, split
+from retriever.splitting.chunking import ChunkSettings
 from retriever.sql.database import Database
 from tests.fakes.models import HashingEmbedder, WordCounter
 
@@ -69,7 +69,7 @@ def documents() -> list[Document]:
 
 def fill(catalog: Catalog, scope: Scope = SCOPE) -> None:
     for document in documents():
-        spans = split(document.text, tokenizer=WordCounter(), max_tokens=4)
+        spans = ChunkSettings(WordCounter(), 4).split(document.text)
         vectors = EMBEDDER.embed([document.text[s.start : s.end] for s in spans])
         revision = document_revision(document, "chunking")
         catalog.upsert(document, revision, spans, vectors, SPACE, scope=scope)
@@ -230,7 +230,7 @@ def test_after_a_rotation_both_are_read(catalog: Catalog, keys: Keyring) -> None
     old = keys.current("acme")
     keys.replace([*keys.all(), new])
     document = Document("new", "A zebrafinch again.", "T")
-    spans = split(document.text, tokenizer=WordCounter(), max_tokens=4)
+    spans = ChunkSettings(WordCounter(), 4).split(document.text)
     catalog.upsert(document, "r", spans, EMBEDDER.embed([document.text]), SPACE, scope=SCOPE)
     assert {c.doc_id for c in catalog.chunks(
         [i for i, _ in catalog.search(analyse_query("zebrafinch"), 9, scope=SCOPE).ranked]

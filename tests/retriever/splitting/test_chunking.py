@@ -8,10 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from retriever.errors import InvalidDocument, SplitStopped
-from retriever.splitting import token_starts
-from retriever.splitting.chunking import ChunkSettings, ChunkSpan, TokenCounter, split
-from retriever.splitting.text_boundaries import is_inside_character
-from retriever.splitting.token_starts import WINDOW
+from retriever.splitting import boundaries
+from retriever.splitting.boundaries import WINDOW, TokenCounter, is_inside_character
+from retriever.splitting.chunking import ChunkSettings, ChunkSpan
 from tests.fakes.models import TokenizerCounter, WordCounter
 
 COUNTERS = ("bytes", "word_pieces", "words")
@@ -48,7 +47,7 @@ def titled(title: str, text: str) -> str:
 
 
 def words(text: str, max_tokens: int) -> list[str]:
-    spans = split(text, tokenizer=WordCounter(), max_tokens=max_tokens)
+    spans = ChunkSettings(WordCounter(), max_tokens).split(text)
     return [text[span.start : span.end] for span in spans]
 
 
@@ -69,7 +68,7 @@ def test_any_text_is_covered_within_the_limit(
     # The longest title takes some 100 tokens; above it any character fits.
     max_tokens = rng.choice([150, 256, 512])
     tokenizer = counters[counter]
-    spans = split(text, tokenizer=tokenizer, max_tokens=max_tokens, render=titled, title=title)
+    spans = ChunkSettings(tokenizer, max_tokens, titled).split(text, title)
     if not text.strip():
         assert spans == []
         return
@@ -84,7 +83,7 @@ def test_any_text_is_covered_within_the_limit(
 def test_small_limits_hold_too(counters: dict[str, TokenCounter], counter: str, seed: int) -> None:
     rng = random.Random(1000 + seed)
     text = "a" + "".join(rng.choices(PIECES, k=60))
-    spans = split(text, tokenizer=counters[counter], max_tokens=rng.randrange(4, 24))
+    spans = ChunkSettings(counters[counter], rng.randrange(4, 24)).split(text)
     assert_covers(text, spans)
 
 
@@ -97,13 +96,13 @@ class PieceCounter(WordCounter):
 
 
 def test_a_piece_with_more_tokens_than_within_the_text_still_fits() -> None:
-    spans = split("word " * 100, tokenizer=PieceCounter(), max_tokens=10)
+    spans = ChunkSettings(PieceCounter(), 10).split("word " * 100)
     assert max(span.tokens for span in spans) == 10
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\r\n\t \u3000"])
 def test_nothing_to_read_gives_no_chunks(text: str) -> None:
-    assert split(text, tokenizer=WordCounter()) == []
+    assert ChunkSettings(WordCounter()).split(text) == []
 
 
 def test_work_for_nobody_ends_before_the_next_chunk() -> None:
@@ -114,7 +113,7 @@ def test_work_for_nobody_ends_before_the_next_chunk() -> None:
         return len(asked) > 2
 
     with pytest.raises(SplitStopped):
-        split("a b c d e f g h", tokenizer=WordCounter(), max_tokens=2, stopped=stopped)
+        ChunkSettings(WordCounter(), 2).split("a b c d e f g h", stopped=stopped)
     assert len(asked) == 3
 
 
@@ -144,13 +143,13 @@ def test_border_in_the_first_half_does_not_leave_a_small_chunk() -> None:
 
 def test_cjk_is_cut_after_its_full_stop(counters: dict[str, TokenCounter]) -> None:
     text = "これは文です。" * 50
-    spans = split(text, tokenizer=counters["bytes"], max_tokens=100)
+    spans = ChunkSettings(counters["bytes"], 100).split(text)
     assert len(spans) > 5
     assert all(text[span.end - 1] == "。" for span in spans)
 
 
 def test_huge_word_is_cut_into_full_chunks(counters: dict[str, TokenCounter]) -> None:
-    spans = split("q" * 10_000, tokenizer=counters["bytes"], max_tokens=64)
+    spans = ChunkSettings(counters["bytes"], 64).split("q" * 10_000)
     assert_covers("q" * 10_000, spans)
     assert all(span.tokens > 50 for span in spans[:-1])
 
@@ -162,7 +161,7 @@ def test_what_is_seen_as_one_character_stays_whole(
     counters: dict[str, TokenCounter], unit: str
 ) -> None:
     text = "a" + unit * 200
-    spans = split(text, tokenizer=counters["bytes"], max_tokens=96)
+    spans = ChunkSettings(counters["bytes"], 96).split(text)
     assert len(spans) > 1
     assert not any(is_inside_character(text, span.start) for span in spans)
 
@@ -173,18 +172,18 @@ def test_whitespace_ahead_of_a_word_does_not_count_as_a_chunk_of_its_own() -> No
 
 def test_limit_counts_title_and_frame() -> None:
     text = "a b c d e f g h i j k l"
-    spans = split(text, tokenizer=WordCounter(), max_tokens=6, render=titled, title="x y")
+    spans = ChunkSettings(WordCounter(), 6, titled).split(text, "x y")
     assert [span.tokens for span in spans] == [6, 6, 6]
 
 
 def test_title_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(InvalidDocument, match="title"):
-        split("a b c", tokenizer=WordCounter(), max_tokens=4, render=titled, title="a b c d e")
+        ChunkSettings(WordCounter(), 4, titled).split("a b c", "a b c d e")
 
 
 def test_character_that_does_not_fit_is_refused(counters: dict[str, TokenCounter]) -> None:
     with pytest.raises(InvalidDocument, match="character at 0"):
-        split("👍👍", tokenizer=counters["bytes"], max_tokens=2)
+        ChunkSettings(counters["bytes"], 2).split("👍👍")
 
 
 def test_counter_ignores_truncation_and_special_tokens(byte_tokenizer: Tokenizer) -> None:
@@ -215,7 +214,7 @@ def test_time_is_linear(unit: str) -> None:
     def seconds(size: int) -> float:
         text = (unit * size)[:size] + "x"
         start = time.process_time()
-        split(text, tokenizer=WordCounter(), render=titled)
+        ChunkSettings(WordCounter(), 512, titled).split(text)
         return time.process_time() - start
 
     seconds(1000)
@@ -274,7 +273,7 @@ class Asked(WordCounter):
 def test_a_long_text_is_made_tokens_a_part_at_a_time(piece: str) -> None:
     text = piece * (3 * WINDOW // len(piece))
     counter = Asked()
-    spans = split(text, tokenizer=counter, max_tokens=64)
+    spans = ChunkSettings(counter, 64).split(text)
     assert_covers(text, spans)
     assert counter.longest <= max(WINDOW, max(span.end - span.start for span in spans))
 
@@ -286,6 +285,6 @@ def test_a_text_divided_where_lines_begin_has_the_tokens_of_the_whole(
     rng = random.Random(3)
     lines = ["".join(rng.choices(PIECES, k=rng.randrange(1, 9))) for _ in range(400)]
     text = "".join(f"{line.strip()}\n" for line in lines)
-    whole = split(text, tokenizer=counters[counter], max_tokens=100)
-    monkeypatch.setattr(token_starts, "WINDOW", 1000)
-    assert split(text, tokenizer=counters[counter], max_tokens=100) == whole
+    whole = ChunkSettings(counters[counter], 100).split(text)
+    monkeypatch.setattr(boundaries, "WINDOW", 1000)
+    assert ChunkSettings(counters[counter], 100).split(text) == whole

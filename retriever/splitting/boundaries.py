@@ -1,4 +1,5 @@
-"""Finds the places where a text may be split, by preference: heading, blank line, sentence, …
+"""Where a text may be split, by preference (heading, blank line, sentence, …), and where its tokens
+start.
 
 All patterns take time linear in the length of the text: every quantifier is possessive, or its run
 can only be entered at its first character.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from typing import Protocol
 
 # A boundary is the position where the next piece starts. The best kind comes first. Line ends rank
 # between sentences and whitespace, so that lists, tables and code are not split inside a line.
@@ -96,3 +98,60 @@ def is_inside_character(text: str, cut: int) -> bool:
 
 def _is_flag_half(char: str) -> bool:
     return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+WINDOW = 1 << 16  # characters that are made tokens at a time
+# Before a line that does not begin with a blank: tokenizers begin a token there, too.
+_LINE_BEGINS = re.compile(r"\n(?=\S)")
+
+
+class TokenCounter(Protocol):
+    """Splits text into tokens the way the serving model does, without special tokens."""
+
+    @property
+    def revision(self) -> str:
+        """Changes whenever the same text may give other tokens."""
+        ...
+
+    def count_tokens(self, text: str) -> int: ...
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Character range (start, end) of each token of `text`."""
+        ...
+
+
+class TokenStarts:
+    """Where the tokens of a text start, in order, found a part of the text at a time.
+
+    What a tokenizer notes of every token takes a hundred times the text's memory, gigabytes for a
+    book, and other threads wait while it is turned into Python's objects.
+    """
+
+    def __init__(self, text: str, tokenizer: TokenCounter) -> None:
+        self._text, self._tokenizer = text, tokenizer
+        self._starts, self._done = array("q"), 0  # those of the first so many characters
+
+    def before(self, position: int) -> int:
+        """How many tokens start before a position."""
+        while self._done < min(position, len(self._text)):
+            self._go_on()
+        return bisect_left(self._starts, position)
+
+    def at(self, index: int) -> int:
+        """Where a token starts; the text's end if it has fewer tokens."""
+        while len(self._starts) <= index and self._done < len(self._text):
+            self._go_on()
+        return self._starts[index] if index < len(self._starts) else len(self._text)
+
+    def _go_on(self) -> None:
+        start = self._done
+        self._done = self._window_end(start)
+        offsets = self._tokenizer.encode_offsets(self._text[start : self._done])
+        self._starts.extend(sorted(start + first for first, _ in offsets))
+
+    def _window_end(self, start: int) -> int:
+        end = start + WINDOW
+        if end >= len(self._text):
+            return len(self._text)
+        found = [match.end() for match in _LINE_BEGINS.finditer(self._text, start, end)]
+        return found[-1] if found else end
