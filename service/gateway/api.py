@@ -24,8 +24,7 @@ from service.gateway.prompts.model_folder import ModelFolder
 from service.gateway.prompts.prompt_builder import PromptBuilder
 from service.gateway.prompts.tokenizer import ServingTokenizer
 from service.gateway.search.async_retriever import AsyncRetriever, make_embedder
-from service.gateway.search.follow_ups import joined_query
-from service.gateway.search.passage_search import PassageSearch
+from service.gateway.search.passage_search import PassageSearch, joined_query
 from service.gateway.search.search_query import SearchQuery
 
 __all__ = [

@@ -25,8 +25,12 @@ from service.gateway.answers.question_rewriting import QuestionRewriter
 from service.gateway.answers.sampling import sampling
 from service.gateway.prompts.chunk_prefixes import ChunkPrefixes
 from service.gateway.prompts.prompt_builder import PromptBuilder
-from service.gateway.search.follow_ups import joined_query
-from service.gateway.search.passage_search import FoundPassages, PassageSearch, citations
+from service.gateway.search.passage_search import (
+    FoundPassages,
+    PassageSearch,
+    citations,
+    joined_query,
+)
 from service.gateway.worker_client.protocol import Worker
 from service.messages.requests import Generate, Prefetch
 from service.settings import Settings

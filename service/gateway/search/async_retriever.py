@@ -47,18 +47,10 @@ GIVE_BACK_S = 1.0
 
 
 class AsyncRetriever:
-    """Documents and passages, for coroutines. Usable once start() has returned.
+    """Documents and passages, for coroutines. It starts and closes what it is given.
 
     Args:
-        retriever: Not started.
-        reranker: Not started.
         disk: Recognises errors of a full disk; None: they are errors like any other.
-
-    Attributes:
-        retriever: Finds and stores. Its calls block.
-        catalog: Its documents. Its calls block.
-        reranker: Sorts passages anew; None: the service has none.
-        started: Whether everything is loaded.
     """
 
     def __init__(
@@ -78,15 +70,16 @@ class AsyncRetriever:
         self._change_thread = ThreadPoolExecutor(1, thread_name_prefix="change")
         self._embed_thread = ThreadPoolExecutor(1, "embed", initializer=behind_answers)
         self._split_threads = ThreadPoolExecutor(SPLIT_THREADS, "split", initializer=behind_answers)
+        self._pools = (
+            *(self._search_threads, self._change_thread),
+            *(self._embed_thread, self._split_threads),
+        )
         self._giving_back: asyncio.TimerHandle | None = None
         self.started = False
 
     async def start(self) -> None:
-        """Load the embedder, the catalog and the index.
-
-        Raises:
-            KvstitchError: One of them cannot be loaded.
-        """
+        """Load the embedder, the catalog and the index. Raises KvstitchError if one of them cannot
+        be loaded."""
         await self.change(self.retriever.start)
         if self.reranker is not None:
             await self.reranker.start()
@@ -108,10 +101,7 @@ class AsyncRetriever:
                 await self.reranker.close()
         if self._giving_back is not None:
             self._giving_back.cancel()
-        for pool in (
-            *(self._search_threads, self._change_thread),
-            *(self._embed_thread, self._split_threads),
-        ):
+        for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def require(self) -> None:
@@ -179,11 +169,8 @@ class AsyncRetriever:
     async def store(
         self, embedded: Sequence[EmbeddedDocument], *, scope: Scope = DEFAULT_SCOPE
     ) -> list[IngestResult]:
-        """Store what `embed` returned for this scope; returns what became of each document.
-
-        Raises:
-            DiskFull: There is no room; documents that are stored already are not stored twice.
-        """
+        """Store what `embed` returned for this scope. Raises DiskFull if there is no room; the next
+        try stores no document twice."""
         results = await self.change(self.retriever.store, embedded, scope=scope)
         for result in results:
             if result.error is not None and (full := self._disk_full(result.error)) is not None:

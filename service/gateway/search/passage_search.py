@@ -3,11 +3,18 @@
 Every change of threads costs a quarter of a millisecond, so one visit to a search thread finds
 passages and does whatever is to be done with them. Only a reranker, which is a coroutine, makes two
 of it.
+
+"What is its height?" finds little by itself, and together with the question before it finds mostly
+what that one found. So both are searched, and their rankings fused by reciprocal ranks: what either
+puts first is among the first. But not if the question's own best passage is as near to it as the
+joined question's is: then it says by itself what it is about, and perhaps the conversation has come
+to something else. (docs/citations.md has the figures.)
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -15,11 +22,12 @@ from typing import Final, TypeVar
 from kvstitch.records.answers import Citation, RankedBy
 from retriever import DocFilter, DocumentInfo, Passage, Scope, rerank
 from retriever.filters import MATCH_ALL, as_elements
+from retriever.search import K
 from service.errors import InvalidRequest, NotFound
 from service.gateway.schemas.generate import SearchChoices
 from service.gateway.search.async_retriever import AsyncRetriever
-from service.gateway.search.follow_ups import adds_something, fuse
 from service.gateway.search.search_query import SearchQuery
+from service.prompt import Turn
 from service.settings import Settings
 
 T = TypeVar("T")
@@ -29,6 +37,8 @@ RERANK_MIN_CANDIDATES = 20
 # Rankings of two searches are fused this deep, so that what stands low in both can rise.
 FUSED_FACTOR = 4
 FUSED_MIN_PASSAGES = 20
+EARLIER_QUESTIONS = 3  # that a question is joined with
+QUESTION_CHARS = 400  # of each of them; of a longer one the beginning
 
 _RANKED_BY: Final[dict[str, RankedBy]] = {
     "dense": "cosine",
@@ -40,16 +50,11 @@ _NO_URLS: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True)
 class FoundPassages:
-    """What a search found.
+    """What a search found, best first, and how long its steps took.
 
     Attributes:
         query: What was searched in the end: without `joined` where that added nothing; None: the
             passages came with the request.
-        passages: Best first.
-        embed_s: Seconds to embed the question.
-        retrieve_s: Seconds to search.
-        rerank_s: Seconds to rerank.
-        warnings: For the client.
         below_floor: Scores of the passages that `min_score` left out, best first.
     """
 
@@ -96,13 +101,8 @@ class PassageSearch:
         *,
         rerank: bool,
     ) -> T:
-        """Find passages and finish with them, on a search thread.
-
-        Args:
-            find: Blocks, as `self.find` does.
-            finish: What is to be done with the passages; blocks, too.
-            rerank: Whether the reranker chooses among them in between.
-        """
+        """Find passages and finish with them, both on a search thread; a reranker, if it is asked,
+        chooses among them in between."""
         if not rerank:
             return await self._retriever.run(lambda: finish(find()))
         found = await self._rerank(await self._retriever.run(find))
@@ -126,10 +126,15 @@ class PassageSearch:
                 "rerank: this service has no reranker; leave it out, or set KVSTITCH_RERANKER_URL",
                 field="rerank",
             )
+        top_k = query.top_k
+        if query.joined is not None:
+            top_k = max(FUSED_FACTOR * top_k, FUSED_MIN_PASSAGES)
+        if query.rerank:
+            top_k = max(RERANK_FACTOR * top_k, RERANK_MIN_CANDIDATES)
+        own = self._search(query, query.text, top_k)
         if query.joined is None:
-            return self._find(query)
-        deep = replace(query, top_k=max(FUSED_FACTOR * query.top_k, FUSED_MIN_PASSAGES))
-        own, beside = self._find(deep), self._find(replace(deep, text=query.joined))
+            return own
+        beside = self._search(query, query.joined, top_k)
         adds = adds_something(own.passages, beside.passages)
         passages = fuse(own.passages, beside.passages) if adds else own.passages
         # A reranker gets as many candidates as one search gives it.
@@ -142,19 +147,16 @@ class PassageSearch:
             retrieve_s=own.retrieve_s + beside.retrieve_s,
         )
 
-    def _find(self, query: SearchQuery) -> FoundPassages:
-        wanted = query.top_k
-        if query.rerank:
-            wanted = max(RERANK_FACTOR * query.top_k, RERANK_MIN_CANDIDATES)
+    def _search(self, query: SearchQuery, text: str, top_k: int) -> FoundPassages:
         doc_filter = None
         if query.doc_ids is not None or query.where != MATCH_ALL:
             doc_filter = DocFilter(query.doc_ids, query.where)
         retriever = self._retriever.retriever
         started = time.perf_counter()
-        vector = None if query.mode == "sparse" else retriever.embed_query(query.text)
+        vector = None if query.mode == "sparse" else retriever.embed_query(text)
         embedded = time.perf_counter()
         passages = retriever.search(
-            query.text, wanted, doc_filter, scope=query.scope, mode=query.mode, vector=vector
+            text, top_k, doc_filter, scope=query.scope, mode=query.mode, vector=vector
         )
         found = FoundPassages(query, passages, embedded - started, time.perf_counter() - embedded)
         return found if query.rerank else found.above_floor()
@@ -236,16 +238,52 @@ class PassageSearch:
         )
 
 
+def joined_query(turns: Sequence[Turn], question: str | None = None) -> str | None:
+    """Join the question with the user's earlier ones, which follow it, the latest first.
+
+    Args:
+        turns: A normalised conversation.
+        question: The part of the user's last text that is searched for; None: all of it.
+
+    Returns:
+        None: nothing was asked before.
+    """
+    asked = [turn.text for turn in reversed(turns) if turn.role == "user" and turn.text.strip()]
+    if len(asked) < 2:
+        return None
+    earlier = (text[:QUESTION_CHARS] for text in asked[1 : 1 + EARLIER_QUESTIONS])
+    return " ".join([asked[0] if question is None else question, *earlier])
+
+
+def adds_something(own: Sequence[Passage], joined: Sequence[Passage]) -> bool:
+    """Return whether the joined question is nearer to what it finds than the question alone."""
+    if not any(passage.dense_score is not None for passage in (*own, *joined)):
+        return True
+    return _nearest(joined) > _nearest(own)
+
+
+def _nearest(passages: Sequence[Passage]) -> float:
+    return max((p.dense_score for p in passages if p.dense_score is not None), default=-1.0)
+
+
+def fuse(own: Sequence[Passage], joined: Sequence[Passage]) -> list[Passage]:
+    """Return the passages of two searches, best first; of equals that of the question alone."""
+    scores: defaultdict[int, float] = defaultdict(float)
+    for passages in (own, joined):
+        for rank, passage in enumerate(passages, 1):
+            scores[passage.chunk.chunk_id] += 1 / (K + rank)
+    found = {passage.chunk.chunk_id: passage for passage in (*joined, *own)}
+    # What the question names exactly stays first. Sorting keeps the order of equals, in which
+    # `scores` was filled.
+    exact = {passage.chunk.chunk_id for passage in own if passage.exact}
+    best_first = sorted(scores, key=lambda chunk_id: (chunk_id not in exact, -scores[chunk_id]))
+    return [replace(found[chunk_id], score=scores[chunk_id]) for chunk_id in best_first]
+
+
 def citations(
     passages: Sequence[Passage], *, with_text: bool, urls: Mapping[str, str] = _NO_URLS
 ) -> list[Citation]:
-    """Return passages as clients get them.
-
-    Args:
-        passages: In the order of the prompt.
-        with_text: Whether their text is sent.
-        urls: By doc_id.
-    """
+    """Return passages, in the order of the prompt, as clients get them; `urls` are by doc_id."""
     return [
         Citation(
             index=index,

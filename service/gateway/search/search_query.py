@@ -37,11 +37,7 @@ from service.settings import Settings
 
 def document_scope(principal: Principal, collection: str | None) -> Scope:
     """Return the scope of a collection as the sender of a request sees it: whatever is found, read
-    or changed for them goes through it. None means the default collection.
-
-    Raises:
-        InvalidRequest: No collection can have this name.
-    """
+    or changed for them goes through it. None means the default collection."""
     try:
         name = DEFAULT_SCOPE.collection if collection is None else collection
         return Scope(principal.tenant, name, principal.view)
@@ -50,11 +46,7 @@ def document_scope(principal: Principal, collection: str | None) -> Scope:
 
 
 def readers_of(groups: Sequence[str]) -> str:
-    """Return the readers of a document that is sent, as they are stored.
-
-    Raises:
-        InvalidRequest: No group can have such a name, or they are too long together.
-    """
+    """Return the readers of a document that is sent, as they are stored."""
     try:
         return joined_readers(groups)
     except InvalidDocument as error:
@@ -62,11 +54,8 @@ def readers_of(groups: Sequence[str]) -> str:
 
 
 def metadata_filter(conditions: Mapping[str, Any] | None) -> Filter:
-    """Parse a request's `filter`; None passes every document.
-
-    Raises:
-        InvalidRequest: A condition is not valid; the error's field is the condition's path.
-    """
+    """Parse a request's `filter`; None passes every document. The field of an InvalidRequest is
+    the path of the condition."""
     try:
         return parse_filter(conditions or {})
     except InvalidQuery as error:
@@ -95,13 +84,8 @@ class SearchQuery:
     """One search for passages.
 
     Attributes:
-        text: What is searched for.
         joined: The text together with earlier questions, searched beside it; None: nothing is.
-        top_k: Passages wanted.
-        scope: Tenant and collection, as the sender sees them.
         doc_ids: Search only these documents; None: all.
-        where: Search only documents whose metadata passes.
-        mode: By meaning (dense), by words (sparse), or both.
         rerank: Whether the reranker has the last word on the order.
         min_score: Passages with a lower `score` are left out; None: none are.
     """
@@ -120,18 +104,7 @@ class SearchQuery:
 def search_query(
     choices: SearchChoices, text: str, *, principal: Principal, top_k: int, settings: Settings
 ) -> SearchQuery:
-    """Make every check that takes no time.
-
-    Args:
-        choices: Of the request.
-        text: What is searched for.
-        principal: Who searches.
-        top_k: Passages, where the request does not say.
-        settings: The most passages, and the kind of search where the request does not say.
-
-    Raises:
-        InvalidRequest: A field is wrong; the error names it.
-    """
+    """Make every check that takes no time; `top_k` is for requests that do not say."""
     limit = settings.max_top_k
     wanted = top_k if choices.top_k is None else choices.top_k
     if wanted > limit:

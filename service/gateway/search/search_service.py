@@ -44,15 +44,7 @@ class SearchService:
         self._passages.adopt(settings)
 
     async def search(self, request: SearchRequest, call: CallContext) -> SearchResults:
-        """Find passages.
-
-        Raises:
-            InvalidRequest: A field is wrong; the error names it.
-            NotFound: A named document is not stored.
-            Overloaded, QuotaExceeded: Too many requests are in flight.
-            WorkerUnavailable: The index is being loaded.
-            DeadlineExceeded: The deadline passed meanwhile.
-        """
+        """Find passages. Raises KvstitchError."""
         span = self._tracing.begin("retrieval", call.traceparent, ago_s=call.ago_s, served=True)
         told = genai.of("retrieval", request__top_k=request.top_k)
         try:

@@ -122,18 +122,7 @@ class EmbeddingService:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def embed(self, request: EmbeddingsRequest, call: CallContext) -> bytes:
-        """Embed all inputs.
-
-        Returns:
-            The body of the response, an EmbeddingsResponse as JSON.
-
-        Raises:
-            InvalidRequest, Unsupported: A field is wrong; the error names it.
-            ModelNotFound: The embedder has another name.
-            WorkerUnavailable: The index is being loaded.
-            Overloaded, QuotaExceeded: Too many requests are in flight.
-            DeadlineExceeded: The deadline passed meanwhile.
-        """
+        """Embed all inputs; return the body of the response, an EmbeddingsResponse as JSON."""
         texts = _texts(request)
         check_texts(texts, "input", self._settings)
         self._retriever.require()
@@ -227,13 +216,7 @@ class RerankService:
         self._settings = settings
 
     async def rerank(self, request: RerankRequest, call: CallContext) -> Reranking:
-        """Score all documents, and sort them.
-
-        Raises:
-            NoReranker: The service has none; the message says what to set.
-            RerankerFailed: It failed or is late.
-            KvstitchError: As `EmbeddingService.embed`.
-        """
+        """Score all documents, and sort them."""
         texts = request.texts
         if not request.query.strip():
             raise InvalidRequest("query is empty: send what to rank for", field="query")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retriever import Chunk, Passage
-from service.gateway.search.follow_ups import (
+from service.gateway.search.passage_search import (
     QUESTION_CHARS,
     adds_something,
     fuse,
