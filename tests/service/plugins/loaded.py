@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from service.gateway.documents.parsing import file_kinds
+from service.gateway.http.routes import pages
 from service.plugins import VARIABLE, manager
 from service.settings import loading
 from service.worker.methods import registry
@@ -22,6 +23,7 @@ def forget_plugins() -> None:
         file_kinds.media_type_of_suffix,
         file_kinds.kind_of_media_type,
         file_kinds.suffixes_in_folders,
+        pages.console_page,
         registry._of_plugins,
     ):
         cached.cache_clear()

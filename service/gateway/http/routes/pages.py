@@ -7,7 +7,9 @@ of a third party's host on the origin of the API.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from functools import cache
 from html import escape
 from os import PathLike, stat_result
 from pathlib import Path
@@ -15,10 +17,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
-from starlette.staticfiles import StaticFiles
+from starlette.datastructures import Headers
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Scope
 
 from service import __version__
+from service.gateway.documents.parsing.file_kinds import media_type_of_suffix
 
 router = APIRouter(include_in_schema=False)
 
@@ -80,11 +84,30 @@ class Console(StaticFiles):
         scope: Scope,
         status_code: int = 200,
     ) -> Response:
-        response = super().file_response(full_path, stat_result, scope, status_code)
+        if Path(full_path).name == "index.html":
+            response = self._page(scope)
+        else:
+            response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(HEADERS)
         if (own := TYPES.get(Path(full_path).suffix)) and response.status_code == 200:
             response.headers["Content-Type"] = own
         return response
+
+    def _page(self, scope: Scope) -> Response:
+        page = console_page()
+        headers = {"ETag": f'"{hashlib.sha256(page.encode()).hexdigest()}"'}
+        response = HTMLResponse(page, headers=headers)
+        if self.is_not_modified(response.headers, Headers(scope=scope)):
+            return NotModifiedResponse(response.headers)
+        return response
+
+
+@cache
+def console_page() -> str:
+    """Return the console's page, whose file chooser offers what can be ingested."""
+    page = (FILES / "index.html").read_text(encoding="utf-8")
+    suffixes = [*media_type_of_suffix(), ".jsonl", ".ndjson"]
+    return page.replace("{suffixes}", escape(",".join(suffixes)))
 
 
 @router.get("/docs")
