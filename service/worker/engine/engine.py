@@ -214,11 +214,7 @@ class Engine:
             self._loads.start(sequence.to_load, sequence.loads)
 
     def explain(self, request: Generate) -> None:
-        """Start a forecast of what the request would cost, which an `Explained` will hold.
-
-        Raises:
-            KvstitchError: the request can never be answered.
-        """
+        """Start a forecast of what the request would cost; an `Explained` or `Failed` will come."""
         self._explainer.begin(request)
 
     def abort(self, request_id: str, reason: str) -> None:

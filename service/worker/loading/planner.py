@@ -67,11 +67,7 @@ class Planner:
         return cheapest(model) if sum(model.left_s) >= WORTH_S else frozenset()
 
     def whole(self, prompt: Prompt, computed: frozenset[int] = frozenset()) -> bool:
-        """Return whether the whole prompt should be computed: full prefill is not slower.
-
-        Args:
-            computed: indices of `prompt.loads` that would be computed otherwise.
-        """
+        """Return whether full prefill is not slower than computing these of `prompt.loads`."""
         return self.times.full_is_faster(self.cost_model(prompt), self._decoder, computed)
 
     def wants_full(self, prompt: Prompt) -> bool:
@@ -115,7 +111,7 @@ class Planner:
         *,
         instead_of: type[FusionMethod] | None = None,
     ) -> None:
-        """Learn from a finished prefill, and counts what was planned for its segments.
+        """Learn from a finished prefill, and count what was planned for its segments.
 
         Args:
             seconds: how long they took, without waiting.
@@ -133,10 +129,10 @@ class Planner:
         for plan in filter(None, plans):
             self.count(plan)
 
-    def count(self, decision: str, times: int = 1) -> None:
+    def count(self, decision: str) -> None:
         """Count a decision; `counts` lists the names."""
         with self._lock:
-            self._counts[decision] += times
+            self._counts[decision] += 1
 
     @property
     def counts(self) -> dict[str, int]:

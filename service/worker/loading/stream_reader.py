@@ -107,12 +107,9 @@ class StreamReader:
         return stream
 
     def leave(self, stream: ChunkStream) -> None:
-        """End one user's use of the stream.
-
-        A chunk without users is not read further. A chunk that was read in parts is not in the
-        memory tier; after its last user it is read again as a whole, which puts it there for later
-        requests.
-        """
+        """End one user's use of the stream; without users it is not read further."""
+        # A chunk that was read in parts is not in the memory tier: reading it as a whole puts it
+        # there, for later requests.
         with self._lock:
             stream.users -= 1
             promote = stream.users == 0 and stream.complete and len(stream.parts) > 1

@@ -119,11 +119,7 @@ class EngineSequence:
 
     @property
     def history_tokens(self) -> int:
-        """Tokens of earlier turns that are segments of their own, not of the question.
-
-        A method that ranks by the question then asks with the new one alone, which sees them as the
-        prompt before left them.
-        """
+        """Tokens of earlier turns that are segments: methods rank by the new question alone."""
         return 0 if self.history is None else self.asked.history
 
     @property
@@ -149,19 +145,13 @@ class EngineSequence:
 
     @property
     def any_method(self) -> bool:
-        """Whether full prefill may take the place of its method, where it is not slower.
-
-        Not where the answer must not depend on what is stored, nor beside what an earlier prompt
-        left of earlier turns.
-        """
+        """Whether full prefill may take the place of its method, where it is not slower."""
+        # Not where the answer must not depend on what is stored, nor with KV of earlier turns.
         return self.asked.request.any_method and not self.asked.as_stored and self.history is None
 
     @property
     def reuses_documents(self) -> bool:
-        """Whether its prefill used any KV of documents or earlier turns that was computed before.
-
-        If not, its answer is that of full prefill.
-        """
+        """Whether its prefill used stored KV; if not, its answer is that of full prefill."""
         documents = sum(self.work.rows_by_segment[1:]) < sum(self.asked.document_tokens)
         return documents or self.work.history_rows < self.reused_history
 

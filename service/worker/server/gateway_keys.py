@@ -1,9 +1,8 @@
 """The keys that gateways have sent to a worker, as one ring.
 
-Gateways of one database read its keys every few seconds, and tell a worker of a change each in its
-turn. One of them may not know yet the key of a tenant that another has just made, or that a key was
-deleted. So what one has not sent takes nothing away, and what one sends no more is gone, whatever
-others still send.
+Gateways read the keys from their database at different moments. So a key is in the ring as soon as
+one gateway sends it, and leaves it for good as soon as a gateway that had sent it stops sending it,
+whatever the others still send.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The worker's socket, a ZeroMQ ROUTER on its own thread.
 
-Because of the thread, messages move and heartbeats go out while the engine computes. Over TCP, with
-a fleet's secret, it is encrypted (CURVE), and only a gateway that has the same secret is let in.
+Messages and heartbeats move on it while the engine computes. Over TCP, with a fleet's secret, the
+link is encrypted (CURVE) and open to gateways with the same secret alone.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Link:
 
 
 class _Gateways:
-    """Lets gateways of one fleet in: those that have the key which its secret gives them."""
+    """Admits the gateways whose key is the one that the fleet's secret yields."""
 
     def __init__(self, secret: str) -> None:
         self._key = fleet_secret.curve_keys(secret, "gateway").public
