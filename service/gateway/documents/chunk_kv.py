@@ -27,19 +27,16 @@ class ChunkKV:
     collection: str
     doc_id: str
     chunk_id: int
-    ids: list[int]
+    ids: list[int]  # its tokens
+    # The chunk behind its prefix; in a purge also other chunks that have this one in theirs.
     copies: list[ChunkTokens] = field(default_factory=list)
+    # Whether a purge deletes prompts with its text, too, though another chunk has the same text and
+    # keeps its KV: other people may read the document now.
     prompts: bool = False
 
 
 class ChunkKVs:
-    """Finds the KV of documents' chunks.
-
-    Attributes:
-        retriever: With the catalog.
-        prompts: Encodes chunks.
-        prefixes: What is computed between S and a chunk.
-    """
+    """Finds the KV of documents' chunks, and what stands before them (`prefixes`)."""
 
     def __init__(
         self, retriever: AsyncRetriever, prompts: PromptBuilder, prefixes: ChunkPrefixes
@@ -79,14 +76,11 @@ class ChunkKVs:
     async def to_store(
         self, scope: Scope, doc_ids: Sequence[str], max_context: int
     ) -> tuple[list[ChunkKV], list[ChunkKV]]:
-        """Choose the prefixes with which the chunks of these documents are computed.
+        """Choose the prefixes with which the chunks of these documents are computed, for a model
+        that takes so many tokens.
 
-        Args:
-            max_context: Tokens that the model takes.
-
-        Returns:
-            All chunks, each with the copy that is to be stored, if it has a prefix; and copies with
-            prefixes that were chosen earlier, which are to be purged.
+        Returns all chunks, each with the copy that is to be stored, if it has a prefix; and copies
+        with prefixes that were chosen earlier, which are to be purged.
         """
         chunks = await self.of(scope, doc_ids)
         if not self.has_copies:

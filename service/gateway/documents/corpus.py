@@ -109,12 +109,7 @@ class Corpus:
             retriever=retriever,
         )
         self.documents = DocumentService(
-            retriever=retriever,
-            jobs=self._store,
-            deletions=deletions,
-            purges=purges,
-            loops=self._loops,
-            refresh_gauges=self.refresh_gauges,
+            retriever, self._store, deletions, purges, self._loops, self.refresh_gauges
         )
         self._heard_at: float | None = None
         metrics.database_silence.set_function(self._silence_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kvstitch.records.documents import DocumentWarning, Receipt
 from retriever import Chunk, CorpusCounts, DocFilter, DocumentPage, Scope, StoredDocument
@@ -25,25 +26,16 @@ PAGE_DOCUMENTS = 1000  # looked up at a time when many are deleted
 PURGE_S = 10.0  # a deletion answers then; what tiers have not purged yet, its receipt says
 
 
+@dataclass(frozen=True)
 class DocumentService:
     """Every method raises WorkerUnavailable while the index is being loaded."""
 
-    def __init__(
-        self,
-        *,
-        retriever: AsyncRetriever,
-        jobs: JobStore,
-        deletions: DeletionStore,
-        purges: PurgeQueue,
-        loops: IngestLoops,
-        refresh_gauges: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._retriever = retriever
-        self._jobs = jobs
-        self._deletions = deletions
-        self._purges = purges
-        self._loops = loops
-        self._refresh_gauges = refresh_gauges
+    _retriever: AsyncRetriever
+    _jobs: JobStore
+    _deletions: DeletionStore
+    _purges: PurgeQueue
+    _loops: IngestLoops
+    _refresh_gauges: Callable[[], Awaitable[None]]
 
     async def page(
         self, scope: Scope, limit: int, cursor: str | None, where: DocFilter | None = None

@@ -23,16 +23,10 @@ MAX_CRASHES = 3  # a document during which the worker died this often fails
 
 
 class KvStage:
-    """Has the KV of a queue's indexed documents stored, a batch at a time.
+    """Has the KV of a queue's indexed documents stored, a batch at a time, beside the first stage.
 
-    It may run beside the first stage.
-
-    Args:
-        queue: Of documents.
-        chunks: Finds their chunks.
-        storing: Has KV stored.
-        wait_again_s: Pauses after which a batch is tried again of which no document could be
-            stored: perhaps a tier is away for a moment.
+    A batch of which no document could be stored, perhaps because a tier is away for a moment, is
+    tried again after `wait_again_s`.
     """
 
     def __init__(
@@ -54,22 +48,15 @@ class KvStage:
         self._rest: dict[int, list[ChunkKV]] = {}
 
     async def cancel(self, job_id: str, indexed: Sequence[tuple[Scope, str]]) -> None:
-        """End what is being done for the documents of a job, which are cancelled already.
-
-        Args:
-            job_id: Of the job.
-            indexed: Its documents that were indexed, but not done.
-        """
+        """End what is being done for the documents of a job, which are cancelled already; of these
+        some were indexed, but not done."""
         if self._storing is not None and job_id in self._storing_jobs:
             self._storing.cancel()  # what is left of the batch for other jobs is begun again
         await self._chunks.leave(indexed)
 
     async def store_batch(self) -> bool:
-        """Have the KV of some indexed documents stored; False if there were none.
-
-        Raises:
-            WorkerUnavailable: The worker is away, or died of these documents, which is counted.
-        """
+        """Have the KV of some indexed documents stored; False if there were none. How often the
+        worker dies of a document (WorkerUnavailable) is counted."""
         # One by one after a crash, so that a document that kills the worker does not block others.
         limit = 1 if self._crashes else STORED_DOCUMENTS
         batch = await asyncio.to_thread(self._queue.indexed, limit)

@@ -88,9 +88,6 @@ class KvStoring:
     """Has KV stored by a worker.
 
     Args:
-        worker: Computes and stores KV.
-        chunks: Finds what is to be stored.
-        purges: Of copies that are replaced, or whose document is deleted meanwhile.
         loras: The LoRA adapters with which chunks are computed, besides the base model.
         on_reply: Called with each of the worker's replies, its LoRA adapter ("": the base model),
             and its share of the tokens of the chunk.
@@ -134,12 +131,8 @@ class KvStoring:
         return len(self._wanted(chunk)) * len(self._models)
 
     async def store(self, work: Sequence[Numbered], progress: BatchProgress) -> None:
-        """Have the KV of a batch stored; the same text is computed once.
-
-        Raises:
-            WorkerUnavailable: The worker is away, or has died.
-            Overloaded: It takes no more for the moment.
-        """
+        """Have the KV of a batch stored; the same text is computed once. Raises WorkerUnavailable
+        or Overloaded where the worker is away, or takes no more for the moment."""
         same: dict[object, list[Numbered]] = {}
         for number, chunk in work:
             text = chunk.chunk_id if chunk.copies else (chunk.tenant, tuple(chunk.ids))
@@ -182,15 +175,8 @@ class KvStoring:
     async def replies(
         self, tenant: str, chunks: Sequence[ChunkKV], same: Sequence[ChunkKV] = ()
     ) -> AsyncGenerator[tuple[str, Precomputed], None]:
-        """Have the KV of these chunks stored, each with its copy with a prefix, if it has one.
-
-        Args:
-            chunks: Of one tenant.
-            same: Chunks with the same texts, which have the same KV.
-
-        Yields:
-            (LoRA adapter, reply) of each copy.
-        """
+        """Have the KV of a tenant's chunks stored, each with its copy with a prefix, if it has one;
+        `same` have the same texts, and so the same KV. Yields (LoRA adapter, reply) per copy."""
         wanted = [copy for chunk in chunks for copy in self._wanted(chunk)]
         wanted.sort(key=lambda copy: bool(copy.behind))  # those without a prefix come first
         prompts = self._chunks.prompts

@@ -43,19 +43,12 @@ NOW: sa.ColumnElement[float] = sa.literal_column(
 
 @dataclass(frozen=True)
 class OpenWork:
-    """What a member learns when it gives a sign of life.
+    """What a member learns when it gives a sign of life."""
 
-    Attributes:
-        member: It was not forgotten.
-        pending: Documents wait to be indexed that no gateway has taken.
-        indexed: Documents wait for their KV that no gateway has taken.
-        purges: Purges wait for this gateway.
-    """
-
-    member: bool
-    pending: bool = False
-    indexed: bool = False
-    purges: bool = False
+    member: bool  # it was not forgotten
+    pending: bool = False  # documents wait to be indexed that no gateway has taken
+    indexed: bool = False  # documents wait for their KV that no gateway has taken
+    purges: bool = False  # purges wait for this gateway
 
 
 class Membership:
@@ -157,7 +150,8 @@ def _emptied(folder: Path) -> bool:
 
 
 def expect(write: sa.Connection, gateway_id: str, name: str) -> None:
-    """Have a gateway join within FORGET_S that has what was deleted so far deleted, too."""
+    """Add a gateway that is to join within FORGET_S: what was deleted before is not in its KV, and
+    deletions wait for it from now on."""
     row = {"gateway_id": gateway_id, "name": name, "keeps_kv": ON_DISK, "seen": NOW}
     write.execute(gateways.insert().values(row))
 
@@ -227,13 +221,8 @@ def complete(write: sa.Connection, receipt_ids: set[str]) -> None:
 
 
 class Heartbeat:
-    """Gives signs of life between start() and close().
-
-    Args:
-        membership: Joined.
-        on_beat: Called after each sign of life, with the work that waits.
-        on_forgotten: Called with what to say when the others have forgotten this member.
-    """
+    """Gives signs of life between start() and close(), and says what work waits, or that the others
+    have forgotten this member."""
 
     def __init__(
         self,

@@ -14,11 +14,7 @@ class CatalogLock:
     """The lock on the catalog: held from adding the purges for a change until the change is made.
 
     In one process it is a lock of asyncio. Where several gateways share a database it is also an
-    advisory lock of PostgreSQL, which ends with the session of a gateway that dies. It is used with
-    `async with`, and not reentrant.
-
-    Args:
-        database: That is shared; None: it is not.
+    advisory lock of PostgreSQL, which ends with the session of a gateway that dies. Not reentrant.
     """
 
     def __init__(self, database: Database | None = None) -> None:
@@ -27,11 +23,7 @@ class CatalogLock:
         self._held: AbstractContextManager[None] | None = None
 
     async def __aenter__(self) -> None:
-        """Wait for the lock.
-
-        Raises:
-            DatabaseUnavailable: PostgreSQL does not answer.
-        """
+        """Wait for the lock; raises DatabaseUnavailable if PostgreSQL does not answer."""
         await self._local.acquire()
         if self._database is None:
             return

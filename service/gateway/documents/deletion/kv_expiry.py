@@ -33,22 +33,14 @@ OTHERS = "*"
 
 
 class KvExpiry:
-    """Deletes what is too old, step by step.
-
-    Args:
-        ttl_days: By collection; `*`: all others.
-        chunks: Finds what is stored of documents.
-        worker: Deletes it, in every tier.
-        file: Where the end of the last complete step is noted.
-        now: Seconds since 1970.
-    """
+    """Deletes what is too old, step by step."""
 
     def __init__(
         self,
-        ttl_days: Mapping[str, float],
+        ttl_days: Mapping[str, float],  # by collection; `*`: all others
         chunks: ChunkKVs,
         worker: Worker,
-        file: Path,
+        file: Path,  # where the end of the last complete step is noted
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -59,12 +51,8 @@ class KvExpiry:
         self._now = now
 
     async def step(self) -> bool:
-        """Delete what has become too old since the last step; the loop then waits.
-
-        Raises:
-            WorkerUnavailable: The worker is away; the next step does it.
-            TierUnreached: A tier is away; likewise.
-        """
+        """Delete what has become too old since the last step; the loop then waits. What a worker or
+        tier that is away keeps (WorkerUnavailable, TierUnreached), the next step deletes."""
         if not self._ttl_s:
             return False
         before, now = await asyncio.to_thread(self._noted), self._now()

@@ -46,12 +46,8 @@ TEXTS_KEPT = 64  # documents
 class PurgeQueue:
     """Pending purges, and the rule by which they are made.
 
-    Args:
-        clock: Seconds of a clock that only goes forward.
-
-    Attributes:
-        catalog_lock: Held from adding the purges for a change of documents until the change is
-            made, so that no purge is judged in between.
+    `catalog_lock` is held from adding the purges for a change of documents until the change is
+    made, so that no purge is judged in between.
     """
 
     def __init__(
@@ -76,11 +72,7 @@ class PurgeQueue:
         self._texts_of: CatalogState | None = None
 
     async def add(self, scope: Scope, readers: Mapping[str, str]) -> None:
-        """Add purges for all chunks of documents, before they change.
-
-        Args:
-            readers: Those that they will have, by their ids.
-        """
+        """Add purges for all chunks of documents, before they change to have these readers."""
         catalog = self._chunks.retriever.catalog
         before = await self._chunks.retriever.run(catalog.readers_of, list(readers), scope=scope)
         other = {name for name in before if before[name] != readers[name]}
@@ -94,11 +86,8 @@ class PurgeQueue:
     async def open_receipt(
         self, scope: Scope, doc_ids: Sequence[str], readers: Collection[str]
     ) -> str:
-        """Add purges under a receipt, before these documents are deleted; return its id.
-
-        Args:
-            readers: Of the documents: only who may read all of them may read the receipt.
-        """
+        """Add purges under a receipt, before these documents are deleted; return its id. Only who
+        may read all of them may read the receipt."""
         chunks = await self._chunks.to_purge(scope, doc_ids, together=True)
         return await asyncio.to_thread(
             self._store.open_receipt, scope.tenant, scope.collection, doc_ids, chunks, readers
@@ -127,12 +116,8 @@ class PurgeQueue:
     ) -> bool:
         """Make the purges that are due, of one receipt if it is given; False if none was made.
 
-        Args:
-            begin_within_s: Purges that do not begin within so many seconds stay pending.
-
-        Raises:
-            WorkerUnavailable: The worker is away; the purges stay pending.
-            TierUnreached: A tier is away; its purges stay pending.
+        Those stay pending that do not begin within so many seconds, and those of a worker or tier
+        that is away (WorkerUnavailable, TierUnreached).
         """
         purged = False
         give_up_at = math.inf if begin_within_s is None else self._clock() + begin_within_s

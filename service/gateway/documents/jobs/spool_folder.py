@@ -30,13 +30,8 @@ START_BYTES = 16  # enough to tell a file's kind
 
 
 class SpoolFolder:
-    """Thread-safe, but for `upload`, whose result belongs to one request.
-
-    Args:
-        folder: Made by `start`.
-        disk: Recognises that it is full.
-        keys: Files are sealed under these; None: they are in the clear.
-    """
+    """Thread-safe, but for `upload`, whose result belongs to one request. `start` makes the folder;
+    without keys its files are in the clear."""
 
     def __init__(
         self, folder: Path, disk: DiskGuard | None = None, keys: Keyring | None = None
@@ -141,11 +136,7 @@ class Upload:
 
 
 class SpoolWriter:
-    """Writes one file as its bytes come in.
-
-    Attributes:
-        name: Of the file in the folder.
-    """
+    """Writes one file as its bytes come in; raises DiskFull where there is no room."""
 
     def __init__(
         self, spool: SpoolFolder, name: str, file: Any, sealer: FileSealer | None = None
@@ -164,21 +155,12 @@ class SpoolWriter:
         return cls(spool, name, await spool.open(name), sealer)
 
     async def write(self, data: bytes) -> None:
-        """Append.
-
-        Raises:
-            DiskFull: There is no room.
-        """
         await self._spool.write(self._file, self._sealer.update(data) if self._sealer else data)
         self._start = (self._start + data[:START_BYTES])[:START_BYTES]
         self._size += len(data)
 
     async def finish(self) -> SpooledFile:
-        """Return when the file is safely on disk.
-
-        Raises:
-            DiskFull: There is no room.
-        """
+        """Return when the file is safely on disk."""
         if self._sealer is not None:
             await self._spool.write(self._file, self._sealer.finish())
         await self._spool.sync(self._file)
