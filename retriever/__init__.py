@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from retriever.catalog.catalog_records import CorpusCounts
+from retriever.catalog.catalog_records import CorpusCounts, IngestResult
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -33,7 +33,7 @@ from retriever.splitting.chunking import ChunkSettings, ChunkSpan
 
 if TYPE_CHECKING:
     from retriever.catalog.catalog import Catalog
-    from retriever.ingest import EmbeddedDocument, IngestResult
+    from retriever.ingest import EmbeddedDocument
     from retriever.prefixes.prefix_choice import PrefixKind, PrefixRule
     from retriever.prefixes.prefix_chunks import PrefixChunks, PrefixedChunk
     from retriever.retriever import Retriever, StartReport
@@ -78,7 +78,7 @@ __all__ = [
 
 _WITH_DATABASE = {
     "Catalog": "retriever.catalog.catalog",
-    **dict.fromkeys(("EmbeddedDocument", "IngestResult"), "retriever.ingest"),
+    "EmbeddedDocument": "retriever.ingest",
     **dict.fromkeys(("PrefixKind", "PrefixRule"), "retriever.prefixes.prefix_choice"),
     **dict.fromkeys(("PrefixChunks", "PrefixedChunk"), "retriever.prefixes.prefix_chunks"),
     **dict.fromkeys(("Retriever", "StartReport"), "retriever.retriever"),

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import CatalogState, UpsertResult
+from retriever.catalog.catalog_records import CatalogState, IngestResult
 from retriever.embedders.base import Embedder, Vectors, space_of
 from retriever.errors import EmbedderMismatch, IndexFileError, IndexMissing
 from retriever.index.vector_search import VectorSearch
@@ -56,7 +56,7 @@ class IndexMirror:
             if not changes:
                 return
 
-    def apply(self, done: UpsertResult, vectors: Vectors, scope: Scope) -> None:
+    def apply(self, done: IngestResult, vectors: Vectors, scope: Scope) -> None:
         """Follow a document that was stored here, with its chunks' vectors `[chunks, dim]`."""
         if self._catalog.shared:
             self.catch_up()
@@ -64,6 +64,7 @@ class IndexMirror:
         if done.status != "unchanged":
             ids = [chunk.chunk_id for chunk in done.chunks]
             self._index.replace(done.removed_chunk_ids, ids, vectors, scope=scope)
+        assert done.state is not None
         self.record(done.state)
 
     def record(self, state: CatalogState) -> None:
@@ -128,7 +129,7 @@ class OwnChanges:
     def catch_up(self) -> None:
         """What others store is theirs."""
 
-    def apply(self, done: UpsertResult, vectors: Vectors, scope: Scope) -> None:
+    def apply(self, done: IngestResult, vectors: Vectors, scope: Scope) -> None:
         """As of `IndexMirror`."""
         if self._index is not None and done.status != "unchanged":
             ids = [chunk.chunk_id for chunk in done.chunks]

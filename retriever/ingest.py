@@ -10,13 +10,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
-from retriever.documents import Chunk, Document, document_revision, validate_document
+from retriever.documents import Document, document_revision, validate_document
 from retriever.embedders.base import Embedder, Vectors
 from retriever.errors import (
     CatalogUnreachable,
@@ -33,17 +32,6 @@ logger = logging.getLogger(__name__)
 
 # Enough for full batches of the embedder, and a bound on the work that a crash can lose.
 _BATCH_CHUNKS = 256
-
-
-@dataclass(frozen=True)
-class IngestResult:
-    """What became of one document."""
-
-    doc_id: str
-    status: Literal["created", "updated", "unchanged", "failed"]
-    chunks: list[Chunk] = field(default_factory=list)
-    removed_chunk_ids: list[int] = field(default_factory=list)
-    error: RetrieverError | None = None
 
 
 @dataclass

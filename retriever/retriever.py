@@ -23,6 +23,7 @@ from encryption.keyring import Keyring
 from retriever.analysis.analyser import question_of
 from retriever.analysis.folding import clean
 from retriever.catalog.catalog import Catalog
+from retriever.catalog.catalog_records import IngestResult
 from retriever.documents import (
     DocFilter,
     Document,
@@ -38,7 +39,6 @@ from retriever.index.vector_search import VectorSearch
 from retriever.index_mirror import IndexMirror, OwnChanges
 from retriever.ingest import (
     EmbeddedDocument,
-    IngestResult,
     embed_documents,
     embed_part,
     split_document,
@@ -269,7 +269,7 @@ class Retriever:
                     scope=scope,
                 )
                 self._mirror.apply(done, item.vectors, scope)
-            return IngestResult(doc_id, done.status, done.chunks, done.removed_chunk_ids)
+            return done
         except CatalogUnreachable:
             raise  # that is no fault of the document
         except RetrieverError as error:

@@ -43,7 +43,7 @@ from benchmarks.quality.suites import SPLITS, Suites
 from benchmarks.quality.tasks.retrieved import Embed
 from kvstitch_tune.prompts import Prompt
 from retriever import LocalEmbedder
-from retriever.prefixes.document_prefix import prefix_starts
+from retriever.prefixes.prefix_choice import prefix_starts
 from retriever.prefixes.primer_groups import central
 from service.errors import InvalidRequest, KvstitchError
 

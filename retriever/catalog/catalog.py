@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,15 @@ from retriever.catalog.catalog_records import (
     CatalogState,
     CorpusCounts,
     IndexChange,
-    UpsertResult,
+    IngestResult,
     WordHits,
 )
 from retriever.catalog.matching_chunks import chunks_matching
 from retriever.catalog.opened_filters import allowed
 from retriever.catalog.reading_groups import of_readers, readable
-from retriever.catalog.shown_chunks import Shown, ShownChunks
+from retriever.catalog.remembered import SCOPES, SHOWN, WORDS, Remembered
 from retriever.catalog.storing import CarriedOver
 from retriever.catalog.tables import catalog_database, chunks, documents, scopes, spaces
-from retriever.catalog.word_counts import WordCounts
 from retriever.documents import (
     Chunk,
     DocFilter,
@@ -75,8 +74,13 @@ class Catalog:
             database = catalog_database(Path(database), keys=keys)
         self.database = database
         self._words: FullText = postings if database.shared else bm25
-        self._shown = ShownChunks()
-        self._word_counts = WordCounts()
+        # The chunks that a view of a scope shows (None: all), and in how many chunks words are: a
+        # question's words are looked up in the stems of every language, and nearly all of them are
+        # nowhere. That is a hundred look-ups for ten words, most of which were made before.
+        self._shown: Remembered[tuple[int | None, View], list[int] | None] = Remembered(
+            SHOWN, lambda found: 1 + len(found or ())
+        )
+        self._word_counts: Remembered[int, dict[str, int]] = Remembered(SCOPES)
 
     @property
     def shared(self) -> bool:
@@ -107,7 +111,7 @@ class Catalog:
         space: EmbeddingSpace,
         *,
         scope: Scope = DEFAULT_SCOPE,
-    ) -> UpsertResult:
+    ) -> IngestResult:
         """Store a document with its chunks and their vectors.
 
         The same revision again changes nothing. A new revision replaces the old one.
@@ -138,7 +142,8 @@ class Catalog:
                 )
             if old is not None and old.revision == revision:
                 unchanged = queries.chunks_of(write, scope_id, document.doc_id)
-                return UpsertResult("unchanged", unchanged, [], queries.current_state(write))
+                state = queries.current_state(write)
+                return IngestResult(document.doc_id, "unchanged", unchanged, state=state)
             removed: list[int] = []
             kept = CarriedOver(time.time())
             if old is not None:
@@ -158,7 +163,8 @@ class Catalog:
             )
             stored = queries.chunks_of(write, scope_id, document.doc_id)
             state = storing.advance(write, scope, removed, [chunk.chunk_id for chunk in stored])
-            return UpsertResult("created" if old is None else "updated", stored, removed, state)
+            status: Literal["created", "updated"] = "created" if old is None else "updated"
+            return IngestResult(document.doc_id, status, stored, removed, state=state)
 
     def delete(
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
@@ -321,13 +327,13 @@ class Catalog:
             return None
         with self.database.read() as read:
             state, scope_id = queries.current_state(read), queries.find_scope(read, scope)
-            if (known := self._shown.find(scope_id, scope.view, state)) is not None:
-                return known.chunk_ids
+            if (known := self._shown.find((scope_id, scope.view), state)) is not None:
+                return known[0]
             readers = readable(read, scope_id, scope.view)
             found = (
                 None if readers is None else chunks_matching(read, scope_id, DocFilter(), readers)
             )
-        self._shown.remember(scope_id, scope.view, Shown(state, found))
+        self._shown.remember((scope_id, scope.view), state, found)
         return found
 
     def search(
@@ -349,12 +355,20 @@ class Catalog:
                 return WordHits([], [])
             scope_id, state = searched
             # Another process that makes the words of PostgreSQL anew does not change the state.
-            counts = {} if self.shared else self._word_counts.of(scope_id, state)
+            counts = {} if self.shared else self._counts(scope_id, state)
             words = Searched(read, scope_id, counts, allowed_ids)
             return WordHits(
                 self._words.search(words, query, k),
                 [self._holding(words, term) for term in query.exact],
             )
+
+    def _counts(self, scope_id: int, state: CatalogState) -> dict[str, int]:
+        """Return what is known of a scope's words in this state; look-ups add to it."""
+        if (known := self._word_counts.find(scope_id, state)) and len(known[0]) <= WORDS:
+            return known[0]
+        counts: dict[str, int] = {}
+        self._word_counts.remember(scope_id, state, counts)
+        return counts
 
     def _holding(self, words: Searched, term: Term) -> set[int]:
         for spellings in term.preferred:

@@ -1,14 +1,15 @@
-"""What the catalog tells about itself: its state, its sizes, and what an upsert did."""
+"""What the catalog tells about itself: its state, its sizes, and what became of a document."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from retriever.documents import Chunk
+from retriever.errors import RetrieverError
 from retriever.scope import Scope
 
 
@@ -46,20 +47,21 @@ class CorpusCounts:
 
 
 @dataclass(frozen=True)
-class UpsertResult:
-    """What an upsert did.
+class IngestResult:
+    """What became of one document.
 
     Attributes:
-        status: What happened to the document.
-        chunks: The document's chunks after the upsert.
-        removed_chunk_ids: Ids of the chunks of its previous revision.
-        state: The catalog's state after the upsert.
+        chunks: All that it has now.
+        removed_chunk_ids: Of its previous revision.
+        state: The catalog's after an upsert.
     """
 
-    status: Literal["created", "updated", "unchanged"]
-    chunks: list[Chunk]
-    removed_chunk_ids: list[int]
-    state: CatalogState
+    doc_id: str
+    status: Literal["created", "updated", "unchanged", "failed"]
+    chunks: list[Chunk] = field(default_factory=list)
+    removed_chunk_ids: list[int] = field(default_factory=list)
+    error: RetrieverError | None = None
+    state: CatalogState | None = None
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from retriever.embedders.base import CountedVectors, Vectors
+from retriever.embedders.base import CountedVectors, Vectors, keep_no_words
 from retriever.embedders.sentence_model_folder import SentenceModelFolder
 from retriever.errors import EmbedderError, EmbedderNotStarted
-from retriever.word_cache import keep_no_words
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """Which chunks a chunk is precomputed behind: the choice, of which nothing is stored.
 
-    primer      the earlier chunks of the chunk's own document (see document_prefix.py); for the
+    primer      the earlier chunks of the chunk's own document (see `prefix_starts`); for the
                 first ones, the chunks at the centre of the chunk's group (see primer_groups.py), as
                 one prefix or several; those at the centre themselves get the prefixes that they are
                 not in, or the next group's
@@ -27,7 +27,6 @@ from retriever.catalog.tables import chunks, documents, vectors
 from retriever.documents import Chunk
 from retriever.embedders.base import Vectors
 from retriever.index.vector_search import VectorSearch
-from retriever.prefixes.document_prefix import prefix_starts
 from retriever.prefixes.primer_groups import PrimerGroups
 from retriever.scope import Scope
 from retriever.sealing import Sealing
@@ -141,6 +140,38 @@ class PrefixChoice:
             # Others may have come between the two.
             still = visible(read, hits, readers)
         return self._catalog.chunks([chunk_id for chunk_id in hits if chunk_id in still])
+
+
+def prefix_starts(tokens: Sequence[int], max_tokens: int) -> list[int]:
+    """Return for every chunk the ordinal of the first of the chunks that it stands behind.
+
+        p0 p1 p2 p3 p4 p5 p6 …       p1 behind p0, p2 behind p0 p1, …
+              └── p2 p3 p4 p5        when that is long enough, the next ones begin further on
+
+    The others follow up to the chunk itself; its own ordinal: it stands behind none. So a document
+    is read once: each chunk is computed behind the stored KV of those before it, until they are as
+    many tokens as a prefix may have. Then a prefix begins anew in the middle of it, so that each
+    chunk but the document's first ones has about half as much before it, or more.
+
+    Args:
+        tokens: Of the document's chunks, in their order.
+        max_tokens: Most tokens of a prefix.
+
+    Returns:
+        One more than there are chunks: the last is that of a chunk that would follow.
+    """
+    starts, length = [0], 0
+    for place, more in enumerate(tokens):
+        start = starts[-1]
+        length += more
+        if length > max_tokens:
+            while length > max(max_tokens // 2, more):
+                length -= tokens[start]
+                start += 1
+        if length > max_tokens:  # this chunk alone is too long
+            start, length = place + 1, 0
+        starts.append(start)
+    return starts
 
 
 class _Documents:

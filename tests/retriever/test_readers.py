@@ -9,7 +9,7 @@ import pytest
 
 from retriever import Document, Scope
 from retriever.catalog.catalog_records import CatalogState
-from retriever.catalog.shown_chunks import Shown, ShownChunks
+from retriever.catalog.remembered import Remembered
 from retriever.errors import DocumentHidden, InvalidDocument
 from retriever.readers import EVERYTHING, View, joined_readers
 from tests.postgresql_server import DATABASES
@@ -65,13 +65,13 @@ def test_every_read_of_the_catalog_shows_what_the_view_does(open_retriever: Open
 
 
 def test_what_views_show_is_forgotten_when_it_is_too_much_or_old() -> None:
-    shown = ShownChunks(most=10)
+    shown: Remembered[View, list[int]] = Remembered(10, lambda ids: 1 + len(ids))
     now, later = CatalogState(1, "x"), CatalogState(2, "y")
     views = [View(frozenset([name])) for name in "abc"]
     for view in views[:2]:
-        shown.remember(1, view, Shown(now, [1, 2, 3]))
-    assert shown.find(1, views[0], now) and not shown.find(1, views[0], later)
-    shown.remember(1, views[2], Shown(now, [1]))
-    shown.remember(1, views[2], Shown(now, [1, 2]))
-    assert shown.find(1, views[0], now) and shown.find(1, views[2], now)
-    assert not shown.find(1, views[1], now), "asked for the longest ago"
+        shown.remember(view, now, [1, 2, 3])
+    assert shown.find(views[0], now) == ([1, 2, 3],) and not shown.find(views[0], later)
+    shown.remember(views[2], now, [1])
+    shown.remember(views[2], now, [1, 2])
+    assert shown.find(views[0], now) and shown.find(views[2], now)
+    assert not shown.find(views[1], now), "asked for the longest ago"

@@ -9,7 +9,7 @@ import pytest
 
 from retriever.analysis.analyser import analyse_query
 from retriever.catalog.catalog import Catalog
-from retriever.catalog.catalog_records import UpsertResult
+from retriever.catalog.catalog_records import IngestResult
 from retriever.documents import DocFilter, Document, document_revision
 from retriever.embedders import space_of
 from retriever.filters import parse_filter
@@ -32,7 +32,7 @@ def catalog(open_database: Callable[[], Database]) -> Iterator[Catalog]:
     catalog.close()
 
 
-def put(catalog: Catalog, document: Document, max_tokens: int = 4) -> UpsertResult:
+def put(catalog: Catalog, document: Document, max_tokens: int = 4) -> IngestResult:
     spans = ChunkSettings(WordCounter(), max_tokens).split(document.text)
     vectors = EMBEDDER.embed([document.text[span.start : span.end] for span in spans])
     return catalog.upsert(document, document_revision(document, "chunking"), spans, vectors, SPACE)
@@ -66,7 +66,7 @@ def test_document_comes_back_as_it_went_in(catalog: Catalog) -> None:
 def test_same_revision_changes_nothing(catalog: Catalog) -> None:
     first = put(catalog, Document("a", "one two three four five"))
     again = put(catalog, Document("a", "one two three four five"))
-    assert again == UpsertResult("unchanged", first.chunks, [], first.state)
+    assert again == IngestResult("a", "unchanged", first.chunks, state=first.state)
 
 
 def test_other_revision_takes_the_place_of_the_old(catalog: Catalog) -> None:

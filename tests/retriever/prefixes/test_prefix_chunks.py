@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from retriever import ChunkSettings, Document, PrefixKind, PrefixRule, Retriever, Scope
-from retriever.prefixes.document_prefix import prefix_starts
+from retriever.prefixes.prefix_choice import prefix_starts
 from retriever.prefixes.primer_groups import GROUP, central
 from retriever.scope import DEFAULT_SCOPE
 from tests.fakes.models import HashingEmbedder, WordCounter
