@@ -76,6 +76,7 @@ def test_other_revision_takes_the_place_of_the_old(catalog: Catalog) -> None:
     assert second.removed_chunk_ids == [chunk.chunk_id for chunk in first.chunks]
     assert catalog.chunks_of("a") == second.chunks
     assert set(stored_vectors(catalog)) == {chunk.chunk_id for chunk in second.chunks}
+    assert first.state is not None and second.state is not None
     assert second.state.generation == first.state.generation + 1
     assert catalog.counts().documents == 1
 
