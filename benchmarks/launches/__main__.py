@@ -1,6 +1,6 @@
 """Counts what a prefill asks of a GPU, by method, without one.
 
-    python -m benchmarks.launches                      the table of docs/speed.md
+    python -m benchmarks.launches                      the table of docs/results.md
     python -m benchmarks.launches --places pie         where in the code PIE's are asked for
     python -m benchmarks.launches --most pie=480       exit code 1 if PIE takes more operations
 

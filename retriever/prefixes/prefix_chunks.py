@@ -1,7 +1,7 @@
 """The prefix of a chunk: other chunks of its collection that its KV is precomputed behind.
 
 A chunk that has seen documents of its kind before it was stored is closer to what a full prefill
-computes for it (docs/method.md). Its prefix is chosen once and stored, because its KV is stored
+computes for it (docs/methods.md). Its prefix is chosen once and stored, because its KV is stored
 under a key that holds it. Which ones, says prefix_choice.py.
 
 In the database a chunk has a row in `accompanied` once its prefix was chosen, and a row in

@@ -27,7 +27,7 @@ from retriever.sql.database import Database
 from retriever.sql.expressions import among
 
 GROUP = 32
-"""Chunks of a group; measured in docs/method.md."""
+"""Chunks of a group; measured in docs/methods.md."""
 MAX_GROUPS = 1024  # made at a time, from a sample of the collection
 MAX_SAMPLE = 32 * MAX_GROUPS
 _REMEMBERED = 64  # collections whose groups are held in memory

@@ -1,11 +1,11 @@
-"""Follows one question and one document through a running service: `python -m scripts.walk [--json FILE]`.
+"""Follows one question and one document through a running service: `python -m scripts.walk`.
 
 The rule, the same for every version of the code, so that its figures can be compared:
 
-- **stop**: a function of the product (not a lambda or comprehension) that is called with an argument,
-  `self` apart, that carries the request: the text, its token ids, or a name made from them (request,
-  job, chunk key), in the argument itself or up to two fields or items below it. Each function counts once, in
-  the order of its first such call, in whatever process or thread.
+- **stop**: a function of the product (not a lambda or comprehension) that is called with an
+  argument, `self` apart, that carries the request: the text, its token ids, or a name made from
+  them (request, job, chunk key), in the argument itself or up to two fields or items below it.
+  Each function counts once, in the order of its first such call, in whatever process or thread.
 - **return**: a stop in a folder that an earlier stop was in, after a stop in another folder.
 - **form**: a class of the product whose instances carry the document.
 
@@ -15,6 +15,7 @@ there. Another checkout is walked with `--root`, whose Python environment this o
 """
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -48,7 +49,7 @@ class Walk:
         rooms = [str(Path(file).parent) for file, _ in self.stops]
         return sum(
             room != before and room in rooms[:i]
-            for i, (before, room) in enumerate(zip(rooms, rooms[1:], strict=False))
+            for i, (before, room) in enumerate(itertools.pairwise(rooms))
         )
 
 

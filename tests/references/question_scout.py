@@ -1,4 +1,4 @@
-"""question_scout (docs/method.md), on the slow decoder of `prefill.py`."""
+"""question_scout (docs/methods.md), on the slow decoder of `prefill.py`."""
 
 from __future__ import annotations
 

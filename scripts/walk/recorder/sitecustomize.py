@@ -1,4 +1,4 @@
-"""Loaded by every Python process of a walked service: writes down which functions are handed the request.
+"""Loaded by every Python process of a walked service: notes who is handed the request.
 
 One line of JSON for each function of the product and walk, when it is first called with an argument
 that carries the walk's question or document: its text, its token ids, or a name that was made from
@@ -143,10 +143,9 @@ def profile(frame: Any, event: str, arg: Any) -> None:
         if event == "call":
             note(frame)
         elif isinstance(arg, str) and NAME.fullmatch(arg) and arg not in strange:
-            if any((id(frame.f_code), walk) in seen for walk in MARKERS):
-                for walk in MARKERS:
-                    if (id(frame.f_code), walk) in seen:
-                        learned.setdefault(arg, walk)
+            for walk in MARKERS:
+                if (id(frame.f_code), walk) in seen:
+                    learned.setdefault(arg, walk)
     except Exception as error:  # a walk never changes what is walked
         out.write(json.dumps({"error": repr(error)}) + "\n")
     finally:

@@ -79,7 +79,7 @@ class DefaultMethods:
         asked = request.fusion
         # Of all combinations that were measured, no method is closer to full prefill than PIE for
         # no row, and than the default for its share of rows; and evicting half of the KV, even of
-        # a full prefill, costs more than computing no row behind primers (docs/method.md).
+        # a full prefill, costs more than computing no row behind primers (docs/methods.md).
         if request.profile in _PROFILES:
             return MethodChoice(method=_PROFILES[request.profile])
         if asked is None:

@@ -1,6 +1,6 @@
 """Question scout: recomputes the tokens that the question attends to, and shifts the others.
 
-This is a method of kvstitch's own; docs/method.md explains it and has its measurements.
+This is a method of kvstitch's own; docs/methods.md explains it and has its measurements.
 
     question pass   the question's rows run once over the stitched cache (this is PIE; it costs
                     about one percent of a prefill). A token's score is the attention that it
