@@ -66,8 +66,9 @@ def bash(file: Path, *words: str, cwd: Path | None = None) -> list[str]:
 def test_bash_offers_every_command_and_option(
     bash_file: Path, path: tuple[str, ...], command: argparse.ArgumentParser
 ) -> None:
-    """All that the parser has at each place, and nothing else."""
-    options = sorted(name for action in command._actions for name in action.option_strings)
+    """All that the parser shows at each place, and nothing else."""
+    shown = [action for action in command._actions if action.help != argparse.SUPPRESS]
+    options = sorted(name for action in shown for name in action.option_strings)
     assert bash(bash_file, *path, "--") == [o for o in options if o.startswith("--")]
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
