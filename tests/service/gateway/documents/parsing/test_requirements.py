@@ -9,12 +9,18 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import (
+    PackageNotFoundError,
+    entry_points,
+    packages_distributions,
+    requires,
+)
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from service.plugins.hookspecs import GROUP
 from tests.service.gateway.documents.encrypted_pdfs import AES_128, AES_256
 from tests.service.gateway.documents.office_files import (
     make_docx,
@@ -79,7 +85,10 @@ def key(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def not_required() -> list[str]:
-    """Modules of distributions that are installed here and that the package does not require."""
+    """Modules of distributions that are installed here and that the package does not require.
+
+    Plugins are loaded wherever they are installed; what they need besides stays away.
+    """
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     waiting = [Requirement(one) for one in project["dependencies"]]
     required = {key(project["name"])}
@@ -94,6 +103,8 @@ def not_required() -> list[str]:
             except PackageNotFoundError:
                 continue
     modules = packages_distributions()
+    plugins = {dist.name for point in entry_points(group=GROUP) if (dist := point.dist)}
+    required |= set(map(key, plugins))
     return [name for name, of in modules.items() if not required & set(map(key, of))]
 
 
