@@ -121,7 +121,7 @@ def test_no_word_and_no_kv_is_readable_anywhere(
     tmp_path: Path, model: Path, twelve: Documents, s3: S3Server
 ) -> None:
     documents = renamed(twelve[:3])
-    both: dict[str, Any] = {"prefix_cache": True, "sketches": True, "audit": True}
+    both: dict[str, Any] = {"sketches": True, "audit": True}
     with redis_server() as far:
         tiers_of = {
             name: {
@@ -142,10 +142,6 @@ def test_no_word_and_no_kv_is_readable_anywhere(
             with Service(model, folder, **both, **tiers_of[name], **more) as service:
                 answers[name] = use(service, documents)
                 service.until(lambda: service.wrote("s3", 4), "no chunk reaches S3")
-                service.until(
-                    lambda: bool(list((folder / "kv" / ".prompts").rglob("*.safetensors"))),  # noqa: B023
-                    "no prompt is stored",
-                )
                 service.settled_metrics()
         assert answers["sealed"]["text"] == answers["clear"]["text"]
         places = {
@@ -160,7 +156,7 @@ def test_no_word_and_no_kv_is_readable_anywhere(
     assert len(words) > 30
     in_clear = [word for word in words if word in places["clear"]["disk"]]
     assert len(in_clear) > len(words) / 2  # the search finds them where they are
-    kv = [*kv_pieces(clear_in / "kv"), *kv_pieces(clear_in / "kv" / ".prompts")]
+    kv = list(kv_pieces(clear_in / "kv"))
     assert len(kv) > 20
     for place, held in places["clear"].items():
         found = [piece for piece in kv if piece in held]

@@ -125,7 +125,7 @@ def test_each_part_has_its_own_places_and_devices(rendered: Rendered) -> None:
     assert front["nodeSelector"] == {"pool": "cpu"} and "tolerations" not in front
     assert back["nodeSelector"] == {"nvidia.com/gpu.present": "true"} and back["tolerations"]
     assert back["runtimeClassName"] == "nvidia" and "runtimeClassName" not in front
-    assert back["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert back["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert "nvidia.com/gpu" not in front["containers"][0]["resources"]["limits"]
     assert (front["containers"][0]["image"], back["containers"][0]["image"]) == (
         "kvstitch:0.2.0-cpu",

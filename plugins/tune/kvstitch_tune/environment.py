@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[3]
 _PACKAGES = (
     "torch",
     "transformers",
