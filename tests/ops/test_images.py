@@ -48,7 +48,8 @@ def test_what_is_copied_exists_and_reaches_the_builder() -> None:
 def test_the_package_built_is_the_package_that_runs() -> None:
     """All packages of the wheel that serving needs are copied, and the versions are the tested."""
     project = tomllib.loads((tools.REPOSITORY / "pyproject.toml").read_text())
-    packages = {p.rstrip(".*") for p in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    included = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = {name.rstrip(".*") for name in included}
     copied = {rest.split()[0] for word, rest in instructions() if word == "COPY"}
     assert packages <= copied
     constraints = (tools.REPOSITORY / "constraints.txt").read_text()
