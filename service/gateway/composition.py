@@ -166,7 +166,7 @@ class Gateway:
             self.prompts.chunking(),
             exact_up_to=settings.exact_vectors,
             database=self._databases.catalog,
-            index=self._databases.index,
+            index=self._databases.index or hooks().vector_index(settings=settings),
             keys=self._databases.ring,
         )
         self.retriever = AsyncRetriever(retriever, make_reranker(settings), disk=self.disk)

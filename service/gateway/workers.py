@@ -87,7 +87,7 @@ class Workers:
                 [Member(number, client, supervisor) for number, (client, supervisor) in pairs],
                 settings.routing,
                 metrics,
-                slower_tiers=bool(settings.ssd_tier_gib or settings.redis_url or settings.s3_url),
+                slower_tiers=settings.has_slower_tiers,
                 prefix_cache=settings.prefix_cache,
             )
         )

@@ -10,19 +10,17 @@ from service.plugins.kinds import (
     FileFormat,
     GatewayPart,
     IdentityProvider,
-    IndexKind,
     PictureReader,
     TierKind,
     Verb,
 )
-from service.plugins.manager import VARIABLE, hooks, load_object, registered
+from service.plugins.manager import VARIABLE, hooks, load_object, registered, tiers
 
 __all__ = [
     "VARIABLE",
     "FileFormat",
     "GatewayPart",
     "IdentityProvider",
-    "IndexKind",
     "PictureReader",
     "TierKind",
     "Verb",
@@ -30,4 +28,5 @@ __all__ = [
     "hooks",
     "load_object",
     "registered",
+    "tiers",
 ]

@@ -16,7 +16,6 @@ from service.plugins.kinds import (
     FileFormat,
     GatewayPart,
     IdentityProvider,
-    IndexKind,
     PictureReader,
     TierKind,
     Verb,
@@ -82,9 +81,10 @@ def kv_tiers() -> Sequence[TierKind]:
     """Return tiers of the KV store."""
 
 
-@hookspec
-def vector_indexes() -> Sequence[IndexKind]:
-    """Return vector indexes."""
+@hookspec(firstresult=True)
+def vector_index(settings: Any) -> Any:
+    """Return the index that passages are found by, a `VectorSearch` of the retriever, None where
+    the settings ask for none of the plugin's."""
 
 
 @hookspec(firstresult=True)

@@ -71,36 +71,25 @@ class PictureReader:
 
 @dataclass(frozen=True)
 class TierKind:
-    """A tier of the KV store.
+    """A tier of the KV store. It is everywhere in effect where `is_set` says so.
 
     Attributes:
-        name: In settings, metrics and answers.
-        make: "module:function" that takes the worker's settings (`WorkerSettings`, a plugin's own
-            in its `plugins`) and whether buffers are pinned, and returns a `kvstore` tier, or None
-            where the settings name none. It is called in the worker.
+        name: In metrics and logs, and what `write_tiers` may name.
+        make: "module:function" that takes the worker's settings (`WorkerSettings`; those that the
+            plugin declares are in its `plugins`) and whether buffers are pinned, and returns a
+            `kvstore` tier. It is called in the worker.
         is_set: Whether settings (`Settings`) name such a tier.
         first_read_s: About how long its first byte takes; tiers are asked fastest first.
-        shared: Whether all gateways and workers see the same content.
+        bytes_per_s: About how fast it is read; both are measured from its first read on.
+        shown_as: As which of the API's sources tokens from it are told: "ssd", "redis" or "s3".
     """
 
     name: str
     make: str
     is_set: Callable[[Any], bool]
     first_read_s: float
-    shared: bool = True
-
-
-@dataclass(frozen=True)
-class IndexKind:
-    """A vector index, chosen by the setting `vectors`.
-
-    Attributes:
-        name: Value of the setting.
-        make: "module:function" that takes `Settings` and returns a retriever's `VectorSearch`.
-    """
-
-    name: str
-    make: str
+    bytes_per_s: float
+    shown_as: str = "redis"
 
 
 class IdentityProvider(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from itertools import chain
 from types import ModuleType
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import pluggy
 from service.errors import PluginFailed
 from service.plugins import hookspecs
 from service.plugins.hookspecs import GROUP
+from service.plugins.kinds import TierKind
 
 VARIABLE: Final = "KVSTITCH_PLUGINS"
 """Modules, by commas, that are plugins without being installed as such."""
@@ -32,6 +34,12 @@ def hooks() -> pluggy.HookRelay:
 def registered() -> dict[str, Any]:
     """Return the loaded plugins' modules by name."""
     return dict(_manager().list_name_plugin())
+
+
+@cache
+def tiers() -> dict[str, TierKind]:
+    """Return the tiers of the KV store that plugins add, by name."""
+    return {tier.name: tier for tier in chain.from_iterable(hooks().kv_tiers())}
 
 
 def load_object(place: str) -> Any:

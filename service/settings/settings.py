@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service.plugins import tiers
 from service.settings.answering import ModelSettings, RetrievalSettings
 from service.settings.audit import AuditSettings
 from service.settings.encryption import EncryptionSettings
@@ -78,6 +79,12 @@ class Settings(
         return parts(self.lora_precompute)
 
     @property
+    def has_slower_tiers(self) -> bool:
+        """Whether KV is kept anywhere but in workers' memory."""
+        own = self.ssd_tier_gib or self.redis_url or self.s3_url
+        return bool(own) or any(tier.is_set(self) for tier in tiers().values())
+
+    @property
     def model_name(self) -> str:
         """The model's name in answers: as it was given, or that of its folder or file."""
         if not self.model:
@@ -114,6 +121,7 @@ class Settings(
         values: dict[str, Any] = {name: getattr(self, name) for name in same_names}
         values |= {
             "plugins": self.of_plugins(),
+            "plugin_tiers": [name for name, tier in tiers().items() if tier.is_set(self)],
             "model": str(model_folder),
             "model_name": self.model_name,
             "address": address,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
+from service import plugins
 from service.settings.fields import REDIS_SCHEMES, HttpUrl, default_data_dir
 
 
@@ -134,7 +135,7 @@ class TierSettings(BaseModel):
             "redis": given.get("redis_url"),
             "s3": given.get("s3_url"),
         }
-        for name in names:
+        for name in set(names).difference(plugins.tiers()):
             if not there.get(name):
                 known = ", ".join(tier for tier, is_set in there.items() if is_set)
                 raise ValueError(f"there is no tier {name!r}; besides memory: {known or 'none'}")

@@ -58,6 +58,7 @@ class WorkerSettings:
     otlp_endpoint: str = ""  # collector of traces; empty: none
     tenant_secret: str = ""  # hex; keys the chunk keys of the unnamed tenant
     plugins: dict[str, Any] = field(default_factory=dict)  # settings that plugins declare
+    plugin_tiers: list[str] = field(default_factory=list)  # names of tiers of plugins that are set
     tenants_secret: str = ""  # hex; what those of named tenants are derived from
 
     def to_json(self) -> str:

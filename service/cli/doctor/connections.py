@@ -21,6 +21,7 @@ from service.gateway.auth.keys import StoredKey
 from service.gateway.databases import key_store
 from service.gateway.fleet.discovery import look_up
 from service.gateway.server import listen
+from service.plugins import tiers
 from service.settings import Settings
 from service.settings.fields import is_loopback
 from service.shared.worker_settings import MIB
@@ -100,13 +101,14 @@ def _reached(address: str) -> Finding:
 
 def check_tiers(settings: Settings) -> Iterator[Finding]:
     memory, ssd = settings.memory_tier_mib, settings.ssd_tier_gib
-    if not (memory or ssd or settings.redis_url or settings.s3_url):
+    more = "".join(f", {name}" for name, tier in tiers().items() if tier.is_set(settings))
+    if not (memory or settings.has_slower_tiers):
         yield warn("tiers", "no tier: every prompt is computed from its first token",
                    "give --memory-tier-mib, --ssd-tier-gib, --redis or --s3")  # fmt: skip
     else:
         yield ok("tiers", f"memory {size(memory * MIB)}, SSD {ssd:g} GiB, "
                  f"Redis {_shown(settings.redis_url)}, "
-                 f"S3 {settings.s3_url or 'none'}")  # fmt: skip
+                 f"S3 {settings.s3_url or 'none'}{more}")  # fmt: skip
     scheme, of_cluster, rest = settings.redis_url.partition("+cluster://")
     if of_cluster:
         login, at, addresses = rest.rpartition("@")

@@ -35,6 +35,7 @@ from service.messages.reports import (
     TokenTrace,
 )
 from service.messages.requests import Generate, Method
+from service.plugins import tiers
 from service.shared.metrics import PROMPT_SOURCES, STAGES, TIERS
 
 T = TypeVar("T")
@@ -148,7 +149,8 @@ def token_report(
 
 def _source_in(segment: SegmentReport) -> Callable[[TokenRun], Source]:
     """Return the source of a run in this segment, as `tokens_by_source` counts it."""
-    tier = SOURCE_OF_TIER.get(segment.tier, "cold")
+    kind = tiers().get(segment.tier)
+    tier = SOURCE_OF_TIER.get(segment.tier if kind is None else kind.shown_as, "cold")
     return lambda run: "recomputed" if run.recomputed and tier != "cold" else tier
 
 
@@ -184,7 +186,7 @@ def observe_answer(
     segments = (report.system, *report.documents)
     for decision, count in Counter(map(_decision, segments)).items():
         metrics.segments.labels(decision).inc(count)
-    for tier in {segment.tier for segment in segments}.intersection(TIERS):
+    for tier in {segment.tier for segment in segments}.intersection((*TIERS, *tiers())):
         read = [segment for segment in segments if segment.tier == tier]
         metrics.kv_read_bytes.labels(tier).inc(sum(segment.bytes for segment in read))
         metrics.kv_stored_bytes.labels(tier).inc(sum(segment.stored_bytes for segment in read))
@@ -199,12 +201,12 @@ def observe_answer(
 
 def tokens_by_source(report: Report) -> dict[str, int]:
     """Return the prompt's tokens by where their KV came from; they add up to the prompt."""
-    out = dict.fromkeys(PROMPT_SOURCES, 0)
+    out = dict.fromkeys((*PROMPT_SOURCES, *tiers()), 0)
     segments = [report.system, *report.documents]
     earlier = report.reused_from or "pool"
     for segment in segments:
         out[earlier] += segment.reused
-        if segment.tier in TIERS:
+        if segment.tier in TIERS or segment.tier in tiers():
             out[segment.tier] += max(0, segment.tokens - segment.rows_recomputed)
             out["recomputed"] += segment.rows_recomputed
         else:
@@ -224,4 +226,4 @@ def _decision(segment: SegmentReport) -> str:
         return "recompute"
     if segment.tokens and segment.reused == segment.tokens:
         return "reuse"
-    return "load" if segment.tier in TIERS else "miss"
+    return "load" if segment.tier in TIERS or segment.tier in tiers() else "miss"

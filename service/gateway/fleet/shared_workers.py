@@ -75,7 +75,7 @@ class SharedWorkers:
             [],
             settings.routing,
             metrics,
-            slower_tiers=bool(settings.ssd_tier_gib or settings.redis_url or settings.s3_url),
+            slower_tiers=settings.has_slower_tiers,
             prefix_cache=settings.prefix_cache,
             none_known=f"no worker is known at {settings.worker_addresses}",
             absent=lambda: None if self._known is None else self._known.absent(),

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from service.plugins import tiers
+
 # Weight of a measurement relative to the one after it: about the last ten count.
 FADE = 0.9
 # Weight of an artificial measurement of size zero that takes the initial overhead. It determines
@@ -111,6 +113,8 @@ class TierEstimates:
     @staticmethod
     def _unknown(tier: str) -> Line:
         latency, bandwidth = UNKNOWN_TIERS.get(tier, UNKNOWN_TIER)
+        if (kind := tiers().get(tier)) is not None:
+            latency, bandwidth = kind.first_read_s, kind.bytes_per_s
         return Line(latency, 1 / bandwidth)
 
 

@@ -18,6 +18,7 @@ def forget_plugins() -> None:
     """Clear what was made of plugins in this process."""
     for cached in (
         manager._manager,
+        manager.tiers,
         loading.all_settings,
         file_kinds.formats,
         file_kinds.media_type_of_suffix,

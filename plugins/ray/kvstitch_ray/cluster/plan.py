@@ -58,7 +58,8 @@ class WorkerPlan:
     @classmethod
     def of(cls, settings: Settings, **resources: Any) -> WorkerPlan:
         """Return a plan with the worker's part of `settings`, without defaults."""
-        dumped = settings.model_dump(mode="json", include=settings.model_fields_set & _OF_WORKERS)
+        wanted = _OF_WORKERS | settings.of_plugins().keys()
+        dumped = settings.model_dump(mode="json", include=settings.model_fields_set & wanted)
         for name in ("data_dir", "model_cache", "methods_dir"):
             if dumped.get(name):  # actors have another working directory
                 dumped[name] = os.path.abspath(os.path.expanduser(dumped[name]))
