@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service.errors import InvalidSetting
 from service.plugins import tiers
 from service.settings.answering import ModelSettings, RetrievalSettings
 from service.settings.audit import AuditSettings
@@ -114,14 +115,20 @@ class Settings(
                 is set.
             calibration: The file that `kvstitch tune` wrote for the model; None: there is none.
             shared: It runs by itself, for several gateways.
+
+        Raises:
+            InvalidSetting: A plugin's tier is to be written that is not set.
         """
         if self.fleet_secret:
             tenants_secret = fleet_secret.tenants_secret(self.fleet_secret)
+        plugin_tiers = [name for name, tier in tiers().items() if tier.is_set(self)]
+        for name in (tiers().keys() - plugin_tiers) & set(self.write_tiers.split(",")):
+            raise InvalidSetting(f"write_tiers names {name!r}, a tier that is not set")
         same_names = WorkerSettings.__dataclass_fields__.keys() & type(self).model_fields.keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in same_names}
         values |= {
             "plugins": self.of_plugins(),
-            "plugin_tiers": [name for name, tier in tiers().items() if tier.is_set(self)],
+            "plugin_tiers": plugin_tiers,
             "model": str(model_folder),
             "model_name": self.model_name,
             "address": address,

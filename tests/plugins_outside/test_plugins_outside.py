@@ -13,7 +13,7 @@ import pytest
 
 from encryption.keyring import Keyring
 from service.cli.doctor.connections import check_tiers
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, InvalidSetting
 from service.gateway.answers.response import SOURCE_OF_TIER
 from service.plugins import VARIABLE, tiers
 from service.settings import load
@@ -46,6 +46,8 @@ def test_a_tier(tmp_path: Path) -> None:
     given: dict[str, Any] = {"shelf_mib": 4, "data_dir": tmp_path, "ssd_tier_gib": 0.01}
     settings = load(**given, write_tiers="shelf")
     assert settings.has_slower_tiers and not load(ssd_tier_gib=0).has_slower_tiers
+    with pytest.raises(InvalidSetting, match="'shelf', a tier that is not set"):
+        load(write_tiers="shelf").worker(tmp_path, "ipc://x")
     assert ", shelf" in next(iter(check_tiers(settings))).message
     of_worker = settings.worker(tmp_path, "ipc://x")
     key, chunk = make_key(), make_chunk()
