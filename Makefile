@@ -99,7 +99,7 @@ loadtest: setup
 
 chaos: setup
 	scripts/install-redis.sh
-	$(VENV)/python -m tests.chaos
+	$(VENV)/python -m trials.chaos
 
 # VERSION: the tag. DOCKER, COMPOSE: other programs than docker and docker-compose.
 containers containers-fleet containers-image: VERSION ?= 0.2.0
@@ -109,14 +109,14 @@ containers-image: setup
 
 containers: containers-image
 	scripts/containers/bases.sh prometheus
-	$(VENV)/python -m tests.containers.alone kvstitch:$(VERSION)-cpu
-	$(VENV)/python -m tests.containers.composed $(VERSION) --prometheus
+	$(VENV)/python -m trials.containers.alone kvstitch:$(VERSION)-cpu
+	$(VENV)/python -m trials.containers.composed $(VERSION) --prometheus
 	scripts/containers/bases.sh haproxy postgresql
-	$(VENV)/python -m tests.containers.fleet $(VERSION)
+	$(VENV)/python -m trials.containers.fleet $(VERSION)
 
 containers-fleet: containers-image
 	scripts/containers/bases.sh haproxy postgresql
-	$(VENV)/python -m tests.containers.fleet $(VERSION)
+	$(VENV)/python -m trials.containers.fleet $(VERSION)
 
 clean:
 	rm -rf .venv build *.egg-info

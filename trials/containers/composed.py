@@ -1,7 +1,7 @@
 """The compose file with its default profile: documents come in, questions are answered, a killed
 container comes back by itself, and an upgrade lets what it is answering end.
 
-    python -m tests.containers.composed 0.2.0 [--prometheus]
+    python -m trials.containers.composed 0.2.0 [--prometheus]
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import httpx
 
 from kvstitch import Client
 from kvstitch.client import errors
-from tests.containers.compose import NEXT, QUESTIONS, Composed, ask, up
-from tests.containers.engine import wait_until_ready
+from trials.containers.compose import NEXT, QUESTIONS, Composed, ask, up
+from trials.containers.engine import wait_until_ready
 
 
 def wait_for_corpus(composed: Composed) -> None:

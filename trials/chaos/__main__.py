@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: break the service for CHAOS_MINUTES, and say what broke.
+"""`python -m trials.chaos`: break the service for CHAOS_MINUTES, and say what broke.
 
 CHAOS_MINUTES   10; time of the episodes, over all runs in this folder
 CHAOS_SEED      1; what is done, in which order
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.campaign import Plan, run
+from trials.chaos.campaign import Plan, run
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Serves the demo model, and looks at what two thousand requests and slow clients cost.
 
-    python -m tests.e2e.soak --requests 2000 --slow 300 --rounds 4
+    python -m trials.soak --requests 2000 --slow 300 --rounds 4
 
 Prints resident memory and descriptors of both processes after a tenth of the requests and after
 all of them, then the 95th percentile of normal requests without and with slow clients, in turns,
@@ -21,9 +21,9 @@ from demo.corpus_files import read_documents
 from tests.e2e.embedding_server import IN_PROCESS
 from tests.e2e.models import DEMO
 from tests.e2e.service import Service
-from tests.e2e.soak.resources import Held
-from tests.e2e.soak.slow_clients import SlowClients
-from tests.e2e.soak.usual import UsualClient
+from trials.soak.resources import Held
+from trials.soak.slow_clients import SlowClients
+from trials.soak.usual import UsualClient
 
 SETTLE_S = 3.0
 ANSWERED_S = 300.0
@@ -97,7 +97,7 @@ def beside_slow_clients(
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m tests.e2e.soak", description=(__doc__ or "").partition("\n")[0]
+        "python -m trials.soak", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--slow", type=int, default=300)

@@ -1,7 +1,7 @@
 """The image alone: as a nobody on a read-only file system it reads a file of each kind, answers a
 question and ends when it is told to.
 
-    python -m tests.containers.alone kvstitch:0.2.0-cpu
+    python -m trials.containers.alone kvstitch:0.2.0-cpu
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Iterator
 
 from kvstitch import Client
-from tests.containers.engine import docker, wait_until_ready
 from tests.service.gateway.documents.parsing.test_requirements import FILES, expected_text
+from trials.containers.engine import docker, wait_until_ready
 
 CONFINED = (
     "--read-only",

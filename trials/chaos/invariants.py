@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import redis as redis_client
 
-from tests.chaos.documents import TENANTS
-from tests.chaos.errors import Violation
-from tests.chaos.load import own_only
-from tests.chaos.outcomes import check_answer
-from tests.chaos.world import World
+from trials.chaos.documents import TENANTS
+from trials.chaos.errors import Violation
+from trials.chaos.load import own_only
+from trials.chaos.outcomes import check_answer
+from trials.chaos.world import World
 
 SETTLE_S = 120.0
 ASKED = 6  # questions per calm

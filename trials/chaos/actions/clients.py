@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.chaos.errors import Violation
-from tests.chaos.load import hand_in
-from tests.chaos.outcomes import check_answer, send
-from tests.chaos.world import World
+from trials.chaos.errors import Violation
+from trials.chaos.load import hand_in
+from trials.chaos.outcomes import check_answer, send
+from trials.chaos.world import World
 
 DRIP_S = 0.1
 CUT_OFF_S = 30.0

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from kvstitch.client import server_sent_events
-from tests.chaos.asks import ROUTES, Ask
-from tests.chaos.errors import Violation
-from tests.chaos.life import Life
-from tests.chaos.world import DEADLINE_S, World
+from trials.chaos.asks import ROUTES, Ask
+from trials.chaos.errors import Violation
+from trials.chaos.life import Life
+from trials.chaos.world import DEADLINE_S, World
 
 REFUSALS = {404, 408, 409, 429, 503, 504, 507}
 DEATH_S = 3.0  # a connection may break a little before the process is seen to be gone

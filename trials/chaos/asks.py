@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from demo.corpus_files import read_questions
-from tests.chaos.documents import Document
+from trials.chaos.documents import Document
 
 MAX_TOKENS = 8
 MODEL = "chaos-model"  # the name of its folder

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import httpx
 
-from tests.chaos.documents import Document, State
-from tests.chaos.errors import Violation
-from tests.chaos.outcomes import check_answer, read_stream, send
-from tests.chaos.world import DEADLINE_S, World
+from trials.chaos.documents import Document, State
+from trials.chaos.errors import Violation
+from trials.chaos.outcomes import check_answer, read_stream, send
+from trials.chaos.world import DEADLINE_S, World
 
 JOIN_S = DEADLINE_S + 30.0
 BATCH = 4

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import redis as redis_client
 
-from tests.chaos.world import World
+from trials.chaos.world import World
 
 # Only what is there is changed: a deleted key stays deleted.
 REPLACE = "if redis.call('exists', KEYS[1]) == 1 then redis.call('set', KEYS[1], ARGV[1]) end"

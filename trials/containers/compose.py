@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstitch import Client
-from tests.containers.engine import docker
+from trials.containers.engine import docker
 
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = "kvstitch-trial"

@@ -7,12 +7,12 @@ import random
 import time
 from collections.abc import Callable
 
-from tests.chaos import invariants
-from tests.chaos.actions import clients, disk, processes, redis
-from tests.chaos.errors import Violation
-from tests.chaos.journal import load_json, save_json
-from tests.chaos.load import Load
-from tests.chaos.world import World
+from trials.chaos import invariants
+from trials.chaos.actions import clients, disk, processes, redis
+from trials.chaos.errors import Violation
+from trials.chaos.journal import load_json, save_json
+from trials.chaos.load import Load
+from trials.chaos.world import World
 
 Action = Callable[[World, random.Random], None]
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.asks import Ask
-from tests.chaos.documents import TENANTS, Document
-from tests.chaos.errors import Violation
-from tests.chaos.journal import load_json, save_json
 from tests.e2e.service import Service
+from trials.chaos.asks import Ask
+from trials.chaos.documents import TENANTS, Document
+from trials.chaos.errors import Violation
+from trials.chaos.journal import load_json, save_json
 
 SECRET = "c4" * 32  # both services derive the same chunk keys from it
 FIXED = {"dtype": "float32", "tenant_secret": SECRET, "pool_tokens": 8192}

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from tests.chaos.errors import Violation
-from tests.chaos.load import write_once
-from tests.chaos.outcomes import send
-from tests.chaos.world import World
+from trials.chaos.errors import Violation
+from trials.chaos.load import write_once
+from trials.chaos.outcomes import send
+from trials.chaos.world import World
 
 POINTS = {
     "gateway": ("os.replace", "os.fsync", "sqlite.execute", "sqlite.commit", "os.unlink"),

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import httpx
 
-from tests.chaos.asks import Ask
-from tests.chaos.documents import TENANTS, Ledger
-from tests.chaos.errors import Violation
-from tests.chaos.journal import Journal, load_json, save_json
-from tests.chaos.life import ROLES, Faults, Life
-from tests.chaos.twin import FIXED, Twin, make_key
-from tests.chaos.volume import Volume
 from tests.e2e.embedding_server import embedding_settings
 from tests.ports import free_port
 from tests.redis_server import RedisServer
+from trials.chaos.asks import Ask
+from trials.chaos.documents import TENANTS, Ledger
+from trials.chaos.errors import Violation
+from trials.chaos.journal import Journal, load_json, save_json
+from trials.chaos.life import ROLES, Faults, Life
+from trials.chaos.twin import FIXED, Twin, make_key
+from trials.chaos.volume import Volume
 
 DEADLINE_S = 60.0  # every request ends sooner
 STARTS = 5  # attempts after which a service that dies at every start is a violation

@@ -1,7 +1,7 @@
 """The compose file's fleet under load: everything of kvstitch is replaced, one container after the
 other, then a gateway and a worker are killed. Only what was in flight on what was killed may fail.
 
-    python -m tests.containers.fleet 0.2.0
+    python -m trials.containers.fleet 0.2.0
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import httpx
 
 from kvstitch import Client
 from kvstitch.client.errors import KvstitchError
-from tests.containers.compose import NEXT, QUESTIONS, Composed, ask, up
-from tests.containers.engine import wait_until_ready
+from trials.containers.compose import NEXT, QUESTIONS, Composed, ask, up
+from trials.containers.engine import wait_until_ready
 
 GATEWAYS, WORKERS = ("gateway-1", "gateway-2"), ("worker-1", "worker-2")
 ASKERS = 4  # questions at a time

@@ -13,7 +13,7 @@ import time
 import uuid
 from pathlib import Path
 
-from tests.chaos.errors import Violation
+from trials.chaos.errors import Violation
 
 START_S = 600.0  # two processes load torch on what may be a very busy machine
 END_S = 60.0

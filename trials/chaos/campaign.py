@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import episode, twin
-from tests.chaos.asks import asks_about
-from tests.chaos.documents import Ledger, universe
-from tests.chaos.errors import Violation
-from tests.chaos.journal import Journal, load_json, save_json
-from tests.chaos.life import Faults
-from tests.chaos.volume import Volume
-from tests.chaos.world import World
 from tests.e2e import models
 from tests.redis_server import redis_server
+from trials.chaos import episode, twin
+from trials.chaos.asks import asks_about
+from trials.chaos.documents import Ledger, universe
+from trials.chaos.errors import Violation
+from trials.chaos.journal import Journal, load_json, save_json
+from trials.chaos.life import Faults
+from trials.chaos.volume import Volume
+from trials.chaos.world import World
 
 METHODS = (
     "a3", "cacheblend", "full_reuse", "legolink", "pie", "question_scout", "prophetkv",
@@ -111,7 +111,7 @@ def _episode(world: World, plan: Plan, number: int) -> list[str]:
         return []
     journal.count("violations", len(journal.violations))
     log = world.life.log() if world.life is not None else ""
-    again = f"CHAOS_SEED={plan.seed} CHAOS_EPISODE={number} python -m tests.chaos"
+    again = f"CHAOS_SEED={plan.seed} CHAOS_EPISODE={number} python -m trials.chaos"
     path = journal.write_violation(number, f"episode {seed}; the same actions again: {again}", log)
     print(f"{path}:\n{path.read_text()}", flush=True)
     world.ledger.forget_all()

@@ -10,7 +10,7 @@ import stat
 import time
 from pathlib import Path
 
-from tests.chaos.world import World
+from trials.chaos.world import World
 
 IN_PLACE = ("flip", "truncate", "garbage", "append", "exchange", "empty")
 OTHERS = ("directory", "fifo", "link", "removed", "foreign", "unreadable")

@@ -1,0 +1,1 @@
+"""Endurance: memory, descriptors, and slow clients: `python -m trials.soak --help`."""
