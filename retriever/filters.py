@@ -82,8 +82,7 @@ def parse_filter(json: object) -> Filter:
 
 def as_elements(where: Filter) -> list[tuple[FieldTest, Filter]]:
     """Return the tests for equality in a filter, each with one that lists with such an element
-    pass: `{"tags": "red"}` does not hold for `["red", "new"]`, which people often expect.
-    """
+    pass."""
     match where:
         case And(parts) | Or(parts):
             return [found for part in parts for found in as_elements(part)]

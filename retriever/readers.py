@@ -34,11 +34,8 @@ def is_group(name: str) -> bool:
 
 
 def joined_readers(groups: Iterable[str]) -> str:
-    """Return groups as the one text that is stored; of none "", which is everybody.
-
-    Raises:
-        InvalidDocument: One is no group's name, or they are too long together.
-    """
+    """Return groups as the one text that is stored; of none "", which is everybody. Raises
+    InvalidDocument."""
     names = sorted(set(groups))
     for name in names:
         if not is_group(name):
@@ -60,11 +57,7 @@ def groups_of(readers: str) -> list[str]:
 
 @dataclass(frozen=True)
 class View:
-    """What somebody may read.
-
-    Attributes:
-        groups: Those that they belong to; None: they may read everything.
-    """
+    """What members of these groups may read; None: everything."""
 
     groups: frozenset[str] | None = None
 

@@ -91,9 +91,7 @@ class Retriever:
         index: VectorSearch | None = None,
         keys: Keyring | None = None,
     ) -> Retriever:
-        """A retriever with its files below `folder`: index/, and catalog.db unless the catalog is
-        in a `database`; the index is FAISS unless another is given.
-        """
+        """A retriever with its files in a folder; the catalog may be in a `database` instead."""
         catalog = Catalog(database or folder / "catalog.db", keys)
         if index is None:
             index = VectorIndex(exact_up_to=exact_up_to, keys=keys)

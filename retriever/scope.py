@@ -14,16 +14,8 @@ MAX_NAME_CHARS = 128
 class Scope:
     """One collection of one tenant. A document is identified by (tenant, collection, doc_id).
 
-    What a view does not show is as if it did not exist, in all that the catalog reads, changes or
-    deletes in the scope. Scopes that differ by nothing else are the same: indexes are of all.
-
-    Attributes:
-        tenant: Empty in a service without tenants.
-        collection: Not empty.
-        view: What is seen of it.
-
-    Raises:
-        InvalidQuery: A name is too long or not valid Unicode, or the collection is empty.
+    What a view does not show is as if it did not exist. Scopes that differ by nothing else are the
+    same: indexes are of all. Raises InvalidQuery for names that are not valid.
     """
 
     tenant: str = ""

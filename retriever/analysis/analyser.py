@@ -83,12 +83,7 @@ Phrase = tuple[str, ...]
 
 @dataclass(frozen=True)
 class AnalysedText:
-    """What a text is found by.
-
-    Attributes:
-        words: One per place, in their order.
-        parts: Further tokens, each once and none of `words`, in no place.
-    """
+    """What a text is found by: words, one per place, and further tokens, in no place."""
 
     words: list[str]
     parts: list[str]
@@ -96,13 +91,8 @@ class AnalysedText:
 
 @dataclass(frozen=True)
 class Term:
-    """A word or phrase of a query.
-
-    Attributes:
-        spellings: What texts may have for it: words that follow one another, or a single token.
-        starts: Whether tokens that begin so count as well: a single character of a script whose
-            words are pairs.
-    """
+    """A word or phrase of a query: what texts may have for it. `starts`: tokens that begin so
+    count, too."""
 
     spellings: tuple[Phrase, ...]
     starts: bool = False
@@ -121,13 +111,11 @@ class Term:
 
 @dataclass(frozen=True)
 class AnalysedQuery:
-    """What a query asks for.
+    """What a query asks for: its words and phrases, those of its last words, which often ask, and
+    what passages should hold just so.
 
-    Attributes:
-        terms: Its distinct words and phrases, in their order.
-        exact: What passages should hold just so: identifiers, and what is in quotation marks. Of
-            one that has both, phrases count only if nothing has the single token.
-        last: The terms of its last words, which often ask.
+    `exact` has identifiers, and what is in quotation marks. Of one that has both, phrases count
+    only if nothing has the single token.
     """
 
     terms: list[Term]
@@ -160,10 +148,7 @@ def analyse_text(title: str, text: str) -> AnalysedText:
 
 
 def analyse_query(query: str) -> AnalysedQuery:
-    """The words of a query, in the spellings that texts may have them in.
-
-    Any text is a query; one without words has no terms.
-    """
+    """The words of a query, in the spellings that texts may have them in; it may have none."""
     folded = fold(query)
     terms: dict[Term, None] = {}
     cut = list(_cut(folded.translate(_SPACED), last=False))
@@ -181,11 +166,8 @@ def analyse_query(query: str) -> AnalysedQuery:
 
 
 def question_of(text: str) -> str | None:
-    """What a long text asks: its last questions, or its last words if it has none.
-
-    Returns:
-        None: it is short enough to be asked as a whole.
-    """
+    """Return what the end of a long query asks, None where the query is short or asks nothing
+    there."""
     words = text.split()
     if len(words) <= MAX_QUERY_WORDS:
         return None

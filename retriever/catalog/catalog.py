@@ -59,15 +59,8 @@ _COUNTS = (
 
 
 class Catalog:
-    """Documents, chunks and vectors in a database, opened by `start`.
-
-    Args:
-        database: What `catalog_database` returns, or the path of an SQLite file.
-        keys: Of a file; see `catalog_database`.
-
-    Attributes:
-        database: Where they are.
-    """
+    """Documents, chunks and vectors in a database, opened by `start`: an SQLite file, or what
+    `catalog_database` returns."""
 
     def __init__(self, database: Database | str | Path, keys: Keyring | None = None) -> None:
         if isinstance(database, str | Path):
@@ -88,13 +81,7 @@ class Catalog:
         return self.database.shared
 
     def start(self) -> None:
-        """Open the database, and create its tables or bring them up to date.
-
-        Raises:
-            CatalogError: It cannot be opened.
-            CatalogUnsupported: Its tables are not those that this code reads, or its SQLite has no
-                full-text search.
-        """
+        """Open the database, and create its tables or bring them up to date."""
         if not self.shared:
             bm25.require()
         self.database.start()
@@ -112,22 +99,11 @@ class Catalog:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> IngestResult:
-        """Store a document with its chunks and their vectors.
+        """Store a document with its chunks and their vectors, `[len(spans), space.dim]`.
 
-        The same revision again changes nothing. A new revision replaces the old one.
-
-        Args:
-            document: The document.
-            revision: Hash of its content and of the chunking parameters.
-            spans: Its chunks.
-            vectors: One vector per chunk, `[len(spans), space.dim]`.
-            space: The embedding space of the vectors.
-            scope: The tenant's collection.
-
-        Raises:
-            InvalidVectors: `vectors` has another shape.
-            DocumentHidden: A document of this name is stored that the scope's view does not show.
-            CatalogError: The database failed.
+        The same revision (a hash of its content and of the chunking parameters) again changes
+        nothing, and a new one replaces the old one. Raises DocumentHidden if a document of this
+        name is stored that the scope's view does not show.
         """
         if vectors.shape != (len(spans), space.dim):
             raise InvalidVectors(f"{len(spans)} chunks but vectors of shape {vectors.shape}")
@@ -170,10 +146,7 @@ class Catalog:
         self, doc_ids: Collection[str], *, scope: Scope = DEFAULT_SCOPE
     ) -> tuple[list[int], CatalogState]:
         """Remove documents in one transaction; ids that are unknown, or hidden, are ignored.
-
-        Returns:
-            The ids of the removed chunks, and the catalog's state after the removal.
-        """
+        Returns the ids of the removed chunks, and the state after it."""
         with self.database.write() as write:
             scope_id = queries.find_scope(write, scope)
             known = queries.document_numbers(write, scope_id, doc_ids, scope.view)
@@ -184,11 +157,8 @@ class Catalog:
             return removed, storing.advance(write, scope, removed, [])
 
     def drop_tenant(self, tenant: str) -> tuple[int, int]:
-        """Remove all collections of a tenant without reading anything of them.
-
-        Returns:
-            How many documents and chunks there were.
-        """
+        """Remove all collections of a tenant without reading anything of them; returns how many
+        documents and chunks there were."""
         with self.database.write() as write:
             query = select(*scopes.c["scope_id", "collection"]).where(scopes.c.tenant == tenant)
             counted = [0, 0]
@@ -244,17 +214,8 @@ class Catalog:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> DocumentPage:
-        """Return one page of documents in the order of doc_id, without texts.
-
-        Args:
-            limit: Documents per page.
-            cursor: `next_cursor` of the previous page; None: the first page.
-            doc_filter: Only documents that pass it.
-            scope: The tenant's collection.
-
-        Raises:
-            InvalidQuery: `limit` is below 1.
-        """
+        """Return one page of the documents that pass a filter, in the order of doc_id, without
+        texts. `cursor` is `next_cursor` of the page before."""
         if limit < 1:
             raise InvalidQuery(f"limit must be at least 1, not {limit}")
         with self.database.read() as read:
@@ -297,10 +258,8 @@ class Catalog:
             return {row.doc_id: row.readers for row in found}
 
     def chunks(self, chunk_ids: Sequence[int]) -> list[Chunk]:
-        """Return chunks of any scope in the order of the ids, without those that do not exist.
-
-        Whoever may read them: look at `readers` before anything of them is shown.
-        """
+        """Return chunks of any scope in the order of the ids, without those that do not exist,
+        whoever may read them."""
         with self.database.read() as read:
             found = queries.chunks_by_id(read, chunk_ids)
         return [found[chunk_id] for chunk_id in chunk_ids if chunk_id in found]
@@ -344,11 +303,8 @@ class Catalog:
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> WordHits:
-        """Find chunks of a scope by the words of a query.
-
-        Returns:
-            The `k` best by their BM25 scores, and all that hold what is to be held exactly.
-        """
+        """Find the `k` chunks of a scope that have the query's words, and all that hold what is to
+        be held exactly."""
         with self.database.read() as read:
             searched = queries.find_scope_in_state(read, scope)
             if searched is None:
@@ -382,11 +338,8 @@ class Catalog:
             return bool(self._words.outdated(read))
 
     def renew_words(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Have this release's analyser make the words of all chunks; searches and changes go on.
-
-        Args:
-            stopped: Asked from time to time; true ends the work, which goes on at the next call.
-        """
+        """Have this release's analyser make the words of all chunks, until `stopped`; searches and
+        changes go on."""
         with self.database.read() as read:
             outdated = self._words.outdated(read)
         for scope_id in outdated:
@@ -405,12 +358,8 @@ class Catalog:
                 break
 
     def purge(self) -> None:
-        """Make sure that the database's files hold nothing of removed documents, as far as this
-        database can.
-
-        Raises:
-            CatalogError: Reads under way did not end in time.
-        """
+        """Make sure that the files hold nothing of removed documents; raises CatalogError if reads
+        under way did not end in time."""
         with self.database.write() as write:
             self._words.purge(write)
         if not self.database.scrub():
@@ -419,12 +368,8 @@ class Catalog:
     def vectors(
         self, space: EmbeddingSpace, batch: int = 4096
     ) -> Iterator[tuple[Scope, npt.NDArray[np.int64], Vectors]]:
-        """Read all vectors of an embedding space, from one snapshot, in batches.
-
-        Yields:
-            (scope, chunk ids `[n]`, vectors `[n, dim]`). A scope may come several times, each time
-            with higher ids.
-        """
+        """Yield all vectors of an embedding space, from one snapshot: (scope, chunk ids `[n]`,
+        vectors `[n, dim]`). A scope may come again, with higher ids."""
         with self.database.read() as read:
             yield from stored_vectors.all_vectors(read, space, batch)
 
@@ -443,11 +388,8 @@ class Catalog:
     def changes_since(
         self, state: CatalogState, space: EmbeddingSpace
     ) -> tuple[CatalogState, list[IndexChange]] | None:
-        """Return what changed after `state`: the next changes, and the state that they lead to.
-
-        None are left when that state is `state`. The result is None if it is not known what
-        changed: `state` is too old, or of another catalog, or this catalog keeps no log.
-        """
+        """Return the next changes after `state`, and the state that they lead to; None if it is not
+        known what changed."""
         if not self.shared:
             return None
         with self.database.read() as read:

@@ -15,13 +15,8 @@ from retriever.scope import Scope
 
 @dataclass(frozen=True)
 class CatalogState:
-    """A state of the catalog; equal states mean equal content.
-
-    Attributes:
-        generation: Number of changes so far.
-        token: Random, new with each change, so that a restored backup with the same generation
-            differs.
-    """
+    """A state of the catalog. The token is random, so that a restored backup of the same generation
+    differs."""
 
     generation: int
     token: str
@@ -48,13 +43,7 @@ class CorpusCounts:
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What became of one document.
-
-    Attributes:
-        chunks: All that it has now.
-        removed_chunk_ids: Of its previous revision.
-        state: The catalog's after an upsert.
-    """
+    """What became of one document: its chunks now, and those of its previous revision."""
 
     doc_id: str
     status: Literal["created", "updated", "unchanged", "failed"]

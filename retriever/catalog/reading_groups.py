@@ -66,11 +66,8 @@ def visible(read: Connection, chunk_ids: Collection[int], readers: str) -> set[i
 
 
 def visible_in(read: Connection, scope: Scope, readers: str) -> list[int] | None:
-    """Return the chunks of a collection that a document of these readers may stand behind.
-
-    Returns:
-        Their ids; None: all of them, as nobody else's are among them.
-    """
+    """Return the chunks of a collection that a document of these readers may stand behind; None:
+    all."""
     of_scope = documents.c.scope_id == queries.find_scope(read, scope)
     others = documents.c.readers > EVERYBODY, documents.c.readers != readers
     if read.scalar(select(documents.c.document).where(of_scope, *others).limit(1)) is None:
@@ -84,10 +81,6 @@ class GroupSizes:
 
     Counting a large collection takes long, so its size may be behind: a twentieth of the time goes
     into counting.
-
-    Args:
-        database: The catalog's; it must have been started.
-        clock: Seconds of a clock that only goes forward.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:

@@ -18,12 +18,8 @@ V = TypeVar("V")
 
 
 class Remembered(Generic[K, V]):
-    """Thread-safe. Forgets what was not asked for the longest.
-
-    Args:
-        most: The most that is kept, all sizes together.
-        size: Of a value.
-    """
+    """Thread-safe. Forgets what was not asked for the longest when all sizes together exceed
+    `most`."""
 
     def __init__(self, most: int, size: Callable[[V], int] = lambda value: 1) -> None:
         self._most = most

@@ -23,10 +23,7 @@ class Embedder(Protocol):
 
     @property
     def revision(self) -> str:
-        """Hash of everything that decides a vector: weights, tokenizer, pooling.
-
-        Two embedders with the same name and revision give the same vectors. May need `start`.
-        """
+        """Hash of everything that decides a vector. May need `start`."""
         ...
 
     @property
@@ -41,14 +38,7 @@ class Embedder(Protocol):
     def close(self) -> None: ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Embed texts.
-
-        Returns:
-            float32 `[len(texts), dim]`, each row of length 1.
-
-        Raises:
-            EmbedderError: Embedding failed.
-        """
+        """Return float32 `[len(texts), dim]`, each row of length 1; raises EmbedderError."""
         ...
 
     def embed_counted(self, texts: Sequence[str]) -> CountedVectors:
@@ -58,12 +48,7 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True)
 class CountedVectors:
-    """Embeddings and what they took.
-
-    Attributes:
-        vectors: float32 `[texts, dim]`, each row of length 1.
-        tokens: That the model read, by its own tokenizer; 0 where an endpoint does not say.
-    """
+    """Vectors, and how many tokens the model read; 0 where an endpoint does not say."""
 
     vectors: Vectors
     tokens: int
@@ -89,10 +74,7 @@ def space_of(embedder: Embedder) -> EmbeddingSpace:
 def keep_no_words(tokenizer: Tokenizer) -> None:
     """Have a tokenizer compute the tokens of a word whenever it comes. Before it is first used.
 
-    BPE and Unigram keep the tokens of the first ten thousand words that a thread meets, as long as
-    the thread lives. They may be a hostile document's words: of 250 letters each they take 8 KiB,
-    which is 80 MB for each thread. Computing them always takes a third more time, half a
-    microsecond a character.
+    Else every thread keeps ten thousand words, 80 MB of a hostile document's.
     """
     if hasattr(tokenizer.model, "_resize_cache"):
         tokenizer.model._resize_cache(0)

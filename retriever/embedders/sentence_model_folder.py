@@ -26,14 +26,7 @@ _FALLBACK_LENGTH = 512
 
 @dataclass(frozen=True)
 class SentenceModelFolder:
-    """A model's folder and how the vectors of its tokens become one vector.
-
-    Attributes:
-        path: The folder.
-        name: Name of the model.
-        pooling: `"cls"`, `"mean"` or `"max"`.
-        max_tokens: Longest input in tokens, special tokens included.
-    """
+    """A model's folder, and how the vectors of its tokens become one vector."""
 
     path: Path
     name: str
@@ -42,11 +35,7 @@ class SentenceModelFolder:
 
     @classmethod
     def read(cls, path: Path | None) -> SentenceModelFolder:
-        """Read a folder; None means the installed MiniLM package.
-
-        Raises:
-            EmbedderUnsupported: The folder is missing or needs unsupported steps.
-        """
+        """Read a folder; None: of the installed MiniLM package. Raises EmbedderUnsupported."""
         name = _PACKAGE_NAME if path is None else path.resolve().name
         path = _installed() if path is None else path
         if not (path / "config.json").is_file():

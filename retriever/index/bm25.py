@@ -52,11 +52,7 @@ MERGED_PAGES = 256  # of a scope that has grown, by one purge: some milliseconds
 
 
 def require() -> None:
-    """Check that this Python's SQLite has FTS5.
-
-    Raises:
-        CatalogUnsupported: It has not.
-    """
+    """Raise CatalogUnsupported unless this Python's SQLite has FTS5."""
     with contextlib.closing(sqlite3.connect(":memory:")) as memory:
         try:
             memory.execute("CREATE VIRTUAL TABLE probe USING fts5(body)")

@@ -30,15 +30,8 @@ PART_WEIGHT = 0.5
 
 @dataclass(frozen=True)
 class Searched:
-    """Where words are searched.
-
-    Attributes:
-        connection: In a transaction.
-        scope_id: The scope.
-        counts: In how many of its chunks words are, of those that were looked up; look-ups add to
-            it.
-        allowed_ids: Only these chunks; None: all.
-    """
+    """Where words are searched, in a transaction; look-ups add to `counts`, in how many chunks
+    words are."""
 
     connection: Connection
     scope_id: int
@@ -62,11 +55,7 @@ class FullText(Protocol):
         """Make sure that no table holds words of removed chunks."""
 
     def search(self, words: Searched, query: AnalysedQuery, k: int) -> Hits:
-        """The `k` best chunks that have any of the query's words.
-
-        Returns:
-            (chunk_id, BM25 score), best first, ties by id.
-        """
+        """The `k` best chunks that have any of the query's words, best first, ties by id."""
 
     def holding(self, words: Searched, term: Term) -> set[int]:
         """All chunks that have any of a term's spellings."""

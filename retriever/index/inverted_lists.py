@@ -127,8 +127,7 @@ def _measured(
 
 def _queries(vectors: Vectors, random: np.random.Generator) -> Vectors:
     """Vectors that are to the stored ones as questions are to passages: a cosine of about 0.75 to
-    one of them, and something of another. With Natural Questions' own questions the same number of
-    lists finds the same share, within 0.01 (150,000 vectors)."""
+    one."""
     stored, other = (vectors[random.integers(len(vectors), size=QUERIES)] for _ in range(2))
     noise = random.normal(size=stored.shape) / math.sqrt(stored.shape[1])
     return (stored + 0.25 * other + 0.8 * noise).astype(np.float32)

@@ -41,11 +41,7 @@ _SCOPE = "(SELECT scope_id FROM scopes WHERE tenant = %s AND collection = %s)"
 
 
 class PgvectorIndex(VectorSearch):
-    """Vectors in tables beside the catalog's; a graph that grows with them finds the nearest.
-
-    Args:
-        database: The catalog's in PostgreSQL; it must have been started.
-    """
+    """Vectors of a PostgreSQL catalog, in a table beside it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

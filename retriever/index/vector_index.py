@@ -36,12 +36,7 @@ EXACT_UP_TO = 200_000
 
 
 class VectorIndex(VectorSearch):
-    """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`.
-
-    Args:
-        exact_up_to: A scope with more vectors is searched approximately.
-        keys: Seal the files; None: they are in the clear.
-    """
+    """Vectors of all scopes; thread-safe. It is empty until `reset` or `load`."""
 
     def __init__(self, *, exact_up_to: int = EXACT_UP_TO, keys: Keyring | None = None) -> None:
         self._keys = keys

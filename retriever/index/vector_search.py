@@ -47,11 +47,8 @@ class VectorSearch(ABC):
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> None:
-        """Remove and add in one step: no search sees one change without the other.
-
-        Raises:
-            InvalidVectors: `vectors` has another shape, or an id comes twice.
-        """
+        """Remove and add in one step: no search sees one change without the other. Raises
+        InvalidVectors."""
 
     @abstractmethod
     def search(
@@ -62,16 +59,10 @@ class VectorSearch(ABC):
         *,
         scope: Scope = DEFAULT_SCOPE,
     ) -> list[tuple[int, float]]:
-        """Find the `k` vectors with the largest inner product with `vector` `[dim]`.
+        """Find the `k` vectors of a scope with the largest inner product with `vector` `[dim]`.
 
-        Args:
-            vector: The query's vector.
-            k: How many to find.
-            allowed_ids: Only these ids; None: all.
-            scope: The tenant's collection.
-
-        Returns:
-            (id, inner product), best first, ties by id, also if a tie goes beyond the k-th place.
+        Returns (id, inner product), best first, ties by id, also if a tie goes beyond the k-th
+        place.
         """
 
     @property
@@ -86,17 +77,8 @@ class VectorSearch(ABC):
     def rebuild(  # noqa: B027 (an index may need nothing)
         self, scope: Scope, stopped: Stopped = lambda: False
     ) -> None:
-        """Give a scope the index that suits its size. Searches and changes go on meanwhile.
-
-        Only one thread at a time may call it.
-
-        Args:
-            scope: The tenant's collection.
-            stopped: Asked from time to time; true ends the work.
-
-        Raises:
-            BuildStopped: `stopped` returned true; nothing has changed.
-        """
+        """Give a scope the index that suits its size, while searches and changes go on; one thread
+        at a time. Raises BuildStopped if `stopped` says so."""
 
     @abstractmethod
     def save(self, directory: Path, space: EmbeddingSpace, generation: int, token: str) -> Manifest:
@@ -104,13 +86,8 @@ class VectorSearch(ABC):
 
     @abstractmethod
     def load(self, directory: Path, space: EmbeddingSpace) -> Manifest:
-        """Begin from what was saved; on any error nothing is changed.
-
-        Raises:
-            IndexMissing: Nothing is saved.
-            IndexCorrupt: It is damaged.
-            EmbedderMismatch: Another embedder made it.
-        """
+        """Begin from what was saved; raises IndexMissing, IndexCorrupt or EmbedderMismatch, and
+        nothing is changed then."""
 
 
 def check_shape(ids: Sequence[int], vectors: Vectors, dim: int) -> None:

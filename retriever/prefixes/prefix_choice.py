@@ -42,15 +42,8 @@ _NEAREST_GROUPS = 4  # of which one is chosen, because a chunk may be central to
 
 @dataclass(frozen=True)
 class PrefixRule:
-    """Which prefixes chunks get.
-
-    Attributes:
-        kind: Of the prefixes.
-        count: The most chunks of a prefix that are not of the chunk's own document.
-        primers: The most such prefixes of a chunk in kind primer.
-        document_tokens: In kind primer the most tokens of a prefix of the chunk's own document;
-            0: there is none.
-    """
+    """Which prefixes chunks get: of at most `count` chunks of other documents, `primers` of them in
+    kind primer, or of so many tokens of the chunk's own document."""
 
     kind: PrefixKind
     count: int
@@ -143,22 +136,14 @@ class PrefixChoice:
 
 
 def prefix_starts(tokens: Sequence[int], max_tokens: int) -> list[int]:
-    """Return for every chunk the ordinal of the first of the chunks that it stands behind.
+    """Return for every chunk, and one that would follow, the first that it stands behind, by
+    ordinal.
 
         p0 p1 p2 p3 p4 p5 p6 …       p1 behind p0, p2 behind p0 p1, …
               └── p2 p3 p4 p5        when that is long enough, the next ones begin further on
 
-    The others follow up to the chunk itself; its own ordinal: it stands behind none. So a document
-    is read once: each chunk is computed behind the stored KV of those before it, until they are as
-    many tokens as a prefix may have. Then a prefix begins anew in the middle of it, so that each
-    chunk but the document's first ones has about half as much before it, or more.
-
-    Args:
-        tokens: Of the document's chunks, in their order.
-        max_tokens: Most tokens of a prefix.
-
-    Returns:
-        One more than there are chunks: the last is that of a chunk that would follow.
+    So a document is read once, and each chunk but the first ones has at least about half as much
+    before it as a prefix may have tokens. Its own ordinal: a chunk stands behind none.
     """
     starts, length = [0], 0
     for place, more in enumerate(tokens):

@@ -78,12 +78,7 @@ class PrefixedChunk:
 
 
 class PrefixChunks:
-    """Chooses and stores prefixes of chunks. Thread-safe; every call blocks.
-
-    Args:
-        catalog: It must have been started.
-        index: Finds neighbours.
-    """
+    """Chooses and stores prefixes of chunks. Thread-safe; every call blocks."""
 
     def __init__(self, catalog: Catalog, index: VectorSearch) -> None:
         self._database = catalog.database
@@ -93,15 +88,10 @@ class PrefixChunks:
     def of(
         self, chunk_ids: Collection[int], kind: PrefixKind, *, made: bool = False
     ) -> dict[int, list[list[Chunk]]]:
-        """Return the prefixes of each chunk, each in its order.
+        """Return the prefixes of each chunk for which some were chosen, or, of `made`, are stored.
 
-        Chunks for which none was chosen are left out. One whose prefixes have lost a chunk has
-        none: what was computed behind the old ones is to be purged.
-
-        Args:
-            chunk_ids: The chunks.
-            kind: Of the prefixes.
-            made: Leave out chunks, too, that are not stored behind their prefixes yet.
+        A chunk whose prefixes have lost a chunk has none: what was computed behind them is to be
+        purged.
         """
         asked = {"chunk_ids": chunk_ids, "kind": kind, "made": int(made)}
         with self._database.read() as read:
@@ -113,10 +103,8 @@ class PrefixChunks:
         return {chunk_id: prefixes.get(chunk_id, []) for (chunk_id,) in chosen}
 
     def behind(self, chunk_ids: Collection[int]) -> dict[int, list[PrefixedChunk]]:
-        """Return, for each of these chunks, the chunks whose prefix it is part of.
-
-        Call it before any of them is removed.
-        """
+        """Return, for each of these chunks, before any is removed, the chunks whose prefix it is
+        part of."""
         with self._database.read() as read:
             query = select(companions.c.companion_id, companions.c.chunk_id)
             rows = read.execute(query.where(among(companions.c.companion_id, chunk_ids))).all()
@@ -143,16 +131,8 @@ class PrefixChunks:
     def choose_all(
         self, wanted: Sequence[tuple[Chunk, int]], rule: PrefixRule, *, scope: Scope
     ) -> dict[int, list[list[Chunk]]]:
-        """Choose the prefixes of chunks, and store them in one transaction.
-
-        Args:
-            wanted: The chunks, each with the most tokens of its prefix.
-            rule: Which prefixes they get.
-            scope: The chunks' tenant and collection.
-
-        Returns:
-            The prefixes of each chunk, by its id.
-        """
+        """Choose the prefixes of chunks, each of so many tokens at most, and store them in one
+        transaction."""
         if not wanted:
             return {}
         chosen = self._choice.choose(wanted, rule, scope)
@@ -161,27 +141,19 @@ class PrefixChunks:
         return {i: each.prefixes for i, each in (removed | chosen).items()}
 
     def set_made(self, chunk_ids: Collection[int]) -> None:
-        """Note that the chunks are stored behind the prefixes that were chosen for them.
-
-        Those that were left, and are stored after all, are to be stored alone, too.
-        """
+        """Note that the chunks are stored behind their prefixes; of those that were left it is to
+        be noted that they are stored alone, too."""
         self._set(
             chunk_ids, made=1, exact=case((accompanied.c.made == 0, 0), else_=accompanied.c.exact)
         )
 
     def set_exact(self, chunk_ids: Collection[int]) -> None:
-        """Note that the chunks are also stored behind the instructions alone.
-
-        Prompts that begin with them use that.
-        """
+        """Note that the chunks are also stored alone, for prompts that begin with them."""
         self._set(chunk_ids, made=1, exact=1)
 
     def leave(self, doc_ids: Collection[str], kind: PrefixKind, *, scope: Scope) -> None:
-        """Note that nothing of these documents is to be stored before a prompt needs it.
-
-        What is stored of their chunks is used as before. When a document is ingested again, its
-        chunks' prefixes are chosen.
-        """
+        """Note that nothing of these documents is to be stored before a prompt needs it, until they
+        are ingested again."""
         of_documents = (scopes.c.tenant == scope.tenant, scopes.c.collection == scope.collection,
                         among(documents.c.doc_id, doc_ids))  # fmt: skip
         all_of = select(chunks.c.chunk_id).select_from(_JOINED).where(*of_documents)
@@ -208,12 +180,8 @@ class PrefixChunks:
         self._choice.groups.forget()
 
     def open(self, kind: PrefixKind, limit: int, *, count: int) -> list[tuple[Scope, str]]:
-        """Return documents with chunks of which something is to be chosen or stored.
-
-        Their prefix is not chosen, or it is not noted that they are stored behind it and alone; or
-        it is shorter than `count` chunks, as there were too few, and there are more by now. Those
-        that were left are not among them.
-        """
+        """Return documents of whose chunks something is to be chosen or stored, or whose prefixes
+        can be longer by now."""
         missing = or_(accompanied.c.kind.is_(None), accompanied.c.kind != kind,
                       accompanied.c.exact == 0)  # fmt: skip
         query = _DOCUMENTS.distinct().where(missing)

@@ -181,16 +181,8 @@ _DRAWN = 4
 
 
 def central(vectors: Vectors, groups: int, count: int) -> npt.NDArray[np.int64]:
-    """The `count` vectors nearest to the centre of each of so many clusters, nearest first.
-
-    Args:
-        vectors: Vectors of length one, `[n, dim]`; at least `count` and at least `groups` of them.
-        groups: Clusters that k-means is to find; always the same ones for the same vectors.
-        count: Vectors per cluster; where one has fewer, others near its centre are taken.
-
-    Returns:
-        Their places in `vectors`, `[groups, count]`.
-    """
+    """Divide vectors `[n, dim]` of length one into groups; return the places of the `count` nearest
+    to each centre, `[groups, count]`."""
     import faiss  # takes a moment to load
 
     rows = np.ascontiguousarray(vectors, dtype=np.float32)

@@ -72,11 +72,7 @@ class TextBoundaries:
 
 
 def is_inside_character(text: str, cut: int) -> bool:
-    """Whether a reader sees the characters around `cut` as one: CRLF, accents, emoji, flags.
-
-    Source:
-        Unicode Standard Annex #29.
-    """
+    """Whether a reader sees the characters around `cut` as one (Unicode Standard Annex #29)."""
     if not 0 < cut < len(text):
         return False
     before, after = text[cut - 1], text[cut]
@@ -121,11 +117,8 @@ class TokenCounter(Protocol):
 
 
 class TokenStarts:
-    """Where the tokens of a text start, in order, found a part of the text at a time.
-
-    What a tokenizer notes of every token takes a hundred times the text's memory, gigabytes for a
-    book, and other threads wait while it is turned into Python's objects.
-    """
+    """Where the tokens of a text start, found a part of the text at a time, since what a tokenizer
+    notes of every token takes a hundred times the text's memory."""
 
     def __init__(self, text: str, tokenizer: TokenCounter) -> None:
         self._text, self._tokenizer = text, tokenizer

@@ -34,13 +34,7 @@ def plain(title: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class ChunkSpan:
-    """One chunk's place in the text.
-
-    Attributes:
-        start: First character.
-        end: End (excluded).
-        tokens: Tokens of the rendered segment.
-    """
+    """One chunk's characters, `end` excluded, and the tokens of its rendered segment."""
 
     start: int
     end: int
@@ -49,13 +43,8 @@ class ChunkSpan:
 
 @dataclass(frozen=True)
 class ChunkSettings:
-    """How the documents of a corpus are split.
-
-    Attributes:
-        tokenizer: Counts the tokens.
-        max_tokens: Most tokens of a rendered chunk.
-        render: Turns title and text into the segment that is prefilled.
-    """
+    """How the documents of a corpus are split: `render` makes of title and text the segment that is
+    prefilled."""
 
     tokenizer: TokenCounter
     max_tokens: int = 512
@@ -92,21 +81,13 @@ class ChunkSettings:
     def split(
         self, text: str, title: str = "", stopped: Callable[[], bool] | None = None
     ) -> list[ChunkSpan]:
-        """Split `text` into spans that cover it without gap or overlap.
+        """Split `text` into spans that cover it without gap or overlap; into none if it is blank.
 
         Each chunk takes as much text as fits. It ends at the best boundary in the second half of
-        what fits: markdown heading, blank line, sentence, line, whitespace; where there is none,
-        between two characters. Boundaries further back are not used, because chunks would get
-        nearly empty; but a row of a table that fits into a chunk is never divided.
+        that: markdown heading, blank line, sentence, line, whitespace; where there is none, between
+        two characters. A row of a table that fits into a chunk is never divided.
 
-        Args:
-            text: Without any but whitespace it has no spans.
-            title: Rendered with each chunk.
-            stopped: Asked before each chunk; true ends the work.
-
-        Raises:
-            SplitStopped: `stopped` said so.
-            InvalidDocument: A single character does not fit beside the rendered title.
+        Raises SplitStopped, or InvalidDocument if not even a character fits beside the title.
         """
         if not text.strip():
             return []

@@ -18,14 +18,9 @@ _UNDERLINE = re.compile(r"[^\n]*\n([!-/:-@\[-`{-~])\1*\s*$", re.M)
 def heading_paths(document: Document, spans: Sequence[ChunkSpan]) -> list[str]:
     """Return the headings above each chunk, outermost first: "Parts > Screws"; "" if none are.
 
-    Headings inside a chunk, and what is the document's title, are left out, because the chunk says
-    them by itself. A heading's level is told by the signs before it, Markdown's, which most formats
-    are stored with, or AsciiDoc's; else by the line below it, as in reStructuredText. Where a text
-    has neither, a chunk is below its last heading only.
-
-    Args:
-        document: With marks.
-        spans: Its chunks, in their order.
+    Headings inside a chunk, and the document's title, are left out: the chunk says them by itself.
+    A level is told by the signs before a heading (Markdown, AsciiDoc), else by the line below it
+    (reStructuredText); without either a chunk is below its last heading only.
     """
     marks = [mark for mark in document.marks if mark.kind == "heading"]
     levels = _levels(document.text, marks)

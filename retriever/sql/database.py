@@ -48,19 +48,11 @@ _SQLITE_SETTINGS = (
 class Database:
     """Connections to one database, opened by `start`. Thread-safe; every call blocks.
 
-    Args:
-        where: The path of an SQLite file, or postgresql://user:password@host:port/name with
-            psycopg's options.
-        schemas: The tables that are in it.
-        namespace: The schema of PostgreSQL that holds the tables.
-        connections: The most that are open to PostgreSQL at a time.
+    Attributes:
+        shared: Whether it is PostgreSQL, which other processes change, too.
         write_lock: Number of an advisory lock of PostgreSQL that every write holds, so that writes
             come one at a time, as they do in SQLite; None: they do not.
         error: Turns a DatabaseError into what is raised in its place.
-
-    Attributes:
-        shared: Whether it is PostgreSQL, which other processes change, too.
-        keys: What is sealed in it is sealed under these; connections have them in `info`.
     """
 
     def __init__(
@@ -88,11 +80,7 @@ class Database:
         self._writing = contextlib.nullcontext() if self.shared else threading.Lock()
 
     def start(self) -> None:
-        """Open the database and create its tables, or bring them up to date; once is enough.
-
-        Raises:
-            DatabaseError: It cannot be opened, or its tables are not those that this release reads.
-        """
+        """Open the database and create its tables, or bring them up to date; once is enough."""
         with self._starting, self._translated():
             if self._engine is None:
                 engine = self._open()
@@ -119,26 +107,15 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """Yield a connection that sees one snapshot during the whole block.
-
-        Raises:
-            DatabaseError: As its kinds say, made another by `error`.
-        """
+        """Yield a connection that sees one snapshot during the whole block."""
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if self.shared else "BEGIN"
         with self._translated(), self._transaction(self._opened(), begin) as connection:
             yield connection
 
     @contextmanager
     def write(self, lock: int | None = None) -> Iterator[sa.Connection]:
-        """Commit the whole block or nothing. In SQLite one block runs at a time.
-
-        Args:
-            lock: Number of an advisory lock of PostgreSQL that is held until the end, in place of
-                `write_lock`; NO_LOCK: none.
-
-        Raises:
-            DatabaseError: As its kinds say, made another by `error`.
-        """
+        """Commit the whole block or nothing; `lock` is held in place of `write_lock`, NO_LOCK:
+        none."""
         lock = self._write_lock if lock is None else lock
         with (
             self._writing,
@@ -149,10 +126,7 @@ class Database:
 
     @contextmanager
     def locked(self, lock: int) -> Iterator[None]:
-        """Hold an advisory lock of PostgreSQL, which waits for others, on a connection of its own.
-
-        It ends with the session of a process that dies.
-        """
+        """Hold an advisory lock of PostgreSQL; it ends with the session of a process that dies."""
         with self._translated(), self._connection(self._opened()) as connection:
             driver: Any = connection.connection.driver_connection
             driver.execute("SELECT pg_advisory_lock(%s)", (lock,))
@@ -165,13 +139,8 @@ class Database:
                     connection.invalidate()
 
     def scrub(self) -> bool:
-        """Empty SQLite's write-ahead log, which still holds old versions of overwritten pages.
-
-        In PostgreSQL VACUUM does it, when PostgreSQL decides to.
-
-        Returns:
-            Whether it is done; False: reads under way did not end in time.
-        """
+        """Empty SQLite's log, which still holds old versions of pages; False: reads did not end in
+        time. (PostgreSQL's VACUUM does it when it decides to.)"""
         if self.shared:
             return True
         with self._writing, self._translated(), self._connection(self._opened()) as connection:

@@ -53,12 +53,7 @@ class Listed(sa.TypeDecorator[Collection[Any]]):
 
 
 class among(FunctionElement[bool]):  # in lower case, because it is used as a function
-    """Whether a column has one of any number of values, sent as one parameter.
-
-    Args:
-        column: Of integers or texts.
-        values: The values, or the name of a parameter that brings them.
-    """
+    """Whether a column has one of any number of values, or of those of a named parameter."""
 
     # Not Boolean: SQLite has no such type, so `= 1` would be added, and no index be used.
     type: Any = sa.types.NullType()
@@ -88,14 +83,8 @@ def _among_postgresql(element: among, compiler: SQLCompiler, **options: Any) -> 
 def upsert(
     write: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *, replace: bool = True
 ) -> None:
-    """Insert rows.
-
-    Args:
-        write: With a transaction.
-        table: Rows are the same if their primary keys are.
-        rows: With the same columns each.
-        replace: Whether the other columns of a row that is there get new values.
-    """
+    """Insert rows of the same columns; one whose primary key is there keeps its values, or gets new
+    ones (`replace`)."""
     made: Any
     if write.dialect.name == "postgresql":  # each is loaded with its dialect
         from sqlalchemy.dialects.postgresql import insert as made
@@ -113,10 +102,7 @@ class Prepared:
     """A SELECT on the path of a request: compiled once, and run by the driver itself.
 
     SQLAlchemy's execution and its rows cost several times what SQLite takes to answer
-    (docs/dependencies.md). psycopg prepares on the server what it runs often.
-
-    Args:
-        statement: Its parameters are named with `bindparam` or `among`.
+    (docs/dependencies.md). Parameters are named with `bindparam` or `among`.
     """
 
     def __init__(self, statement: sa.Select[Any]) -> None:
